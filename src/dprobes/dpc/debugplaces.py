@@ -119,14 +119,11 @@ class DebugPlaces:
     def _described(self, name: str) -> tuple[Module, DebugFile]:
         from dprobes.dwarf.debugfile import debug_file_of
         from dprobes.target.location import OWN_SYMBOLS
-        from dprobes.target.modules import near_modules
+        from dprobes.target.modules import suggestion
 
         elf = self._file_of(name)
         if elf is None:
-            near = near_modules(name)
-            raise TargetError(
-                f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
-            )
+            raise TargetError(f"there is no module '{name}' on this machine", hint=suggestion(name))
         debug = debug_file_of(elf)
         if debug is None:
             raise TargetError(

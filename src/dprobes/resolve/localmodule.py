@@ -147,7 +147,7 @@ def _find_module(
 ) -> Path | None:
     if space_of(program) is not Space.MODULE:
         return None
-    from dprobes.target.modules import advice_on_name, find_module, is_made_by_kernel, near_modules
+    from dprobes.target.modules import advice_on_name, find_module, is_made_by_kernel, suggestion
 
     if is_made_by_kernel(program.name):
         diagnostics.error(
@@ -164,8 +164,6 @@ def _find_module(
         message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
     else:
         message = f"there is no module '{program.name}' on this machine; {later}"
-        hint = advice_on_name(program.name, {})
-        if hint is None and (near := near_modules(program.name, pid=pid, command=command)):
-            hint = f"did you mean '{near[0]}'?"
+        hint = advice_on_name(program.name, {}) or suggestion(program.name, pid=pid, command=command)
     diagnostics.note(program.spans.get("name"), message, hint=hint)
     return None

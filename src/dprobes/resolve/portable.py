@@ -103,12 +103,12 @@ def module_here(program: Program, advice: str) -> Sequence[Path]:
         return _running_kernel(program)
     if space_of(program) is not Space.MODULE:
         return ()
-    from dprobes.target.modules import find_module, near_modules
+    from dprobes.target.modules import find_module, suggestion
 
     path = find_module(program.name)
     if path is None:
-        near = near_modules(program.name)
-        hint = advice + (f"; did you mean '{near[0]}'?" if near else "")
+        near = suggestion(program.name)
+        hint = advice if near is None else f"{advice}; {near}"
         raise TargetError(f"there is no module '{program.name}' on this machine", hint=hint)
     open_named_module(program, path, Diagnostics())
     return (path,)

@@ -8,6 +8,7 @@ started, where the dynamic loader looks, in ``PATH``. The first answer counts. A
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ __all__ = [
     "near_modules",
     "replaced_file",
     "root_of",
+    "suggestion",
 ]
 
 _TRIPLETS = {
@@ -50,6 +52,9 @@ _MADE_BY_KERNEL = frozenset(
 """What vdso(7) calls the code that the kernel maps into every process by itself."""
 
 _NEAR = 3
+_CANDIDATES = 12
+"""Names of programs like one that is unknown, many of which may be those of scripts."""
+
 _NAME_MAX = 255  # bytes of a file's name
 
 
@@ -128,7 +133,21 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
     if command is not None:
         known[Path(command).name] = None
     known.update(dict.fromkeys(library.name for library in read_ld_cache()))
-    return _alike(Path(name).name, known)
+    base = Path(name).name
+    near = _alike(base, known)
+    if len(near) < _NEAR:
+        running = dict.fromkeys(_running_programs())
+        programs = _alike(base, {**running, **dict.fromkeys(_programs_in_path())}, _CANDIDATES)
+        near += [each for each in programs if each not in near and (each in running or find_module(each) is not None)]
+    return near[:_NEAR]
+
+
+def suggestion(name: str, *, pid: int | None = None, command: str | None = None) -> str | None:
+    """Return a question about the modules that ``name`` may have been meant to be; None if none is like it."""
+    near = [repr(each) for each in near_modules(name, pid=pid, command=command)]
+    if not near:
+        return None
+    return f"did you mean {', '.join(near[:-1])} or {near[-1]}?" if len(near) > 1 else f"did you mean {near[0]}?"
 
 
 def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
@@ -152,13 +171,13 @@ def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
     return None
 
 
-def _alike(base: str, known: Collection[str]) -> list[str]:
+def _alike(base: str, known: Collection[str], count: int = _NEAR) -> list[str]:
     from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
 
     starts = (f"{base}.so", f"lib{base}.so", f"{base}-", f"lib{base}-")
     near = sorted((n for n in known if n.startswith(starts)), key=lambda n: (not n.startswith(starts[:2]), len(n), n))
-    near += [n for n in get_close_matches(base, list(known), n=_NEAR, cutoff=0.75) if n not in near]
-    return [n for n in near if n != base][:_NEAR]
+    near += [n for n in get_close_matches(base, list(known), n=count, cutoff=0.75) if n not in near]
+    return [n for n in near if n != base][:count]
 
 
 def _named_by_path(name: str, pid: int | None) -> Path | None:
@@ -243,6 +262,21 @@ def _program_in_path(name: str) -> Path | None:
         if os.access(path, os.X_OK) and _is_elf(path):
             return path.resolve()
     return None
+
+
+def _programs_in_path() -> Iterator[str]:
+    """Give the names of what is in the directories of ``PATH``."""
+    for directory in os.get_exec_path():
+        with contextlib.suppress(OSError):
+            yield from (path.name for path in Path(directory or ".").iterdir())
+
+
+def _running_programs() -> Iterator[str]:
+    """Give the names of the programs that processes execute, as far as we may see them."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):
+                yield (process / "exe").readlink().name.removesuffix(" (deleted)")
 
 
 def _is_elf(path: Path) -> bool:

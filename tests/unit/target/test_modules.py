@@ -16,7 +16,7 @@ import pytest
 from dprobes.target import modules
 from dprobes.target.executables import executable_of
 from dprobes.target.ldcache import CachedLibrary, parse_ld_cache, read_ld_cache
-from dprobes.target.modules import advice_on_name, find_module, matches, near_modules
+from dprobes.target.modules import advice_on_name, find_module, matches, near_modules, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,6 +179,24 @@ def test_near_modules_are_suggested(libc: Path) -> None:
     assert [] == near_modules("zzzzzzzzzz")
     assert "libc.so.6" == near_modules("c", pid=os.getpid())[0]
     assert "my_program" in near_modules("my_progam", command="/x/my_program")
+
+
+def test_programs_that_run_or_are_in_path_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("sleepyhead", "sleepyhead-of-mine", "sleepyhaed.sh")
+    for name in names[:2]:
+        shutil.copy("/bin/sleep", tmp_path / name)
+    (tmp_path / names[2]).write_text("#!/bin/sh\n")
+    (tmp_path / names[2]).chmod(0o755)
+    assert "did you mean 'sleepyhead'?" != suggestion("sleepyhed")
+    with subprocess.Popen([tmp_path / "sleepyhead", "100"]) as process:
+        assert "did you mean 'sleepyhead'?" == suggestion("sleepyhed")
+        process.kill()
+    monkeypatch.setenv("PATH", f"/nowhere:{tmp_path}")
+    assert ["sleepyhead"] == near_modules("sleepyhaed")
+    assert "did you mean 'sleepyhead-of-mine'?" == suggestion("sleepyhead")
+    (tmp_path / names[1]).rename(tmp_path / "sleepyheap")
+    assert "did you mean 'sleepyheap' or 'sleepyhead'?" == suggestion("sleepyhea")
+    assert suggestion("zzzzzzzzzz") is None
 
 
 def test_cache_holds_what_ldconfig_prints(tools: Toolbox) -> None:

@@ -27,7 +27,7 @@ from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.resolve.resolution import resolve
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.modules import find_module, near_modules, root_of
+from dprobes.target.modules import find_module, root_of, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -189,11 +189,9 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
 
 
 def _missing(name: str) -> EngineError:
-    near = near_modules(name)
     hint = "the ebpf engine probes files: one must be there when the run begins"
     return EngineError(
-        f"there is no module '{name}' on this machine, and no process executes one",
-        hint=f"did you mean '{near[0]}'?" if near else hint,
+        f"there is no module '{name}' on this machine, and no process executes one", hint=suggestion(name) or hint
     )
 
 
