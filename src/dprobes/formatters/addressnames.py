@@ -76,7 +76,11 @@ class AddressSymboliser:
         self._live = live
         self._carried = carried
         self._demangler = Demangler()
-        self._processes = ProcessNames(source.images if source is not None else None, InlinedNames())
+        self._processes = ProcessNames(
+            source.images if source is not None else None,
+            InlinedNames(),
+            (source.module,) if source is not None else (),
+        )
         self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
         self._own: Module | None = None
         self._own_is_known = self._own_is_trusted = False

@@ -31,11 +31,16 @@ _MAPPINGS_MAX = 4096
 
 
 class ProcessImage:
-    """What a process has executed from ``since`` on, in nanoseconds of CLOCK_MONOTONIC: where it has mapped code."""
+    """
+    What a process has executed from ``since`` on, in nanoseconds of CLOCK_MONOTONIC: where it has mapped code.
 
-    def __init__(self, pid: int, since: int, mappings: Sequence[Mapping] = ()) -> None:
+    ``name`` is what the process was called when that began, empty if nobody told.
+    """
+
+    def __init__(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
         self.pid = pid
         self.since = since
+        self.name = name
         self._mappings = {each.start: each for each in mappings[:_MAPPINGS_MAX]}
         self._starts = sorted(self._mappings)
 
@@ -63,7 +68,7 @@ class ProcessImage:
 
     def copy(self, pid: int, since: int) -> ProcessImage:
         """Return the image of a forked child."""
-        return ProcessImage(pid, since, self.mappings)
+        return ProcessImage(pid, since, self.mappings, self.name)
 
 
 class ProcessImages:
@@ -73,9 +78,9 @@ class ProcessImages:
         self._lock = threading.Lock()
         self._images: OrderedDict[int, list[ProcessImage]] = OrderedDict()
 
-    def began(self, pid: int, since: int, mappings: Sequence[Mapping] = ()) -> None:
-        """Enter what a process executes from a moment on."""
-        self._enter(ProcessImage(pid, since, mappings))
+    def began(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
+        """Enter what a process executes from a moment on, and what it is called."""
+        self._enter(ProcessImage(pid, since, mappings, name))
 
     def mapped(self, pid: int, when: int, mapping: Mapping) -> None:
         """Enter one more mapping of a process that is known."""

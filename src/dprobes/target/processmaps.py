@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PAGE_SIZE",
     "Mapping",
+    "command_name",
     "executable_mappings",
     "file_offset_at",
     "parse_maps",
@@ -107,6 +108,15 @@ def read_maps(pid: int, limit: int | None = None) -> str:
         raise TargetError(f"process {pid} has no memory: it is a kernel thread or has ended")
     text = os.fsdecode(b"".join(parts))
     return text if left > 0 else text[: text.rfind("\n") + 1]
+
+
+def command_name(pid: int) -> str:
+    """Return what a process is called (proc(5), ``comm``), which is how its program begins; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - the tracer does without pathlib
+            return os.fsdecode(file.read().removesuffix(b"\n"))
+    except OSError:
+        return ""
 
 
 def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:

@@ -17,9 +17,13 @@ from dprobes.target.codenames import LocatedCode, LocatedFunction, MappedCode, f
 from dprobes.target.demangled import Demangler
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.jitmaps import JitMap
+from dprobes.target.modulenames import module_name
+from dprobes.target.modules import root_of
 from dprobes.target.ownership import foreign_owner
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.target.codenames import InliningFinder
     from dprobes.target.location import Module
     from dprobes.target.processimages import ProcessImage, ProcessImages
@@ -66,6 +70,7 @@ class _Look(NamedTuple):
     ticks: int
     program: str
     mappings: list[Mapping]
+    name: str
 
     @property
     def started(self) -> int:
@@ -82,11 +87,18 @@ class ProcessNames:
     """
     Find the processes that records are of.
 
-    ``images`` know what those had mapped that have ended, ``inlining`` what was inlined into functions.
+    ``images`` know what those had mapped that have ended, ``inlining`` what was inlined into functions. ``called`` are
+    names that programs give to modules.
     """
 
-    def __init__(self, images: ProcessImages | None = None, inlining: InliningFinder | None = None) -> None:
+    def __init__(
+        self,
+        images: ProcessImages | None = None,
+        inlining: InliningFinder | None = None,
+        called: Sequence[str] = (),
+    ) -> None:
         self._images = images
+        self._called = called
         self._processes: OrderedDict[tuple[int, str | ProcessImage], NamedProcess | None] = OrderedDict()
         self._modules = _Modules(inlining)
 
@@ -108,7 +120,7 @@ class ProcessNames:
         look = _look_at(image.pid)
         if look is not None and not _shows(look, image):
             look = None  # it executes something else by now, or another process has its number
-        return NamedProcess(image.pid, look, self._modules, image.since, image)
+        return NamedProcess(image.pid, look, self._modules, image.since, image, called=(*self._called, image.name))
 
     def _open(self, pid: int, seen: int | None) -> NamedProcess | None:
         look = _look_at(pid)
@@ -120,19 +132,28 @@ class ProcessNames:
                 if process.is_same(look.image):
                     return process  # only a thread's name is another one
                 since = time.monotonic_ns() if seen is None else seen
-        return NamedProcess(pid, look, self._modules, since)
+        return NamedProcess(pid, look, self._modules, since, called=(*self._called, look.name))
 
 
 class NamedProcess:
     """
     Name addresses by what a process maps.
 
-    It can be looked at, or its ``image`` is known, or both.
+    It can be looked at, or its ``image`` is known, or both. ``called`` are names that may be those of its modules.
     """
 
     def __init__(
-        self, pid: int, look: _Look | None, modules: _Modules, since: int, image: ProcessImage | None = None
+        self,
+        pid: int,
+        look: _Look | None,
+        modules: _Modules,
+        since: int,
+        image: ProcessImage | None = None,
+        *,
+        called: Sequence[str] = (),
     ) -> None:
+        self._called = called
+        self._names: dict[str, str] = {}
         self.ticks = None if look is None else look.ticks
         self.started = since if look is None or image is not None else look.started
         self._image = image
@@ -170,8 +191,15 @@ class NamedProcess:
             return made  # in memory that is shared, to be written at another address
         offset = address - mapping.start + mapping.offset
         function = self._modules.function_at(module, offset) if module is not None else None
-        mapped = MappedCode(mapping.start, mapping.end, mapping.offset, Path(mapping.path).name, build)
+        mapped = MappedCode(mapping.start, mapping.end, mapping.offset, self._name_of(mapping, module), build)
         return LocatedCode(self._pid, self._since, mapped, function)
+
+    def _name_of(self, mapping: Mapping, module: Module | None) -> str:
+        """Return the name of the file that a mapping shows."""
+        if mapping.path not in self._names:
+            soname = module.elf.soname if module is not None and mapping.is_file else None
+            self._names[mapping.path] = module_name(mapping.path, soname, self._called, root_of(self._pid))
+        return self._names[mapping.path]
 
     def _located_in_jit(self, address: int) -> LocatedCode | None:
         """Return where an address is in code that a just-in-time compiler has made, and lists."""
@@ -240,7 +268,6 @@ class _Modules:
 
     def _open(self, pid: int, mapping: Mapping) -> Module | None:
         from dprobes.target.location import OWN_SYMBOLS, Module
-        from dprobes.target.modules import root_of
 
         if mapping.path == _VDSO:
             return OWN_SYMBOLS.module_of(ElfFile.of_bytes(Path(_VDSO), _memory_of(pid, mapping)))
@@ -277,10 +304,11 @@ def _memory_of(pid: int, mapping: Mapping) -> bytes:
 
 def _look_at(pid: int) -> _Look | None:
     """Return what is seen of a process; None if it is gone or not ours to see."""
-    from dprobes.target.processmaps import parse_maps, read_maps
+    from dprobes.target.processmaps import command_name, parse_maps, read_maps
 
     try:
-        return _Look(_start_of(pid), str(Path(f"/proc/{pid}/exe").readlink()), parse_maps(read_maps(pid, _MAPS_MAX)))
+        program = str(Path(f"/proc/{pid}/exe").readlink())
+        return _Look(_start_of(pid), program, parse_maps(read_maps(pid, _MAPS_MAX)), command_name(pid))
     except (TargetError, OSError, ValueError, IndexError):
         return None
 

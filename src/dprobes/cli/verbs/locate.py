@@ -66,14 +66,14 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
         if (path := find_module(usdt[0], pid=pid)) is None:
             raise not_there(usdt[0], pid)
         module = _load(path, symbols)
-        return [*_describe_module(module), *describe_usdt(module, *usdt[1:])]
+        return [*_describe_module(module, usdt[0]), *describe_usdt(module, *usdt[1:])]
     from dprobes.cli.output.lineplace import describe_lines, split_lines
 
     if (lines := split_lines(place)) is not None:
         if (path := find_module(lines.module, pid=pid)) is None:
             raise not_there(lines.module, pid)
         module = _load(path, symbols)
-        return [*_describe_module(module), *describe_lines(module, lines, symbols)]
+        return [*_describe_module(module, lines.module), *describe_lines(module, lines, symbols)]
     name, expression = _split(place)
     from dprobes.cli.output.kernelplace import describe_kernel_place, is_module_file, kernel_module
 
@@ -83,7 +83,7 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
             return list(describe_kernel_place(*in_kernel, expression))
         raise not_there(name, pid)
     module = _load(path, symbols)
-    described = _describe_module(module)
+    described = _describe_module(module, name)
     if expression is not None:
         described += _describe_place(module, expression)
     return described
@@ -125,12 +125,9 @@ def _split(place: str) -> tuple[str, Expression | None]:
 
 def not_there(name: str, pid: int | None) -> TargetError:
     """Return the error that says that there is no module of a name, with one that may be meant."""
-    from dprobes.target.modules import near_modules
+    from dprobes.target.modules import suggestion
 
-    near = near_modules(name, pid=pid)
-    return TargetError(
-        f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
-    )
+    return TargetError(f"there is no module '{name}' on this machine", hint=suggestion(name, pid=pid))
 
 
 def _load(path: Path, symbols: Path | None) -> Module:
@@ -139,10 +136,12 @@ def _load(path: Path, symbols: Path | None) -> Module:
     return Module.load(path, symbols)
 
 
-def _describe_module(module: Module) -> list[str]:
+def _describe_module(module: Module, name: str) -> list[str]:
     elf = module.elf
+    called = name.rpartition("/")[2]
+    is_link = called not in (module.path.name, elf.soname)
     lines = [
-        f"module    {module.path}",
+        f"module    {module.path}" + (f", to which '{called}' is a link" if is_link else ""),
         f"format    {elf.machine}, {elf.word_size}-byte words, "
         + ("position-independent" if elf.is_pie_or_shared else "fixed address"),
     ]

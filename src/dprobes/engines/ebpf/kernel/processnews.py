@@ -63,10 +63,11 @@ class MappedFile(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """A process executes another program from now on; what it maps follows."""
+    """A process executes another program from now on, and is called so; what it maps follows."""
 
     time: int
     pid: int
+    name: str
 
 
 class ForkedProcess(NamedTuple):
@@ -151,7 +152,8 @@ def _parsed(data: bytes) -> Iterator[MappedFile | Executed | ForkedProcess]:
                     yield MappedFile(time, pid, mapping)
             case RecordType.COMM if misc & _BY_EXEC:
                 pid, _ = _COMMAND.unpack_from(data, body)
-                yield Executed(time, pid)
+                called = data[body + _COMMAND.size : end - _TIME.size].partition(b"\0")[0]
+                yield Executed(time, pid, os.fsdecode(called))
             case RecordType.FORK:
                 pid, parent, _, _ = _FORKED.unpack_from(data, body)
                 if pid != parent:

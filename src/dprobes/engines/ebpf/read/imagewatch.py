@@ -26,13 +26,13 @@ class ImageWatch:
         self._images = images
         self._news: ProcessNews | None = None
         from dprobes.engines.ebpf.kernel.processnews import ProcessNews
-        from dprobes.target.processmaps import executable_mappings, read_maps
+        from dprobes.target.processmaps import command_name, executable_mappings, read_maps
 
         with contextlib.suppress(OSError):
             self._news = ProcessNews()
         if pid is not None:
             with contextlib.suppress(TargetError):
-                images.began(pid, 0, executable_mappings(read_maps(pid)))
+                images.began(pid, 0, executable_mappings(read_maps(pid)), command_name(pid))
 
     def look(self) -> None:
         """Tell what has happened since the last call."""
@@ -43,8 +43,8 @@ class ImageWatch:
 
         for each in self._news.take():
             match each:
-                case Executed(time, pid):
-                    images.began(pid, time)
+                case Executed(time, pid, name):
+                    images.began(pid, time, name=name)
                 case MappedFile(time, pid, mapping):
                     images.mapped(pid, time, mapping)
                 case ForkedProcess(time, pid, parent):

@@ -52,6 +52,7 @@ from dprobes.engines.ptrace.wire import (
 )
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
+from dprobes.target.processmaps import command_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -356,7 +357,7 @@ class Conversation:
                     for mapping in mappings:
                         images.mapped(pid, time.monotonic_ns(), mapping)
                 case Mapped(pid, since, mappings):
-                    images.began(pid, since, mappings)
+                    images.began(pid, since, mappings, command_name(pid))
                 case Forked(pid, parent, when):
                     images.forked(pid, parent, when)
 
