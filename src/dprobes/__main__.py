@@ -55,6 +55,9 @@ class _Interrupts:
 
 
 def _run() -> int:
+    from dprobes import startup
+
+    startup.install()
     from dprobes.cli.main import run
 
     return run(sys.argv[1:])
