@@ -41,6 +41,7 @@ __all__ = [
     "link_kprobes_nowhere",
     "link_perf_event",
     "link_uprobes",
+    "link_uprobes_nowhere",
     "load_btf",
     "load_program",
     "open_program",
@@ -408,6 +409,20 @@ def link_uprobes(
     )
     # Who is killed while it attaches uprobes would leave them.
     return call_in_proxy(_SYS_BPF, Command.LINK_CREATE, ctypes.addressof(attributes), len(attributes))
+
+
+def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:
+    """
+    Attach a TRACE_UPROBE_MULTI program to the root directory, which has no code: an OSError in any case.
+
+    A kernel that knows such links looks at the directory (EBADF); others refuse the attach type.
+    """
+    path, zero = ctypes.create_string_buffer(b"/"), ctypes.c_uint64(0)
+    at, kind = ctypes.addressof(zero), AttachType.TRACE_UPROBE_MULTI
+    attributes = attributes_of(
+        _LINK_UPROBES, program_fd, kind, ctypes.addressof(path), at, 0, at, 1, UprobeMulti.NONE, pid
+    )
+    return call(Command.LINK_CREATE, attributes)
 
 
 def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:

@@ -164,29 +164,30 @@ class _Holder:
     """Hold copies of descriptors in a proxy until ``finish``, or until this process has ended."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        import socket
-
-        self._ours, its = socket.socketpair()
+        begun, says_begun = os.pipe()
+        waits, self._ours = os.pipe()
         byte = ctypes.create_string_buffer(1)
-        number, at = its.fileno(), ctypes.addressof(byte)
+        at = ctypes.addressof(byte)
         # Copies of other descriptors would keep what others close at the same time.
-        others = _between({*descriptors, number})
+        others = _between({*descriptors, says_begun, waits})
         calls: list[tuple[int, ...]] = [(_SYS_CLOSE_RANGE, first, last) for first, last in others]
-        calls += [(_SYS_WRITE, number, at, 1), (_SYS_READ, number, at, 1)]
+        calls += [(_SYS_WRITE, says_begun, at, 1), (_SYS_READ, waits, at, 1)]
         self._byte = byte
-        with its, _starting:
+        with _starting:
             try:
                 self._proxy = _Proxy(0, calls)
             except OSError:
-                self._ours.close()
+                for descriptor in (begun, says_begun, waits, self._ours):
+                    os.close(descriptor)
                 raise
-            its.close()
-            self._ours.recv(1)
+            os.close(waits)
+            os.close(says_begun)
+            os.read(begun, 1)
+        os.close(begun)
 
     def finish(self) -> None:
         """Let the copies go; they are gone when this returns."""
-        with contextlib.suppress(OSError), self._ours:
-            self._ours.send(b"e")
+        os.close(self._ours)  # it reads the end
         self._proxy.wait()
 
 

@@ -24,7 +24,7 @@ from dprobes.engines.linux.bpfcalls import (
     ProgramFlag,
     ProgramType,
     link_kprobes_nowhere,
-    link_uprobes,
+    link_uprobes_nowhere,
     open_raw_tracepoint,
 )
 from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
@@ -204,10 +204,10 @@ def _try_ring(_: KernelTypes) -> None:
 
 
 def _link_nowhere(pid: int) -> int:
-    """Return the error of a link to the root directory, to which none can lead."""
+    """Return the error of a link that leads nowhere."""
     program = _load(_nothing(), attach_type=AttachType.TRACE_UPROBE_MULTI)
     try:
-        os.close(link_uprobes(program, "/", (0,), (0,), pid=pid))
+        os.close(link_uprobes_nowhere(program, pid))
     except OSError as error:
         return error.errno or 0
     finally:
