@@ -20,7 +20,6 @@ from dprobes.rpn.program import MANY_PLACES, Address, Expression, Glob, Offset, 
 from dprobes.target.codeplace import instruction_at
 from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.functionexits import Exits, function_exits
-from dprobes.target.functions import matching_functions
 from dprobes.target.instructions import DecodedInstruction, decode_at, first_instructions, unprobeable
 from dprobes.target.location import NOT_EXPECTED
 
@@ -138,6 +137,8 @@ class _Matches:
 
     def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
         """Add a probepoint for each matching function, and what else matches."""
+        from dprobes.target.functions import matching_functions
+
         functions, others = matching_functions(self._module, self._pattern)
         refused = [(other.name, other.reason) for other in others]
         decoded = first_instructions(self._module, (function.offset for function in functions))
@@ -294,7 +295,8 @@ class _Resolver:
         if symbol is None:
             return f"{offset:#x}"
         name, distance = symbol
-        if (written := self._symbol()) is not None and written in self._module.names_at(offset - distance):
+        written = self._symbol()
+        if written is not None and written != name and written in self._module.names_at(offset - distance):
             name = written  # of several names of a function the one that the user knows
         return f"{name}+{distance:#x}" if distance else name
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.symbols import Symbol
 
 if TYPE_CHECKING:
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ListedSymbols", "parse_linker_map", "parse_nm"]
 
-_NM_LINE = re.compile(r"^([0-9a-fA-F]{4,16}) (?:([0-9a-fA-F]{4,16}) )?([A-Za-z?-]) (\S[^\t\n]*)", re.MULTILINE)
-_NM_UNDEFINED = re.compile(r"^ {8,16} [Uwv] (\S+)", re.MULTILINE)
+_NM_LINE = lazy_pattern(r"^([0-9a-fA-F]{4,16}) (?:([0-9a-fA-F]{4,16}) )?([A-Za-z?-]) (\S[^\t\n]*)", re.MULTILINE)
+_NM_UNDEFINED = lazy_pattern(r"^ {8,16} [Uwv] (\S+)", re.MULTILINE)
 _NM_KINDS = dict.fromkeys("tTwW", "func") | {"i": "ifunc"} | dict.fromkeys("bBdDrRgGsSvVuC", "object")
 
 _MAP_START = "Linker script and memory map"
 # " .text.name  0xADDRESS  0xSIZE file.o"; a long name stands on a line of its own before the rest.
-_MAP_SECTION = re.compile(r"^ ?([._A-Za-z]\S*)(?: +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?)?$")
-_MAP_REST = re.compile(r"^ +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?$")
-_MAP_SYMBOL = re.compile(r"^ {8,}0x([0-9a-f]+) {8,}(\S.*)$")
-_MAP_ASSIGNED = re.compile(r"^(?:(?:PROVIDE|PROVIDE_HIDDEN|HIDDEN) \()?([A-Za-z_$][\w$.]*) = ")
-_MAP_THREAD_LOCAL = re.compile(r"^\.(?:tdata|tbss)\b")
-_MAP_CODE = re.compile(r"^\.(?:text|init|fini)\b")
+_MAP_SECTION = lazy_pattern(r"^ ?([._A-Za-z]\S*)(?: +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?)?$")
+_MAP_REST = lazy_pattern(r"^ +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?$")
+_MAP_SYMBOL = lazy_pattern(r"^ {8,}0x([0-9a-f]+) {8,}(\S.*)$")
+_MAP_ASSIGNED = lazy_pattern(r"^(?:(?:PROVIDE|PROVIDE_HIDDEN|HIDDEN) \()?([A-Za-z_$][\w$.]*) = ")
+_MAP_THREAD_LOCAL = lazy_pattern(r"^\.(?:tdata|tbss)\b")
+_MAP_CODE = lazy_pattern(r"^\.(?:text|init|fini)\b")
 
 
 class ListedSymbols:
@@ -65,6 +66,10 @@ class ListedSymbols:
     def symbol(self, index: int) -> Symbol:
         """Return the symbol with an index from ``code``."""
         return self._symbols[index]
+
+    def starting(self, _address: int) -> list[Symbol]:
+        """Return none: all would have to be looked at."""
+        return []
 
 
 def parse_nm(text: str) -> ListedSymbols | None:

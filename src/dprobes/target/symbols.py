@@ -19,6 +19,9 @@ __all__ = ["CodeRange", "Symbol", "SymbolSource", "SymbolTable", "familiarity"]
 
 _NEAR = 3  # names suggested after an unknown one
 
+_FEW = 16
+"""Addresses that are looked for as the start of a function, before an index of all functions is made."""
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -64,6 +67,9 @@ class SymbolSource(Protocol):
     def symbol(self, index: int) -> Symbol:
         """Return the symbol with an index from ``code``."""
 
+    def starting(self, address: int) -> list[Symbol]:
+        """Return the symbols at a link address; none, where looking for some takes as long as an index of all."""
+
 
 CodeRange = tuple[int, int]
 """Start and end of an area of code, as link addresses."""
@@ -89,6 +95,7 @@ class SymbolTable:
         self._code_range = code_range
         self._later = later
         self._index: _CodeIndex | None = None
+        self._looks = _FEW
 
     @property
     def sources(self) -> Sequence[SymbolSource]:
@@ -132,7 +139,9 @@ class SymbolTable:
         A symbol without a size covers everything up to the next one, if no other symbol covers the address.
         """
         area = self._code_range(link_address)
-        return None if area is None else self._code_index().covering(link_address, area)
+        if area is None:
+            return None
+        return self._function_at(link_address) or self._code_index().covering(link_address, area)
 
     def names_at(self, link_address: int) -> set[str]:
         """Return all names of the function that starts at ``link_address``."""
@@ -193,6 +202,21 @@ class SymbolTable:
 
         self._load_later()
         return near_readable((each for source in self._sources for each in source.names()), name)
+
+    def _function_at(self, link_address: int) -> Symbol | None:
+        """
+        Return the function that starts at ``link_address``, if no other source can know a better name.
+
+        Few programs ask for more than some starts of functions, which are found in less time than it takes to sort all.
+        """
+        if self._index is not None or self._looks == 0:
+            return None
+        self._looks -= 1
+        found = (symbol for source in self._sources for symbol in source.starting(link_address))
+        best = min((symbol for symbol in found if symbol.name and symbol.size), key=familiarity, default=None)
+        if best is None or not best.is_code or not best.default_version or best.binding == "local":
+            return None
+        return best
 
     def _code_index(self) -> _CodeIndex:
         self._load_later()

@@ -138,6 +138,42 @@ def test_every_address_is_covered_by_a_symbol_that_nm_gives(tools: Toolbox, pie:
                 assert (start, True) == (symbol.address, symbol.name in names)
 
 
+def test_the_start_of_a_function_is_found_without_an_index_as_with_one(libc: Path, pie: Path, i386: Path) -> None:
+    for path in (libc, pie, i386):
+        elf = ElfFile.open(path)
+        sources = elf_symbols(elf)
+        indexed = SymbolTable(sources, code_range=elf.code_range)
+        starts = {symbol.address for symbol in indexed.functions()}
+        assert len(starts) > 1
+        indexed.starting(0, 1)
+        found = 0
+        for start in sorted(starts)[:: 1 + len(starts) // 400]:
+            quick = SymbolTable(sources, code_range=elf.code_range)._function_at(start)
+            assert quick is None or quick == indexed.covering(start)
+            found += quick is not None
+        assert found
+
+
+def test_debug_files_are_not_looked_for_to_name_the_start_of_an_exported_function(libc: Path) -> None:
+    elf = ElfFile.open(libc)
+    calls: list[int] = []
+
+    def later() -> list[ListedSymbols]:
+        calls.append(1)
+        return []
+
+    sources = [source for source in elf_symbols(elf) if not source.complete]
+    table = SymbolTable(sources, code_range=elf.code_range, later=later)
+    (malloc,) = table.lookup("malloc")
+    assert [malloc] * 20 == [table.covering(malloc.address) for _ in range(20)]  # with an index after some looks
+    assert [1] == calls
+    table = SymbolTable(sources, code_range=elf.code_range, later=later)
+    assert malloc == table.covering(malloc.address)
+    assert [1] == calls
+    assert malloc == table.covering(malloc.address + 1)
+    assert [1, 1] == calls
+
+
 def test_padding_between_sized_functions_belongs_to_none() -> None:
     source = ListedSymbols([Symbol("f", 0x10, 4, "func", "global"), Symbol("g", 0x20, 4, "func", "global")])
     table = SymbolTable([source], code_range=lambda _: (0, 0x100))
