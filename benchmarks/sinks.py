@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from table import Measurement, Unit
 
-from dprobes.formatters.templates import DIRECTORY_FILE
+from dprobes.formatters.templates.directory import DIRECTORY_FILE
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource

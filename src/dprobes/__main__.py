@@ -31,8 +31,10 @@ def main() -> None:
         if not interrupts.came:
             raise
         status = _INTERRUPTED
-    # Nothing is left to be done but what Python does at its end, which a Ctrl-C may cut short without a word.
+    # Nothing is left to be done but what Python does at its end, which a Ctrl-C may cut short without a word. It would
+    # look through all modules for garbage once more.
     interrupts.end()
+    gc.freeze()
     sys.exit(status)
 
 

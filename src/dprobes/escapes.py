@@ -17,11 +17,13 @@ character: ``\x1b`` in a result may be four characters that stood there.
 from __future__ import annotations
 
 import functools
-import re
 from typing import TYPE_CHECKING, Any
+
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     import json
+    import re
 
 __all__ = ["escaped", "escaped_lines", "json_text", "replaced"]
 
@@ -68,7 +70,7 @@ def _encoder(indent: int | None) -> json.JSONEncoder:
     return json.JSONEncoder(ensure_ascii=False, indent=indent)
 
 
-_UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
+_UNPRINTABLE_IN_JSON = lazy_pattern(r"[^\n -~]")
 """All but ASCII, and but the line ends that stand between values: those in strings are escaped already."""
 
 

@@ -11,13 +11,12 @@ strings.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import reprlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from dataclasses import dataclass  # noqa: TID251 - what type checkers know
 
     Fields = dict[str, dataclasses.Field[Any]]
@@ -34,31 +33,26 @@ def _dataclass(
     cls: type | None = None, /, *, frozen: bool = False, slots: bool = False, eq: bool = True
 ) -> type | Callable[[type], type]:
     def made(cls: type) -> type:
-        fields = _fields_of(cls)
-        if slots:
-            cls = _with_slots(cls, fields)
-        methods = {"__init__": _lazy_init(cls, fields, frozen=frozen), "__repr__": _repr(fields)}
+        fields, own = _fields_of(cls), cls.__dict__
+        attributes: dict[str, Any] = {"__init__": _lazy_init(fields, frozen=frozen), "__repr__": _repr}
         if eq:
-            key = _key(field.name for field in fields.values() if field.compare)
-            methods["__eq__"] = _eq(key)
+            key = _key(tuple(field.name for field in fields.values() if field.compare))
+            attributes["__eq__"] = _eq(key)
             if frozen:
-                methods["__hash__"] = lambda self: hash(key(self))
+                attributes["__hash__"] = lambda self: hash(key(self))
         if frozen:
-            methods |= _frozen(cls, fields)
+            attributes["__setattr__"], attributes["__delattr__"] = _set_frozen, _delete_frozen
             if slots:
-                methods |= _state(fields)
-        own = cls.__dict__
-        for name, method in methods.items():
-            # Python itself sets __hash__ to None where there is an __eq__.
-            if name not in own or (name == "__hash__" and own[name] is None and "__eq__" not in own):
-                method.__qualname__ = f"{cls.__qualname__}.{name}"
-                setattr(cls, name, method)
-        attributes: dict[str, object] = {
-            "__match_args__": tuple(field.name for field in fields.values() if field.init),
-            "__dataclass_fields__": fields,
-        }
-        if eq and not frozen and "__hash__" not in own:
+                attributes["__getstate__"], attributes["__setstate__"] = _get_state, _set_state
+        # Python itself sets __hash__ to None where there is an __eq__.
+        kept = own.keys() - ({"__hash__"} if own.get("__hash__", 0) is None and "__eq__" not in own else set())
+        if eq and not frozen and "__hash__" not in kept:
             attributes["__hash__"] = None  # equal objects that change have none
+        attributes = {name: value for name, value in attributes.items() if name not in kept}
+        attributes["__match_args__"] = tuple(field.name for field in fields.values() if field.init)
+        attributes["__dataclass_fields__"] = fields
+        if slots:
+            return _with_slots(cls, fields, attributes)
         for name, value in attributes.items():
             setattr(cls, name, value)
         return cls
@@ -75,7 +69,7 @@ def _fields_of(cls: type) -> Fields:
     fields: Fields = {}
     for base in cls.__mro__[-1:0:-1]:
         fields |= base.__dict__.get("__dataclass_fields__", {})
-    for name, annotation in inspect.get_annotations(cls).items():
+    for name, annotation in cls.__dict__.get("__annotations__", {}).items():  # noqa: RUF063 - inspect takes 6 ms to import
         assert isinstance(annotation, str), f"{cls.__qualname__} is in a module that evaluates annotations"
         if annotation.startswith("ClassVar"):
             continue
@@ -94,17 +88,18 @@ def _fields_of(cls: type) -> Fields:
     return fields
 
 
-def _with_slots(cls: type, fields: Fields) -> type:
-    """Return the class again, with slots: they cannot be added to one that is there."""
+def _with_slots(cls: type, fields: Fields, attributes: Mapping[str, object]) -> type:
+    """Return the class again, with slots, which cannot be added to one that is there, and with attributes."""
     inherited = {slot for base in cls.__mro__[1:] for slot in base.__dict__.get("__slots__", ())}
     namespace = {k: v for k, v in cls.__dict__.items() if k not in fields and k not in {"__dict__", "__weakref__"}}
+    namespace |= attributes
     namespace["__slots__"] = tuple(name for name in fields if name not in inherited)
     again: type = type(cls)(cls.__name__, cls.__bases__, namespace)
     again.__qualname__ = cls.__qualname__
     return again
 
 
-def _lazy_init(cls: type, fields: Fields, *, frozen: bool) -> Callable[..., None]:
+def _lazy_init(fields: Fields, *, frozen: bool) -> Callable[..., None]:
     names = tuple(field.name for field in fields.values() if field.init)
     remaining = _FEW
 
@@ -112,8 +107,9 @@ def _lazy_init(cls: type, fields: Fields, *, frozen: bool) -> Callable[..., None
         nonlocal remaining
         remaining -= 1
         if remaining < 0 or not _assign(self, fields, names, arguments, keywords):
-            init = _init(cls, fields, frozen=frozen)
-            cls.__init__ = init  # type: ignore[misc]
+            owner = next(base for base in type(self).__mro__ if base.__dict__.get("__init__") is __init__)
+            init = _init(owner, fields, frozen=frozen)
+            owner.__init__ = init  # type: ignore[misc]
             init(self, *arguments, **keywords)
 
     return __init__
@@ -172,8 +168,8 @@ def _init(cls: type, fields: Fields, *, frozen: bool) -> Callable[..., None]:
     return init
 
 
-def _key(names: Iterable[str]) -> Callable[[object], tuple[object, ...]]:
-    match tuple(names):
+def _key(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    match names:
         case ():
             return lambda _: ()
         case (name,):
@@ -190,39 +186,32 @@ def _eq(key: Callable[[object], tuple[object, ...]]) -> Callable[..., Any]:
     return __eq__
 
 
-def _repr(fields: Fields) -> Callable[..., Any]:
-    names = [field.name for field in fields.values() if field.repr]
-
-    @reprlib.recursive_repr()
-    def __repr__(self: object) -> str:  # noqa: N807
-        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
-
-    return __repr__
+# Methods that all classes have in common.
 
 
-def _frozen(cls: Any, fields: Fields) -> dict[str, Callable[..., Any]]:
-    def __setattr__(self: object, name: str, value: object) -> None:  # noqa: N807
-        if type(self) is cls or name in fields:
-            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-        super(cls, self).__setattr__(name, value)
-
-    def __delattr__(self: object, name: str) -> None:  # noqa: N807
-        if type(self) is cls or name in fields:
-            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-        super(cls, self).__delattr__(name)
-
-    return {"__setattr__": __setattr__, "__delattr__": __delattr__}
+@reprlib.recursive_repr()
+def _repr(self: Any) -> str:
+    names = (field.name for field in self.__dataclass_fields__.values() if field.repr)
+    return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-def _state(fields: Fields) -> dict[str, Callable[..., Any]]:
+def _set_frozen(self: Any, name: str, value: object) -> None:
+    if "__dataclass_fields__" in type(self).__dict__ or name in self.__dataclass_fields__:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _delete_frozen(self: Any, name: str) -> None:
+    if "__dataclass_fields__" in type(self).__dict__ or name in self.__dataclass_fields__:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    object.__delattr__(self, name)
+
+
+def _get_state(self: Any) -> list[object]:
     """Return what pickles and copies need: they cannot assign to fields."""
-    names = tuple(fields)
+    return [getattr(self, name) for name in self.__dataclass_fields__]
 
-    def __getstate__(self: object) -> list[object]:  # noqa: N807
-        return [getattr(self, name) for name in names]
 
-    def __setstate__(self: object, state: list[object]) -> None:  # noqa: N807
-        for name, value in zip(names, state, strict=True):
-            object.__setattr__(self, name, value)
-
-    return {"__getstate__": __getstate__, "__setstate__": __setstate__}
+def _set_state(self: Any, state: list[object]) -> None:
+    for name, value in zip(self.__dataclass_fields__, state, strict=True):
+        object.__setattr__(self, name, value)

@@ -27,6 +27,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
 from dprobes.fakecontext import PAGE, FakeContext, header_of
 from dprobes.keyed.store import stores_of
+from dprobes.lazypattern import lazy_pattern
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.keywords import Header, keywords_of
@@ -118,7 +119,7 @@ def prepare(program: Program, number: int, context: FakeContext) -> Point:
     return Point.of(program, definition, _offset(definition, context), context.arguments)
 
 
-_PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
+_PROGRAM = lazy_pattern(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
 
 
 def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | bool]) -> str:

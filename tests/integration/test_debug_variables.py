@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.dpc.ctype import Record
-from dprobes.dpc.debugnames import DescribedModule, LateNames
-from dprobes.dpc.debugvalues import NotKnownError, Scattered
+from dprobes.dpc.latenames import DescribedModule, LateNames
+from dprobes.dpc.scattered import NotKnownError, Scattered
 from dprobes.target.elf.file import ElfFile
 from integration.support import I386_COMPILER, PROGRAMS, TIMEOUT, Builder
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.api import C_SUFFIX
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.pipeline import parse_file
 
 if TYPE_CHECKING:

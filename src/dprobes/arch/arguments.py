@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch.processor import RegisterClass
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def parse_arguments(text: str, architecture: Architecture) -> tuple[Argument, ..
     return tuple(_argument(word, architecture) for word in _words(text))
 
 
-_WORD = re.compile(r"[^\s(]*(?:\([^)]*\)\S*)?")
+_WORD = lazy_pattern(r"[^\s(]*(?:\([^)]*\)\S*)?")
 
 
 def _words(text: str) -> Iterator[str]:
@@ -96,7 +97,7 @@ def _words(text: str) -> Iterator[str]:
             yield match.group()
 
 
-_FORM = re.compile(r"(?:(-?)(\d+)(f?)@)?(.+)", re.ASCII | re.DOTALL)
+_FORM = lazy_pattern(r"(?:(-?)(\d+)(f?)@)?(.+)", re.ASCII | re.DOTALL)
 
 
 def _argument(word: str, architecture: Architecture) -> Argument:
@@ -164,8 +165,8 @@ def _register(text: str, architecture: Architecture) -> RegisterPart:
     return RegisterPart(register.name, shift, min(bits or register.bits, register.bits))
 
 
-_MEMORY = re.compile(r"([^()]*)(?:\(\s*(?:%(\w+))?\s*(?:,\s*%(\w+)\s*(?:,\s*([1248])\s*)?)?\))?", re.ASCII)
-_TERM = re.compile(r"([+-]?)\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_.$][\w.$]*(?:@\w+)?)\s*", re.ASCII)
+_MEMORY = lazy_pattern(r"([^()]*)(?:\(\s*(?:%(\w+))?\s*(?:,\s*%(\w+)\s*(?:,\s*([1248])\s*)?)?\))?", re.ASCII)
+_TERM = lazy_pattern(r"([+-]?)\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_.$][\w.$]*(?:@\w+)?)\s*", re.ASCII)
 
 
 def _memory(text: str, architecture: Architecture) -> MemoryPlace:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.directives import read_directives
@@ -12,6 +11,8 @@ from dprobes.bpftrace.mapuse import Kept, MapUses, expressions_of
 from dprobes.bpftrace.parser import parse
 from dprobes.bpftrace.place import LONG_NAMES, PlaceKind, places_of
 from dprobes.bpftrace.statementwriter import StatementWriter
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "convert"]
 
-_STRUCTURE = re.compile(r"\b(struct|union|enum)\s+(\w+)\s*\{")
-_MACRO = re.compile(r"#\s*define\s+(\w+)")
+_STRUCTURE = lazy_pattern(r"\b(struct|union|enum)\s+(\w+)\s*\{")
+_MACRO = lazy_pattern(r"#\s*define\s+(\w+)")
 _OF_TOOL = ("BEGIN", "END", "interval")
 _UNITS = ("s", "ms", "us")
 _RATE_MAX, _DIGITS_MAX = 100, 9

@@ -8,8 +8,10 @@ that places in the text stay what they are.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.source import Span
 
 if TYPE_CHECKING:
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Directives", "read_directives"]
 
 _KNOWN = frozenset({"BPFTRACE_HAVE_BTF"})
-_CONDITION = re.compile(r"\s*#\s*(?P<word>ifdef|ifndef|if|elif|else|endif)\b\s*(?P<rest>.*)")
-_DIRECTIVE = re.compile(r"\s*#\s*(?P<word>[a-z]\w*)\s*(?P<rest>.*)")
-_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/\*.*?\*/|//[^\n]*', re.DOTALL)
+_CONDITION = lazy_pattern(r"\s*#\s*(?P<word>ifdef|ifndef|if|elif|else|endif)\b\s*(?P<rest>.*)")
+_DIRECTIVE = lazy_pattern(r"\s*#\s*(?P<word>[a-z]\w*)\s*(?P<rest>.*)")
+_COMMENT = lazy_pattern(r'"(?:[^"\\\n]|\\.)*"|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 
 class Directives(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.token import Token, TokenKind, TokenStream
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,12 +23,14 @@ _PRECEDENCE = {
 }  # fmt: skip
 _UNARY = ("!", "~", "-", "*", "&", "+")
 _TAGS = ("struct", "union", "enum")
-_TYPES = re.compile(r"u?int(?:8|16|32|64)(?:_t)?|void|char|short|int|long|unsigned|signed|bool|size_t|u(?:8|16|32|64)")
-_NUMBER = re.compile(
+_TYPES = lazy_pattern(
+    r"u?int(?:8|16|32|64)(?:_t)?|void|char|short|int|long|unsigned|signed|bool|size_t|u(?:8|16|32|64)"
+)
+_NUMBER = lazy_pattern(
     r"(?P<hex>0[xX][0-9a-fA-F_]+)|(?P<digits>[0-9][0-9_]*)(?:e(?P<exponent>[0-9]+))?(?P<unit>ns|us|ms|s|m|h|d)?"
 )
 _UNITS = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_SUFFIX = re.compile(r"(?i:u|l|ul|ll|ull)\Z")
+_SUFFIX = lazy_pattern(r"(?i:u|l|ul|ll|ull)\Z")
 _EXPONENT_MAX = 18
 
 

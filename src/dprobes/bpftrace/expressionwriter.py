@@ -9,6 +9,7 @@ from dprobes.bpftrace import tree
 from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept
 from dprobes.bpftrace.place import PlaceKind
 from dprobes.bpftrace.value import ATOM, CONDITIONAL, PRECEDENCE, PREFIX, Form, Value
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ExpressionWriter", "variable_name"]
 
 _SAME = frozenset({"pid", "tid", "uid", "cpu", "nsecs"})
-_ARGUMENT = re.compile(r"arg([0-9]+)")
+_ARGUMENT = lazy_pattern(r"arg([0-9]+)")
 _ARGUMENTS_MAX = 6
 _ABSENT_NAMES = {
     "gid": "the group of a process", "cgroup": "the cgroup of a process", "curtask": "the kernel's task",
@@ -63,7 +64,7 @@ _WORDS = """
     const volatile goto float double begin end every usdt watch sample tracepoint syscall kmod inline
 """
 _RESERVED = frozenset(_WORDS.split())
-_C_TYPE = re.compile(r"void|char|short|int|long|unsigned|signed|_?[Bb]ool|size_t|u?int\d+_t|[us](?:8|16|32|64)|__\w+")
+_C_TYPE = lazy_pattern(r"void|char|short|int|long|unsigned|signed|_?[Bb]ool|size_t|u?int\d+_t|[us](?:8|16|32|64)|__\w+")
 _NOTHING = Value("0")
 
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ _HINTS = {
     "kretfunc": "write kretprobe:FUNCTION, and arg0, arg1 for its arguments",
     "rawtracepoint": "write tracepoint:SUBSYSTEM:NAME",
 }
-_SYSTEM_CALL = re.compile(r"sys_(enter|exit)_(.+)")
+_SYSTEM_CALL = lazy_pattern(r"sys_(enter|exit)_(.+)")
 _CALLS = {
     "newstat": "stat", "newlstat": "lstat", "newfstat": "fstat", "newuname": "uname", "sendfile64": "sendfile",
     "umount": "umount2",
@@ -47,7 +48,7 @@ _CALLS = {
 
 _PERIODS = {"s": 1, "ms": 10**3, "us": 10**6}
 _TYPES = {1: "char", 2: "short", 4: "int", 8: "long"}
-_WILD = re.compile(r"[*?\[]")
+_WILD = lazy_pattern(r"[*?\[]")
 
 
 class PlaceKind(enum.Enum):

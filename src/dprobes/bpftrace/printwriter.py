@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.value import PREFIX, Form
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
+    import re
+
     from dprobes.bpftrace.expressionwriter import ExpressionWriter
     from dprobes.source import Span
 
 __all__ = ["PrintWriter"]
 
-_CONVERSION = re.compile(
+_CONVERSION = lazy_pattern(
     r"%(?:(?P<percent>%)|(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>(?:\.\d+)?)"
     r"(?:hh|h|ll|l|z|j|t)?(?P<letter>[a-zA-Z]))"
 )

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.source import Span
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Token:
         return "the end of the script" if self.kind is TokenKind.END else f"'{self.text}'"
 
 
-_BLANK = re.compile(r"\s*")
-_TOKEN = re.compile(
+_BLANK = lazy_pattern(r"\s*")
+_TOKEN = lazy_pattern(
     r"""(?P<name>[A-Za-z_][A-Za-z0-9_]*)
       | (?P<number>[0-9][A-Za-z0-9_.]*)
       | (?P<string>"(?:[^"\\\n]|\\.)*")
@@ -60,7 +61,7 @@ _TOKEN = re.compile(
 _KINDS = {kind.value: kind for kind in TokenKind}
 
 # A path has slashes; elsewhere a slash begins the condition behind a probe.
-_POINT = re.compile(
+_POINT = lazy_pattern(
     r"""(?:uprobe|uretprobe|usdt|u|ur|U):(?:"[^"\n]*"|[^\s,{":])*(?::(?:"[^"\n]*"|[^\s,{"/])*)?
       | [A-Za-z_]\w*(?::(?:"[^"\n]*"|[^\s,{"/])*)*""",
     re.VERBOSE,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from click import Context, Parameter
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["DURATION"]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TEXT = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
+_TEXT = lazy_pattern(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
 
 
 class _Duration(click.ParamType[float]):

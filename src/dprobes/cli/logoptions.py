@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.sinks.interface import LOG_FORMATS
-from dprobes.sinks.kinds import parse_target
-from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["has_structure", "log_format_option"]
 
@@ -29,7 +27,12 @@ def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..
     )
 
 
-def has_structure(targets: Iterable[str]) -> bool:
+def has_structure(targets: Sequence[str]) -> bool:
     """Return whether one of some log targets takes records as they are, and wants all items of their headers."""
+    if not targets:
+        return False
+    from dprobes.sinks.kinds import parse_target
+    from dprobes.trace.filenames import is_trace_name
+
     names = [parse_target(target) for target in targets]
     return any(name.kind.has_structure or is_trace_name(name.argument) for name in names)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import re
 
+from dprobes.lazypattern import lazy_pattern
+
 __all__ = ["TIME_FORMS", "Anchor", "needs_bounds", "parse_time"]
 
 TIME_FORMS = "10m, 14:30, '2026-11-22 14:30:05.5', @1763785600, start+5s or end-10m"
@@ -15,10 +17,10 @@ Anchor = tuple[int, int] | None
 
 _UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 _SPAN = r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+"
-_PART = re.compile(r"(\d+)(?:\.(\d+))?(ms|[smhd])")
-_ANCHORED = re.compile(rf"(start|end|now)(?:([+-])({_SPAN}))?\Z")
-_SECONDS = re.compile(r"@(\d{1,12})(?:\.(\d{1,9}))?\Z")
-_TIME_OF_DAY = re.compile(r"\d\d?:\d\d(?::\d\d(?:\.\d+)?)?\Z")
+_PART = lazy_pattern(r"(\d+)(?:\.(\d+))?(ms|[smhd])")
+_ANCHORED = lazy_pattern(rf"(start|end|now)(?:([+-])({_SPAN}))?\Z")
+_SECONDS = lazy_pattern(r"@(\d{1,12})(?:\.(\d{1,9}))?\Z")
+_TIME_OF_DAY = lazy_pattern(r"\d\d?:\d\d(?::\d\d(?:\.\d+)?)?\Z")
 
 
 def needs_bounds(text: str) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.formatters.templates import Templates
+    from dprobes.formatters.templates.collection import Templates
     from dprobes.rpn.program import Program
 
 __all__ = [
@@ -49,7 +49,7 @@ def read_templates(directory: Path | None) -> Templates | None:
     """
     if directory is None:
         return None
-    from dprobes.formatters.templates import Templates
+    from dprobes.formatters.templates.collection import Templates
 
     templates = Templates.from_directory(directory)
     if templates.diagnostics.has_errors:
@@ -62,8 +62,8 @@ def read_templates(directory: Path | None) -> Templates | None:
 def check_templates(path: Path) -> int:
     """Print what is wrong with a directory of templates, or one file of it; return the exit status."""
     from dprobes.diagnostics import Diagnostics
-    from dprobes.formatters.templates import DIRECTORY_FILE, Templates
-    from dprobes.formatters.templates.collection import read_file, source_of
+    from dprobes.formatters.templates.collection import Templates, read_file, source_of
+    from dprobes.formatters.templates.directory import DIRECTORY_FILE
     from dprobes.formatters.templates.parser import parse_file
 
     if path.is_dir() or path.name == DIRECTORY_FILE:
@@ -81,8 +81,8 @@ def check_templates(path: Path) -> int:
 
 def check_program_templates(directory: Path, program: Program, diagnostics: Diagnostics) -> None:
     """Add to ``diagnostics`` what is wrong with a program's templates, and which of its records have none."""
-    from dprobes.formatters.templates import Templates
     from dprobes.formatters.templates.carried import carried_templates
+    from dprobes.formatters.templates.collection import Templates
     from dprobes.rpn.needs import sets_codes
 
     templates = Templates.from_files(carried_templates(directory, program, diagnostics))

@@ -7,9 +7,10 @@ Supplement, 2.2.3.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dpc.ctype import Array, Enumeration, Floating, Integer, Pointer, Record, size_of
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

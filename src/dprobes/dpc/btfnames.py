@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.dpc.ctype import CType, Member, Record
-    from dprobes.dpc.debugvalues import Scattered
+    from dprobes.dpc.scattered import Scattered
     from dprobes.target.btf import Btf
 
 __all__ = ["BtfModule", "BtfNames"]

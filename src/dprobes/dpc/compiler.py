@@ -6,7 +6,7 @@ From the text of a program in DProbes C to RPN programs: the passes in their ord
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.dpc.debugplaces import DebugPlaces, with_instructions
@@ -15,7 +15,7 @@ from dprobes.dpc.probedmodules import ProbedModules
 from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter, jmpmax_of
 from dprobes.dpc.programtree import ToolBlock
 from dprobes.dpc.programtyper import ProgramTyper
-from dprobes.dpc.toolblock import ToolProgram, check_block
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
     from dprobes.dpc.scope import ProbedModule
+    from dprobes.dpc.toolblock import ToolProgram
     from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
     from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
@@ -95,6 +96,8 @@ def _tool(
     word_size: int,
     diagnostics: Diagnostics,
 ) -> ToolProgram:
+    from dprobes.dpc.toolblock import ToolProgram, check_block
+
     by_name = {each.signature.name: each for each in functions}
     for block in blocks:
         check_block(block, by_name, diagnostics)

@@ -11,11 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.ctype import Integer
-from dprobes.dpc.debugtypes import DebugTypes
-from dprobes.dpc.debugvalues import Machine
-from dprobes.dwarf.debugfile import debug_file_of
-from dprobes.dwarf.numbers import At
 from dprobes.errors import TargetError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.elf.symboltable import elf_symbols
 from dprobes.target.location import OWN_SYMBOLS
 
@@ -23,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dprobes.dpc.ctype import Record
+    from dprobes.dpc.debugtypes import DebugTypes
+    from dprobes.dpc.debugvalues import Machine
     from dprobes.dwarf.debugfile import DebugFile
     from dprobes.dwarf.entries import Entry
     from dprobes.target.elf.file import ElfFile
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DebugModule", "is_entry_by_name"]
 
-_PLACE = re.compile(r"(?P<name>.+?)(?:\s*\+\s*(?P<distance>0[xX][0-9a-fA-F]+|[0-9]+))?\Z", re.DOTALL)
-_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+\Z|[0-9]+\Z")
+_PLACE = lazy_pattern(r"(?P<name>.+?)(?:\s*\+\s*(?P<distance>0[xX][0-9a-fA-F]+|[0-9]+))?\Z", re.DOTALL)
+_NUMBER = lazy_pattern(r"0[xX][0-9a-fA-F]+\Z|[0-9]+\Z")
 _ARGUMENTS = {5: "arg0", 4: "arg1", 1: "arg2", 2: "arg3", 8: "arg4", 9: "arg5"}
 """The registers of arguments of x86-64, by DWARF's numbers."""
 
@@ -55,6 +54,8 @@ class DebugModule:
     @cached_property
     def file(self) -> DebugFile | None:
         """The debug information; None if the module has none."""
+        from dprobes.dwarf.debugfile import debug_file_of
+
         return debug_file_of(self.elf)
 
     @cached_property
@@ -62,6 +63,8 @@ class DebugModule:
         """The types; None if there is no debug information."""
         if self.file is None:
             return None
+        from dprobes.dpc.debugtypes import DebugTypes
+
         return DebugTypes(self.file, self.elf.word_size, self.declared)
 
     @cached_property
@@ -98,6 +101,7 @@ class DebugModule:
     def prologue_end(self, function: Entry, entry: int) -> int:
         """Return the link address at which a function has its arguments where it keeps them: its second line begins."""
         from dprobes.dwarf.linetable import LineProgram, LineSections
+        from dprobes.dwarf.numbers import At
 
         unit = function.unit if function.unit.skeleton is None else function.unit.skeleton
         offset = unit.root.offset_in_section(At.STMT_LIST)
@@ -118,6 +122,8 @@ class DebugModule:
 
     def machine(self, *, at_entry: bool) -> Machine:
         """Return what is needed to compute values; ``at_entry`` at the first instruction of a function."""
+        from dprobes.dpc.debugvalues import Machine
+
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)
         names = dict(self._registers)
         if at_entry and self.elf.machine == "x86_64":

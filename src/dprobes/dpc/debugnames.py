@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from dprobes.dpc import typed
 from dprobes.dpc.argumentplaces import argument_places
 from dprobes.dpc.ctype import INT, UNSIGNED, VOID, Void, is_scalar, size_of
-from dprobes.dpc.debugmodule import DebugModule, is_entry_by_name
-from dprobes.dpc.debugvalues import NotKnownError, Part, Scattered, part_of, value_at
+from dprobes.dpc.debugvalues import part_of, value_at
 from dprobes.dpc.folder import folded
+from dprobes.dpc.scattered import NotKnownError, Part, Scattered
 from dprobes.dpc.scope import ModuleVariable
 from dprobes.dwarf.locations import frame_at, is_listed, known_ranges, location_at
 from dprobes.dwarf.locationtree import FrameAddressOf, InMemory, Operation, Unavailable
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
     from dprobes.dpc.argumentplaces import ArgumentPlace
     from dprobes.dpc.ctype import CType, Member
+    from dprobes.dpc.debugmodule import DebugModule
     from dprobes.dpc.debugtypes import DebugTypes
     from dprobes.dpc.debugvalues import Machine
     from dprobes.dwarf.debugfile import DebugFile
     from dprobes.dwarf.entries import Entry
     from dprobes.dwarf.locationtree import Location
 
-__all__ = ["DescribedModule", "LateNames", "ModuleNames", "ProbeNames"]
+__all__ = ["ModuleNames", "ProbeNames", "names_in"]
 
 _BLOCKS = frozenset((Tag.LEXICAL_BLOCK, Tag.INLINED_SUBROUTINE))
 _VARIABLES = frozenset((Tag.FORMAL_PARAMETER, Tag.VARIABLE))
@@ -306,59 +307,18 @@ class ProbeNames:
         return f"probe the entry of '{name}'" if is_at_entry else None
 
 
-class LateNames:
+def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> ModuleNames | ProbeNames | None:
     """
-    The names at a place that is written as in ``DebugModule.address_of``; it is looked for when somebody asks.
+    Return the names at a place that is written as in ``DebugModule.address_of``; None without debug information.
 
-    Where no function is described there, they are those of the module; without debug information there are none.
+    Where no function is described there, they are those of the module.
     """
-
-    def __init__(self, module: DebugModule, place: str | None, *, at_return: bool) -> None:
-        self._module = module
-        self._place = place
-        self._at_return = at_return
-        self.was_asked = False
-        self.is_entry = place is not None and is_entry_by_name(place)
-
-    @cached_property
-    def _names(self) -> ModuleNames | ProbeNames | None:
-        self.was_asked = True
-        file, types = self._module.file, self._module.types
-        if file is None or types is None:
-            return None
-        names = ModuleNames(self._module, file, types)
-        address = self._module.address_of(self._place) if self._place is not None else None
-        function = function_at(file, address) if address is not None else None
-        if function is None or address is None:
-            return names
-        return ProbeNames(self._module, names, types, function, address, at_return=self._at_return)
-
-    @property
-    def result(self) -> CType | None:
-        """The type of what the function returns; None if it is not known, or none."""
-        return None if self._names is None else self._names.result
-
-    def parameter_type(self, number: int) -> CType | None:
-        """Return the type of a parameter; None if it is not known."""
-        return None if self._names is None else self._names.parameter_type(number)
-
-    def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
-        """Return a parameter, as of a type; None if it is not known."""
-        return None if self._names is None else self._names.parameter(number, type_)
-
-    def find(self, name: str) -> ModuleVariable | None:
-        """Return what has a name; None if it is not known."""
-        return None if self._names is None else self._names.find(name)
-
-    def member_of(self, scattered: Scattered, member: Member) -> typed.Value | Scattered:
-        """Return a member of a structure that is not in memory."""
-        assert self._names is not None
-        return self._names.member_of(scattered, member)
-
-
-class DescribedModule(DebugModule):
-    """A module that is probed, with the names that its debug information has."""
-
-    def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
-        """Return what names mean at a place that is written as for ``address_of``; without one, anywhere."""
-        return LateNames(self, place, at_return=at_return)
+    file, types = module.file, module.types
+    if file is None or types is None:
+        return None
+    names = ModuleNames(module, file, types)
+    address = module.address_of(place) if place is not None else None
+    function = function_at(file, address) if address is not None else None
+    if function is None or address is None:
+        return names
+    return ProbeNames(module, names, types, function, address, at_return=at_return)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc.programtree import PointKind
 from dprobes.errors import TargetError
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ __all__ = ["SOURCE_LINES", "DebugPlaces", "PlaceFinder", "place_of", "with_instr
 _PLACES_MAX = 1024
 """Instructions that one point stands for."""
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_PLAIN = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A symbol that RPN takes as it stands."""
 
-SOURCE_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
+SOURCE_LINES = lazy_pattern(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
 """How lines of the source are written."""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed
 from dprobes.dpc.ctype import LONG_LONG, UNSIGNED_LONG_LONG, Integer, is_scalar, size_of
 from dprobes.dpc.folder import folded
+from dprobes.dpc.scattered import NotKnownError, Part, Scattered
 from dprobes.dwarf.locationtree import (
     Computed,
     Extended,
@@ -22,6 +23,7 @@ from dprobes.dwarf.locationtree import (
     RegisterContent,
     Unavailable,
 )
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,22 +32,9 @@ if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType, Member
     from dprobes.dwarf.locationtree import Location, Node
 
-__all__ = ["Machine", "NotKnownError", "Part", "Scattered", "part_of", "value_at"]
+__all__ = ["Machine", "part_of", "value_at"]
 
 _COMPARISONS = {"==": ("==", False), "!=": ("==", True), "<s": ("<", False), ">=s": ("<", True)}
-
-
-class NotKnownError(Exception):
-    """
-    Report that the value of a variable is not to be had at an instruction, and why.
-
-    ``hint`` says what to do instead.
-    """
-
-    def __init__(self, reason: str, hint: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.hint = hint
 
 
 class Machine(NamedTuple):
@@ -66,21 +55,6 @@ class Machine(NamedTuple):
     def long(self) -> Integer:
         """The signed type of a word."""
         return LONG_LONG if self.word.size == 8 else Integer("long", 4, is_signed=True, rank=4)
-
-
-class Part(NamedTuple):
-    """``size`` bytes of a variable from ``offset`` on: a word whose low bytes they are; None if they are nowhere."""
-
-    offset: int
-    size: int
-    value: typed.Value | None
-
-
-class Scattered(NamedTuple):
-    """A structure that is not in memory: its parts in order."""
-
-    parts: tuple[Part, ...]
-    type: CType
 
 
 def value_at(location: Location, type_: CType, machine: Machine) -> typed.Value | Scattered:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc import tree
 from dprobes.dpc.token import TokenKind
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from dprobes.dpc.cursor import Cursor
@@ -26,12 +27,12 @@ _ASSIGNMENTS = {
 }
 _PREFIXES = ("-", "+", "~", "!", "*", "&")
 
-_NUMBER = re.compile(r"(?P<digits>0[xX][0-9A-Fa-f]+|0[bB][01]+|[0-9]+)(?P<suffix>[A-Za-z]*)\Z")
+_NUMBER = lazy_pattern(r"(?P<digits>0[xX][0-9A-Fa-f]+|0[bB][01]+|[0-9]+)(?P<suffix>[A-Za-z]*)\Z")
 _C_SUFFIXES = frozenset({"", "u", "l", "ul", "lu", "ll", "ull", "llu"})
 UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 """What may stand behind a number: times in nanoseconds, and amounts."""
 
-_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]+|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPE = lazy_pattern(r"\\(x[0-9A-Fa-f]+|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
 
 

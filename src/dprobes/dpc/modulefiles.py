@@ -70,7 +70,7 @@ class ModuleFiles:
             from dprobes.dpc.btfnames import BtfModule
 
             return BtfModule(_kernel_btf)
-        from dprobes.dpc.debugnames import DescribedModule
+        from dprobes.dpc.latenames import DescribedModule
         from dprobes.target.location import FileSymbols
 
         elf = self._file_of(module)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 from dprobes.diagnostics import did_you_mean
 from dprobes.dpc import tree, typed
 from dprobes.dpc.ctype import INT, UNSIGNED, Record, is_scalar, size_of
-from dprobes.dpc.debugvalues import NotKnownError, Scattered
 from dprobes.dpc.folder import folded
 from dprobes.dpc.provided import PROVIDED, RESERVED_CALLS, ProvidedName
+from dprobes.dpc.scattered import NotKnownError, Scattered
 from dprobes.dpc.scope import ModuleSymbol, ModuleVariable, Named, ProgramVariable, SlotName, TracedField
 from dprobes.errors import TargetError
 

@@ -27,6 +27,7 @@ from dprobes.dpc.expressionparser import string_value
 from dprobes.dpc.programtree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.statementparser import StatementParser
 from dprobes.dpc.token import Token, TokenKind, TokenStream
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["parse"]
 
-_MODULE_END = re.compile(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
-_SOURCE_LINE = re.compile(
+_MODULE_END = lazy_pattern(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
+_SOURCE_LINE = lazy_pattern(
     r"[^:\"]+\.(c|cc|cpp|cxx|C|c\+\+|h|hh|hpp|hxx|inl|ipp|tcc|def|rs|go|s|S|asm|y|l|m|mm|d|f|f90|pas|adb|zig|swift|cu)"
     r":[0-9]+(-[0-9]+)?"
 )
 """A line of a file in a usual language, without a module."""
-_FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
+_FREQUENCY = lazy_pattern(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
 _ELSEWHERE = {
     "uprobe": "MODULE:FUNCTION",

@@ -8,19 +8,19 @@ nothing.
 from __future__ import annotations
 
 import enum
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.ctype import INT, Array, Enumeration, Integer, Pointer, String
 from dprobes.dpc.ctype import Stack as StackType
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
 
 __all__ = ["Conversion", "Form", "conversions", "lines_of", "placeholder"]
 
-_CONVERSION = re.compile(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]*)(?P<precision>(?:\.[0-9]*)?)"
+_CONVERSION = lazy_pattern(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]*)(?P<precision>(?:\.[0-9]*)?)"
                          r"(?:hh|h|ll|l|z|t|j|L|q)?(?P<letter>[A-Za-z]))")  # fmt: skip
 _SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
 _NUMBERS = "diuxXocpavbe"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from dprobes.dpc.valueemitter import ValueEmitter
 from dprobes.dpc.wideprocedures import procedure_lines
 from dprobes.dpc.writer import Line, Writer
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.tables import FAULTS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ KERNEL_KINDS = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_C
 
 _JMPMAX = 10_000
 
-_SLASHED = re.compile(r'(?P<name>[^"*?\[]*/[^"*?\[]*?)(?P<offset>(?:[+-](?:0x[0-9a-fA-F]+|[0-9]+))?)\Z')
+_SLASHED = lazy_pattern(r'(?P<name>[^"*?\[]*/[^"*?\[]*?)(?P<offset>(?:[+-](?:0x[0-9a-fA-F]+|[0-9]+))?)\Z')
 """How many jumps a hit may take: loops are bounded by it."""
 
 

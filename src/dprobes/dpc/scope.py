@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dprobes.dpc.ctype import CType, Member, Record
-    from dprobes.dpc.debugvalues import Scattered
+    from dprobes.dpc.scattered import Scattered
     from dprobes.dpc.typed import Value, VariableKind
     from dprobes.source import Span
 

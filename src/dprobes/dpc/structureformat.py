@@ -6,10 +6,11 @@ The result is what somebody could have written: a longer format, and an expressi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dpc import tree
 from dprobes.dpc.ctype import Array, Enumeration, Integer, Pointer, Record
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType

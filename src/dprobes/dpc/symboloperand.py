@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.isa import ALIASES, ROWS
 
 __all__ = ["symbol_operand"]
 
-_NUMBERED = re.compile(r"[a-z]{1,5}[0-9]{1,3}\Z")
+_NUMBERED = lazy_pattern(r"[a-z]{1,5}[0-9]{1,3}\Z")
 """What registers of all processors are like that have numbers."""
 
 

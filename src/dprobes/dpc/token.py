@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -48,8 +49,8 @@ class Token:
         return "the end of the program" if self.kind is TokenKind.END else f"'{self.text}'"
 
 
-_BLANK = re.compile(r"\s*")
-_TOKEN = re.compile(
+_BLANK = lazy_pattern(r"\s*")
+_TOKEN = lazy_pattern(
     r"""(?P<name>[A-Za-z_$][A-Za-z0-9_$]*)
       | (?P<number>\.?[0-9](?:[eEpP][+-]|[A-Za-z0-9_.])*)
       | (?P<string>"(?:[^"\\\n]|\\.)*")
@@ -59,7 +60,7 @@ _TOKEN = re.compile(
                         |[\[\](){}.&*+\-~!/%<>^|?:;=,])""",
     re.VERBOSE,
 )
-_PLACE_WORD = re.compile(r'(?:"[^"\n]*"|[^\s(){},;"])*')
+_PLACE_WORD = lazy_pattern(r'(?:"[^"\n]*"|[^\s(){},;"])*')
 _KINDS = {kind.value: kind for kind in TokenKind}
 
 

@@ -7,7 +7,9 @@ one at SBP+0, and leaves the result in the deepest cells of these; who calls it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

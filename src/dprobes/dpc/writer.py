@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dpc.typed import VariableKind
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +25,8 @@ INSTRUCTIONS = {
 """How instructions name the kinds of variables."""
 
 
-_LASTS = re.compile(r"(exit|abort|remove|sx .*|ux)\Z")
-_HARMLESS = re.compile(
+_LASTS = lazy_pattern(r"(exit|abort|remove|sx .*|ux)\Z")
+_HARMLESS = lazy_pattern(
     r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"
     r"|add|xchg)\Z"
 )

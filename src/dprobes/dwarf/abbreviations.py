@@ -10,10 +10,11 @@ Rules: DWARF 5, 7.5.3 to 7.5.6.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dwarf.bytenumbers import signed_at, unsigned_at
 from dprobes.dwarf.numbers import At, Form
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ understood.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dwarf.bytenumbers import signed_at, unsigned_at
 from dprobes.dwarf.locationtree import (
@@ -29,6 +29,7 @@ from dprobes.dwarf.locationtree import (
     size_of_tree,
 )
 from dprobes.dwarf.numbers import At, Encoding
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dwarf.numbers import At, Tag
 from dprobes.dwarf.ranges import ranges_of
 from dprobes.dwarf.search import entries_named
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,9 +9,10 @@ has no ``maximum_operations_per_instruction``.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,12 +9,13 @@ Lists of locations: which expression says where a variable is, at which instruct
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dwarf.bytenumbers import unsigned_at
 from dprobes.dwarf.entries import UNREADABLE
 from dprobes.dwarf.numbers import At
 from dprobes.dwarf.ranges import list_offset
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

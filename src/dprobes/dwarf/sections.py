@@ -13,9 +13,10 @@ compressed is not copied: the bytes of its file are used where they are.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.target.elf.contents import FileBytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Severity
-from dprobes.engines.auto import Choice, choose
 from dprobes.engines.capabilities import requirements
 from dprobes.engines.interface import ScopeKind
 from dprobes.engines.linux.procfs import process_field
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.auto import Choice
     from dprobes.engines.capabilities import Capability, Requirement
     from dprobes.engines.interface import Engine, Scope
     from dprobes.engines.options import EngineOptions
@@ -120,6 +120,8 @@ class Selection:
         name = self._name
         self._needs = tuple(requirements(program, architecture))
         if name == AUTO:
+            from dprobes.engines.auto import choose
+
             self._choice = choose(self._scope, self._needs, self._support, traced_by=self._traced_by())
             name = self._choice.engine
         row = engine_row(name)
@@ -155,6 +157,8 @@ class Selection:
                 reason = next(d for d in error.diagnostics if d.severity is Severity.ERROR).message
             else:
                 return engine
+        from dprobes.engines.auto import Choice
+
         self._choice = Choice(fallback.name, reason)
         return fallback.make(self._options, self._scope)
 

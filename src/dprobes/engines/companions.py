@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.companionsession import CompanionSession
 from dprobes.engines.registry import candidates, engine_row
 from dprobes.errors import DprobesError, EngineError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.joined import joined_program
 
 if TYPE_CHECKING:

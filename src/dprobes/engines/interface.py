@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.errors import NotSupportedError
 from dprobes.escapes import escaped, escaped_lines
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:

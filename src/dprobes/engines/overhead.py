@@ -6,11 +6,11 @@ How it is kept is the business of ``overload``.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import ScopeKind
 from dprobes.errors import EngineError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.resolve.spaces import Space, space_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ UNLIMITED = 0.0
 """What stands for an overhead without a limit."""
 
 _WORDS = ("off", "none")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
+_PERCENT = lazy_pattern(r"(\d+(?:\.\d+)?)\s*%?")
 
 
 def overhead_of(text: str) -> float:

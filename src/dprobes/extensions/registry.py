@@ -8,11 +8,12 @@ runs handlers imports what was found there, and looks for nothing itself.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.errors import DprobesError, EngineError
 from dprobes.extensions.extension import ENTRY_POINTS, Extension
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -41,6 +41,7 @@ from dprobes.filters.tree import (
     fail,
 )
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.numbertypes import NUMBER_TYPES, NumberType
 from dprobes.source import SourceFile, Span
 
@@ -60,9 +61,9 @@ _STRING_MAX = 4096
 _SIZES = (1, 2, 4, 8)
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "ns": 1, "us": 1000, "ms": 1000_000, "s": 1000_000_000}
-_SCALED = re.compile(r"(\d{1,20})(?:\.(\d{1,9}))?([A-Za-z]+)")
+_SCALED = lazy_pattern(r"(\d{1,20})(?:\.(\d{1,9}))?([A-Za-z]+)")
 
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     r"""\s*(?:
     (?P<name>[A-Za-z_]\w*(?:\.\w+)*)
   | (?P<number>\d[\w.]*)
@@ -75,7 +76,7 @@ _TOKEN = re.compile(
 _OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "=~", "!~", "startswith", "contains")
 _WORDS = {"&&": "and", "||": "or", "!": "not"}
 _KEYWORDS = ("and", "or", "not", "in", "startswith", "contains")
-_ESCAPE = re.compile(r"\\([\\\"'])")
+_ESCAPE = lazy_pattern(r"\\([\\\"'])")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ probepoint; where a sampler or a watchpoint hit, it is the one that the ip is in
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import fields_of
 from dprobes.formatters.templates.model import Conversion
 from dprobes.formatters.templates.renderer import STACK_ENDS
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:

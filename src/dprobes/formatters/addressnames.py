@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from dprobes.dwarf.inlinednames import InlinedNames
 from dprobes.errors import TargetError
 from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.codenames import CodeName, function_at
 from dprobes.target.demangled import Demangler
 from dprobes.target.ownership import foreign_owner
@@ -45,8 +46,8 @@ _NAMES_MAX = 4096
 _START_TOLERANCE = 20_000_000
 """Nanoseconds: the kernel says when a process started in hundredths of a second."""
 
-_PLACE = re.compile(r"(?P<name>.+?)(?:\+0x(?P<distance>[0-9a-f]{1,16}))?", re.DOTALL)
-_OFFSET = re.compile(r"0x[0-9a-f]{1,16}")
+_PLACE = lazy_pattern(r"(?P<name>.+?)(?:\+0x(?P<distance>[0-9a-f]{1,16}))?", re.DOTALL)
+_OFFSET = lazy_pattern(r"0x[0-9a-f]{1,16}")
 _PAGE = 4096
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,15 @@ from dprobes.escapes import escaped
 from dprobes.formatters.addressfields import address_fields, code_names, function_of
 from dprobes.formatters.templates.fields import FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.program import ProgramTemplates
+from dprobes.lazypattern import lazy_pattern
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.formatters.addressnames import Symboliser
-    from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Field
+    from dprobes.formatters.templates.model import Template
     from dprobes.formatters.templates.values import Value
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
@@ -51,7 +51,7 @@ _ADDRESSES = ("ip", "sp")
 
 _NO_NUMBERS = (FieldKind.STRING, FieldKind.BYTES)
 
-NUMBERED = re.compile(r"(word|item)(\d{1,4})\Z")
+NUMBERED = lazy_pattern(r"(word|item)(\d{1,4})\Z")
 
 _TEXT_MAX = 200
 

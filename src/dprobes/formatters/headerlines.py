@@ -8,9 +8,10 @@ comes behind it, is left to that.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import flag_word
 from dprobes.record.layout import FIXED_ITEMS, Item, header_struct
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import struct
 import time
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.escapes import escaped
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
 

@@ -7,7 +7,7 @@ These are the addresses that a template prints by name, those of call stacks, an
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.formatters.addressnames import AddressSymboliser, names_itself
@@ -15,6 +15,7 @@ from dprobes.formatters.templates.collection import templates_in, templates_of
 from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import decode_fields
 from dprobes.formatters.templates.model import Conversion
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.items import KERNEL_STACK, USER_STACK
 from dprobes.record.layout import Item

@@ -13,13 +13,13 @@ Numbers are little-endian, and so are the words of keys.
 
 from __future__ import annotations
 
-import re
 import struct
 import sys
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.keyed.contents import TableContents, TableRow
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.tables import Key, KeyKind, Range, Table, TableKind, Unit
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _COUNT = struct.Struct("<I")
 _HEAD = struct.Struct("<QI")
 
 _NUMBER = r"-?[0-9]{1,20}"
-_STATEMENT = re.compile(
+_STATEMENT = lazy_pattern(
     rf"(?P<name>[a-z_][a-z0-9_]*), (?P<kind>[a-z]+)(\((?P<range>{_NUMBER}, {_NUMBER}, {_NUMBER})\))?"
     r"(?P<keys>(, [a-z]+(\[[0-9]{1,3}\])?)*?)(, room = (?P<room>[0-9]{1,7}))?(, unit = (?P<unit>[a-z]+))?"
 )

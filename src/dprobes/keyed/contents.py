@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.rpn.tables import Table

@@ -30,8 +30,9 @@ import enum
 import itertools
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.arithmetic import signed
 from dprobes.rpn.tables import HIST_BUCKETS, KeyKind, TableKind
 

@@ -26,9 +26,10 @@ import re
 import sys
 from dataclasses import MISSING, fields
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dprobes.errors import ManagerError
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping

@@ -7,7 +7,7 @@ here, and lets the thread go on at its fix-up, as the kernel does with its own e
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dprobes.lazynamedtuple import NamedTuple
 
 __all__ = ["Fixup"]
 

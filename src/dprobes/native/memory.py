@@ -8,7 +8,8 @@ code is generated.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+
+from dprobes.lazynamedtuple import NamedTuple
 
 __all__ = ["MapPlace", "MapShape"]
 

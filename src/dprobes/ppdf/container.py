@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple
 
 from dprobes.errors import FormatError
+from dprobes.lazynamedtuple import NamedTuple
 
 __all__ = ["MAGIC", "MAJOR", "MINOR", "NEWER_HINT", "SECTION_MAX", "SIZE_MAX", "Section", "pack", "unpack"]
 

@@ -6,11 +6,11 @@ Errors give the byte of the file at which they were noticed, what was expected, 
 
 from __future__ import annotations
 
-import re
 import struct
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.errors import FormatError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.arithmetic import MAX_VALUE
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["NONE", "NO_TEXT", "Reader", "Strings", "Writer"]
 NONE = 0xFFFFFFFF
 """The number that stands for no string, no span, no value."""
 
-NO_TEXT = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+NO_TEXT = lazy_pattern("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 """What no string holds: control characters, which terminals obey, and what is no character."""
 
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{code}") for code in "BHIQ")

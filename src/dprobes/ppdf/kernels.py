@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, KernelPlace
 from dprobes.target.kernel.kallsyms import KernelSymbol
 
@@ -17,7 +17,7 @@ __all__ = ["read_kernels", "write_kernels"]
 
 _KERNEL_SIZE, _AREA_SIZE, _SYMBOL_SIZE, _PLACE_SIZE = 24, 20, 13, 17
 
-_NAME = re.compile(r"[^\s/]+\Z")
+_NAME = lazy_pattern(r"[^\s/]+\Z")
 """What names a symbol, a section or a module: the list of symbols has blanks between its fields, sysfs a directory."""
 
 

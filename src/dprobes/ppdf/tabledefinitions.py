@@ -14,6 +14,7 @@ import enum
 import re
 from typing import TYPE_CHECKING, TypeVar
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.tables import (
     BUCKETS_MAX,
     KEYS_MAX,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_tables", "write_tables"]
 
-_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_NAME = lazy_pattern(r"[a-z_][a-z0-9_]*", re.ASCII)
 _TABLE_SIZE, _KEY_SIZE = 25, 8
 
 WordT = TypeVar("WordT", bound=enum.Enum)

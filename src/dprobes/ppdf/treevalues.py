@@ -6,12 +6,13 @@ Variables, tables, functions and operators are those that there are; places that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed
 from dprobes.dpc.ctype import CType, Integer, size_of
 from dprobes.dpc.toolblock import SYSTEM
 from dprobes.dpc.typed import VariableKind
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.ppdf.treeforms import DEPTH_MAX, OPERATORS, ValueKind, type_of
 from dprobes.rpn.tables import KeyKind
 

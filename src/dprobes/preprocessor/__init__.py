@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SourceError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.clean import clean
 from dprobes.preprocessor.external import ExternalPreprocessor, ExternalRequest, ExternalResult
 from dprobes.preprocessor.sourcefiles import FILE_LIMIT, read_source
@@ -36,8 +37,8 @@ __all__ = [
     "read_source",
 ]
 
-_NEEDS_MACROS = re.compile(r"^[ \t\f\v]*#|\b__[A-Za-z_]", re.MULTILINE)
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NEEDS_MACROS = lazy_pattern(r"^[ \t\f\v]*#|\b__[A-Za-z_]", re.MULTILINE)
+_IDENTIFIER = lazy_pattern(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def preprocess(

@@ -8,8 +8,10 @@ directives, whose lines begin with ``#``, nothing is known of what the text says
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.problems import Problem
 from dprobes.preprocessor.textmap import Preprocessed, TextBuilder
 from dprobes.source import Span
@@ -19,17 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Cleaned", "clean"]
 
-_NEEDS_JOINING = re.compile(r"\A\ufeff|\\[ \t]*\n|\r")
-_LINE_END = re.compile(r"(?P<continued>\\[ \t]*\r?\n)|\r?\n|\r")
+_NEEDS_JOINING = lazy_pattern(r"\A\ufeff|\\[ \t]*\n|\r")
+_LINE_END = lazy_pattern(r"(?P<continued>\\[ \t]*\r?\n)|\r?\n|\r")
 # A character constant is short, so that an apostrophe does not make every search run to the end of its line.
-_EVENT = re.compile(
+_EVENT = lazy_pattern(
     r"""(?P<line>//[^\n]*)
     |(?P<block>/\*)
     |(?P<literal>"(?:[^"\\\n]|\\[^\n])*+"|'(?:[^'\\\n]|\\[^\n]){1,64}')
     |(?P<open>"[^\n]*)""",
     re.VERBOSE,
 )
-_EVENT_OR_NEWLINE = re.compile(_EVENT.pattern + r"|(?P<newline>\n)", re.VERBOSE)
+_EVENT_OR_NEWLINE = lazy_pattern(_EVENT.pattern + r"|(?P<newline>\n)", re.VERBOSE)
 
 
 class Cleaned(NamedTuple):

@@ -6,9 +6,10 @@ Operands that ``&&``, ``||`` and ``?:`` skip are read but may divide by zero. Di
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.problems import DirectiveError
 from dprobes.preprocessor.tokens import Token
 
@@ -20,8 +21,8 @@ __all__ = ["evaluate"]
 _DEPTH = 60
 _LEVELS = "||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %"
 _PRECEDENCE = {operator: level for level, operators in enumerate(_LEVELS) for operator in operators.split()}
-_INTEGER = re.compile(r"(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)([uU]?[lL]{0,2}|[lL]{1,2}[uU])")
-_CHARACTER = re.compile(r"L?'(?:([^\\])|\\([0-7]{1,3})|\\x([\da-fA-F]{1,8})|\\(.))'")
+_INTEGER = lazy_pattern(r"(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)([uU]?[lL]{0,2}|[lL]{1,2}[uU])")
+_CHARACTER = lazy_pattern(r"L?'(?:([^\\])|\\([0-7]{1,3})|\\x([\da-fA-F]{1,8})|\\(.))'")
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
 
 

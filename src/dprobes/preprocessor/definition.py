@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.problems import DirectiveError, StopError
 from dprobes.preprocessor.tokens import BODY, Token, lex, strip
 
@@ -25,8 +26,8 @@ DYNAMIC = frozenset({"__LINE__", "__FILE__", "__COUNTER__"})
 """The macros whose text depends on where or when they are used; nobody can define them."""
 
 _PASTE_LIMIT = 1024  # characters, or a long chain of '##' takes quadratic time
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_QUOTED = re.compile(r'["\\]')
+_NAME = lazy_pattern(r"[A-Za-z_]\w*", re.ASCII)
+_QUOTED = lazy_pattern(r'["\\]')
 
 
 @dataclass(frozen=True, slots=True)

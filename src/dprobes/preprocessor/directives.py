@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note, did_you_mean
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.clean import Cleaned, clean
 from dprobes.preprocessor.condition import evaluate
 from dprobes.preprocessor.expansion import Macros
@@ -30,8 +31,8 @@ __all__ = ["TEXT_LIMIT", "run_directives"]
 TEXT_LIMIT = 2 << 20
 """The number of characters, include files and all, beyond which text is refused."""
 
-_DIRECTIVE = re.compile(r"[ \t\f\v]*#")
-_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_DIRECTIVE = lazy_pattern(r"[ \t\f\v]*#")
+_WORD = lazy_pattern(r"[A-Za-z_]\w*", re.ASCII)
 _CONDITIONALS = frozenset({"if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"})
 _IGNORED = frozenset({"ident"})
 _OTHERS = frozenset({"define", "undef", "include", "error", "line", "warning", "pragma"})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import SourceError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.sourcefiles import read_source
 from dprobes.preprocessor.textmap import Preprocessed, TextBuilder
 from dprobes.source import SourceFile, Span
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["read_result"]
 
-_MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
+_MARKER = lazy_pattern(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
 # Directives that a preprocessor hands on to the compiler; here there is none.
-_DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(?:pragma|ident|sccs)\b.*")
-_MESSAGE = re.compile(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)")
+_DIRECTIVE = lazy_pattern(r"[ \t]*#[ \t]*(?:pragma|ident|sccs)\b.*")
+_MESSAGE = lazy_pattern(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)")
 
 
 def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnostics) -> Preprocessed:

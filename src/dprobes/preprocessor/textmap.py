@@ -7,8 +7,9 @@ The pieces of a text cover it without gaps, in order. Where they came from is al
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.source import Expansion, SourceFile, Span
 
 if TYPE_CHECKING:

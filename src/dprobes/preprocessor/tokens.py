@@ -8,9 +8,11 @@ not know what macros are defined.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.source import Expansion, SourceFile, Span
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["BODY", "Token", "Use", "lex", "strip", "tokenize", "would_join"]
 
 # A comment sign is a token because two tokens that are put together must not become one.
-_LEXEME = re.compile(
+_LEXEME = lazy_pattern(
     r"""(?P<blank>[ \t\f\v]+|\n)
     |(?P<character>L?'(?:[^'\\\n]|\\.){1,64}')
     |(?P<name>[A-Za-z_]\w*)

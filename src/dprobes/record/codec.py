@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, LogRecord, header_struct
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ be cut into items without a remainder. That is a guess; a template knows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:

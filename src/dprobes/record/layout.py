@@ -29,10 +29,11 @@ from __future__ import annotations
 import enum
 import struct
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dprobes.arch import ByteOrder
 from dprobes.errors import FormatError
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.record.items import LogItem

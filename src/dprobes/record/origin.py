@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordSource"]
 
-_NAMED = re.compile(rb"%[^%\s\"]{0,12}?[ak]")
+_NAMED = lazy_pattern(rb"%[^%\s\"]{0,12}?[ak]")
 """``%a`` or ``%k`` of a template, with whatever stands between."""
 
 

@@ -17,9 +17,10 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Self, overload
 
 from dprobes.errors import FormatError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import flag_word
 from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, header_struct
 

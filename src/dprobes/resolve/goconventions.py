@@ -6,9 +6,9 @@ Where a function takes its arguments in no register, a handler that asks for one
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.isa import OperandKind
 from dprobes.rpn.needs import executed_instructions
 from dprobes.rpn.program import MANY_PLACES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GoConventions"]
 
-_ARGUMENT = re.compile(r"arg\d+")
+_ARGUMENT = lazy_pattern(r"arg\d+")
 
 _STACK_HINT = "push what is on the stack: 'push r, sp', 'push 8', 'add', 'push mem, u64' is the first word there"
 

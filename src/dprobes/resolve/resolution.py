@@ -11,10 +11,8 @@ from dprobes.resolve.breakpoints import resolve_breakpoints
 from dprobes.resolve.goconventions import GoConventions
 from dprobes.resolve.probepoints import ResolvedModule
 from dprobes.resolve.pushedsymbols import pushed_symbols
-from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.spaces import ANYWHERE, EveryProcess, Space, space_of
 from dprobes.resolve.usdtprobes import argument_symbols
-from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import calls_extensions
@@ -64,16 +62,25 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     conventions = GoConventions(program, is_go=arch.convention == "Go")
     in_code, left_out = resolve_breakpoints(program, module, diagnostics, conventions)
     of_c = conventions.definitions_of_c(module, in_code, diagnostics)
-    watchpoints = resolve_watchpoints(program, module, diagnostics)
-    samplers = resolve_samplers(program, str(module.path))
+    elsewhere = _events(program, module, diagnostics)
     symbols = pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
     known = dict(symbols)
     symbols += tuple((n, a) for n, a in argument_symbols(program, module, in_code).items() if n not in known)
     warnings = tuple(d for d in diagnostics.since(checked) if d.severity is Severity.WARNING)
-    probepoints = (*in_code, *watchpoints, *samplers)
+    probepoints = (*in_code, *elsewhere)
     image = encode_for(program, arch, of_c)
     return ResolvedModule(module, arch, image, probepoints, symbols, tuple(left_out), warnings, of_c)
+
+
+def _events(program: Program, module: Module, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
+    """Return the watchpoints and samplers of a program, in this order."""
+    if all(definition.is_in_code for definition in program.definitions):
+        return ()
+    from dprobes.resolve.samplers import resolve_samplers
+    from dprobes.resolve.watchpoints import resolve_watchpoints
+
+    return (*resolve_watchpoints(program, module, diagnostics), *resolve_samplers(program, str(module.path)))
 
 
 def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> CodeImage:
@@ -89,10 +96,14 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
     """
     match space_of(program):
         case Space.PROCESSES:
+            from dprobes.resolve.watchpoints import resolve_watchpoints
+
             watchpoints = resolve_watchpoints(program, EveryProcess(arch), diagnostics)
             diagnostics.raise_if_errors()
             return watchpoints
         case Space.SYSTEM:
+            from dprobes.resolve.samplers import resolve_samplers
+
             return resolve_samplers(program, ANYWHERE)
         case Space.MODULE | Space.KERNEL:
             return ()

@@ -19,7 +19,9 @@ beforehand it works out by them. Parameters are named by what they mean, not by 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.arithmetic import BINARY, MAX_VALUE, divided
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.program import Expression
@@ -38,7 +39,7 @@ _FOLD: dict[str, Callable[[int, int], int]] = {
     "%": lambda a, b: divided(a, b)[1],
 }
 
-_NUMBER = re.compile(r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*))[uUlL]{0,3}")
+_NUMBER = lazy_pattern(r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*))[uUlL]{0,3}")
 
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "0": 0, "a": 7, "b": 8, "f": 12, "v": 11}
 
@@ -62,7 +63,7 @@ def parse_expression(tokens: Sequence[WordToken]) -> Expression:
     return value
 
 
-_READABLE = re.compile(r"([A-Za-z_(<~].*?)(?: ?([+-]) ?(0[xX][0-9a-fA-F]+|[0-9]+))?", re.ASCII)
+_READABLE = lazy_pattern(r"([A-Za-z_(<~].*?)(?: ?([+-]) ?(0[xX][0-9a-fA-F]+|[0-9]+))?", re.ASCII)
 
 
 def parse_readable(text: str) -> Expression | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.globs import is_pattern
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_expression, parse_readable, unquote
 from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.lexer import TokenKind
@@ -43,12 +44,12 @@ HeaderValue = int | bool | str | tuple[str, ...] | tuple[Table, ...] | ModuleTyp
 _NAME_MAX = 4095
 """The length of the longest path, without its NUL (PATH_MAX)."""
 
-_TRACEPOINT = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
+_TRACEPOINT = lazy_pattern(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
 
-_USDT = re.compile(r"usdt:([A-Za-z0-9_$.*?\[\]!-]+):([A-Za-z0-9_$.*?\[\]!-]+)", re.ASCII)
-_USDT_PREFIX = re.compile(r"usdt:(?!:)")
+_USDT = lazy_pattern(r"usdt:([A-Za-z0-9_$.*?\[\]!-]+):([A-Za-z0-9_$.*?\[\]!-]+)", re.ASCII)
+_USDT_PREFIX = lazy_pattern(r"usdt:(?!:)")
 
-_GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
+_GLOB = lazy_pattern(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
 
 
 def find_keyword(token: WordToken, header: Header) -> Keyword:

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ class WordToken:
 Statement = list[WordToken]
 
 # A name may hold the characters of ELF symbols: '.' (foo.cold), '$', and '@' (memcpy@GLIBC_2.14).
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     r"""(?P<blank>[ \t\r\f\v]+)
       | (?P<end>[\n;])
       | (?P<name>[A-Za-z_$.][A-Za-z0-9_$.@]*)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.globs import is_pattern
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.keywords import Header, keywords_of
 from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint, Usdt, quoted
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["location_keyword", "print_header", "print_instruction", "print_program"]
 
-_PLAIN_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
+_PLAIN_SYMBOL = lazy_pattern(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
 
 
 def print_program(program: Program) -> str:

@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_expression
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.operands import StatementError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parse_table"]
 
-_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_NAME = lazy_pattern(r"[a-z_][a-z0-9_]*", re.ASCII)
 _SIGNED_MAX = (1 << 63) - 1
 _FORM = "write 'table = NAME, KIND, KEY, ...'"
 

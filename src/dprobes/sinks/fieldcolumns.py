@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.formatters.fieldvalues import FieldValues
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.packed import PackedRecords
     from dprobes.record.probeinfo import Place
     from dprobes.trace.columns import Rows

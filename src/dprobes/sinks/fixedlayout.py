@@ -14,7 +14,7 @@ from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
 
 if TYPE_CHECKING:
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import ByteOrder
 
 __all__ = ["fixed_layout", "fixed_places"]

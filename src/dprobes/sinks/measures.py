@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dprobes.formatters.fieldvalues import text_of
 from dprobes.formatters.templates.values import Fault
 from dprobes.keyed.layout import bucket_of
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.sinks.fieldcolumns import Shown
 
 if TYPE_CHECKING:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import ByteOrder
     from dprobes.trace.columns import PlainRows
 

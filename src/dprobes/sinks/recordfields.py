@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
 from dprobes.formatters.addressfields import code_names_of, function_of
 from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.program import ProgramTemplates
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Field, Value
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place

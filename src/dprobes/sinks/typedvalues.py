@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.formatters.addressnames import Symboliser
-    from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Value
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.items import LogItem
     from dprobes.record.layout import ByteOrder, LogRecord
     from dprobes.record.probeinfo import Place

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Decoded, Field
+    from dprobes.formatters.templates.model import Template
     from dprobes.trace.columns import PlainRows
     from dprobes.trace.content import TraceProgram
     from dprobes.trace.packedblock import Block

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
     from dprobes.formatters.templates.values import Value
     from dprobes.record.layout import LogRecord
     from dprobes.record.packed import PackedRecords

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.packed import PackedRecords
     from dprobes.tables.namecolumns import NameColumns
     from dprobes.trace.content import TraceProgram

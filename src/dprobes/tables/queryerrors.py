@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
 from dprobes.errors import SourceError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.source import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["error_of", "message_of", "query_error"]
 
 _NAME = "query"
-_KIND = re.compile(r"\A[A-Z][A-Za-z ]* Error: ")
+_KIND = lazy_pattern(r"\A[A-Z][A-Za-z ]* Error: ")
 
 
 def query_error(query: str, message: str, span: tuple[int, int] | None = None, hint: str | None = None) -> SourceError:

@@ -21,7 +21,7 @@ from dprobes.formatters.templates.fields import Field, FieldKind, fields_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
 
 __all__ = [
     "HEADER_COLUMNS",

@@ -17,9 +17,10 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, TargetError
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     import mmap

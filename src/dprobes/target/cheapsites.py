@@ -12,11 +12,11 @@ nothing but a cheap site, and never fewer.
 
 from __future__ import annotations
 
-import re
 import struct
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.instructions import MAX_LENGTH, instructions_between
 from dprobes.target.uprobes import UprobeClass, has_no_effect, uprobe_class
@@ -34,11 +34,11 @@ _PASSED = 3  # instructions without effect that are looked past
 _LANDING_MARKS = (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
 """``endbr64`` and ``endbr32``: in code that has these, indirect jumps without notrack lead to nothing else."""
 
-_NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
+_NEAR_BRANCH = lazy_pattern(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
 """What stands before the 32-bit distance of a call or jump."""
-_SHORT_BRANCH = re.compile(rb"[\x70-\x7f\xe0-\xe3\xeb]")
+_SHORT_BRANCH = lazy_pattern(rb"[\x70-\x7f\xe0-\xe3\xeb]")
 """What stands before the 8-bit distance of a jump or loop."""
-_INDIRECT_JUMP = re.compile(rb"\xff[\x20-\x2f\x60-\x6f\xa0-\xaf\xe0-\xef]")
+_INDIRECT_JUMP = lazy_pattern(rb"\xff[\x20-\x2f\x60-\x6f\xa0-\xaf\xe0-\xef]")
 _NOTRACK = 0x3E
 _DISTANCE = struct.Struct("<i")
 _FEW = 8

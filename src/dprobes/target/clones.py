@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,8 +16,8 @@ __all__ = ["clones_among", "is_clone", "is_cold_part", "only_clones"]
 _SUFFIXES = r"(?:\.(?:constprop|part|isra|cold|lto_priv|localalias|llvm|clone)(?:\.\d+)?)+"
 """What GCC and Clang append to the name of a function."""
 
-_CLONE = re.compile(rf"(?P<original>[A-Za-z_][\w$]*){_SUFFIXES}", re.ASCII)
-_COLD = re.compile(r".*\.cold(\.\d+)?")
+_CLONE = lazy_pattern(rf"(?P<original>[A-Za-z_][\w$]*){_SUFFIXES}", re.ASCII)
+_COLD = lazy_pattern(r".*\.cold(\.\d+)?")
 _LISTED = 4
 
 

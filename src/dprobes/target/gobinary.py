@@ -19,10 +19,10 @@ The section ``.go.buildinfo`` begins (debug/buildinfo in Go's source):
 from __future__ import annotations
 
 import enum
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.clones import is_clone
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _IS_INLINE = 2
 _SEARCHED = 64 << 10
 """Bytes of a data segment in which Go looks for the mark itself."""
 
-_VERSION = re.compile(r"go(\d{1,3})\.(\d{1,3})")
+_VERSION = lazy_pattern(r"go(\d{1,3})\.(\d{1,3})")
 _REGISTERS_SINCE = (1, 17)
 
 

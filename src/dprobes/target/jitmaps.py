@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.codenames import LocatedFunction
 from dprobes.target.modules import root_of
 
@@ -27,7 +28,7 @@ _NAME_MAX = 1024
 _INTERVAL = 0.1
 """Seconds until the file is looked at again for what it lacked."""
 
-_LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,8}) ([^\n]+)$", re.MULTILINE)
+_LINE = lazy_pattern(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,8}) ([^\n]+)$", re.MULTILINE)
 
 
 class JitMap:

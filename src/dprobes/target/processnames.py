@@ -8,10 +8,11 @@ import time
 from collections import OrderedDict, defaultdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.allowance import Allowance
 from dprobes.target.codenames import LocatedCode, LocatedFunction, MappedCode, function_at
 from dprobes.target.demangled import Demangler

@@ -8,8 +8,10 @@ without the arguments of templates. The more is the same, the better; of what is
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.demangled import Demangler
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def _normal(name: str) -> str:
     return re.sub(r"(?<![\w]) | (?![\w(])|(?<=[\w]) (?=\()", "", name) if " " in name else name
 
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = lazy_pattern(r"[A-Za-z_]\w*")
 
 
 def _significant(name: str) -> str | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 
+from dprobes.lazypattern import lazy_pattern
+
 __all__ = ["rust_name"]
 
-_LEGACY = re.compile(r"_ZN(?P<parts>.*)17h[0-9a-f]{16}E(?P<clone>\..*)?", re.DOTALL)
+_LEGACY = lazy_pattern(r"_ZN(?P<parts>.*)17h[0-9a-f]{16}E(?P<clone>\..*)?", re.DOTALL)
 _ESCAPES = {"SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(", "RP": ")", "C": ","}
-_ESCAPE = re.compile(r"\$(\w{1,8})\$")
+_ESCAPE = lazy_pattern(r"\$(\w{1,8})\$")
 
 _RESULT_MAX = 4096
 """Characters of a name; what is referred to again and again may stand for any number."""

@@ -9,9 +9,10 @@ An instruction that raises an exception has popped its operands before, and push
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import CALL_DEPTH_MAX, RPN_STACK_CELLS, ExceptionCode
 from dprobes.rpn.point import Point
 from dprobes.vm.heap import Heap

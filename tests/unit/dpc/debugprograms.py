@@ -10,7 +10,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
-from dprobes.dpc.debugnames import DescribedModule
+from dprobes.dpc.latenames import DescribedModule
 from dprobes.errors import SourceError
 from dprobes.preprocessor import preprocess
 from dprobes.source import SourceFile

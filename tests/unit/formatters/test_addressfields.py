@@ -12,7 +12,7 @@ from dprobes.formatters.addressfields import address_fields, code_names, code_na
 from dprobes.formatters.csv import COLUMNS, CsvFormatter
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.json import JsonFormatter
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.fields import decode_fields
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.formatters.templates.values import Fault
@@ -23,7 +23,7 @@ from dprobes.rpn.isa import StackEnd, Token
 from dprobes.target.codenames import CodeName
 
 if TYPE_CHECKING:
-    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.model import Template
 
 CODE, SAMPLE = Place("app", "main"), Place("app", "99hz", is_code=False)
 FILES = {

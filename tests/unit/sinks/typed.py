@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.formatters.templates import DIRECTORY_FILE
+from dprobes.formatters.templates.directory import DIRECTORY_FILE
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:

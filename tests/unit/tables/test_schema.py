@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.escapes import escaped
-from dprobes.formatters.templates import Template, Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
@@ -22,6 +22,9 @@ from dprobes.tables.schema import Partition, field_columns, fixed_columns, table
 from dprobes.trace.content import LostRecords, PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.frames import RECORD_HEAD
 from record_strategies import records
+
+if TYPE_CHECKING:
+    from dprobes.formatters.templates.model import Template
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 

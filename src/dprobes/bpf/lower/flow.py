@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow

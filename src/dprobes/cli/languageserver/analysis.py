@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
 from dprobes.errors import DprobesError, SourceError
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Analysis", "analyse", "is_c", "word_at"]
 
-_WORD = re.compile(r"[@$A-Za-z_][A-Za-z0-9_]*")
+_WORD = lazy_pattern(r"[@$A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dprobes.cli.languageserver.analysis import is_c
 from dprobes.cli.languageserver.position import Position, position_at
 from dprobes.errors import DprobesError
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,16 +22,16 @@ __all__ = ["Completion", "CompletionKind", "completions_at"]
 _MAX = 1000
 """How many are given."""
 
-_PLACE = re.compile(r"[^\s(){},;\[\]]*\Z")
-_WORD = re.compile(r"@?\w*\Z")
-_EVENT = re.compile(r"\b(tracepoint|syscall)\s+([\w:]*)\Z")
-_REGISTER = re.compile(r'\breg\("(\w*)\Z')
-_FIELD = re.compile(r"\bargs\.(\w*)\Z")
-_DECLARED = re.compile(
+_PLACE = lazy_pattern(r"[^\s(){},;\[\]]*\Z")
+_WORD = lazy_pattern(r"@?\w*\Z")
+_EVENT = lazy_pattern(r"\b(tracepoint|syscall)\s+([\w:]*)\Z")
+_REGISTER = lazy_pattern(r'\breg\("(\w*)\Z')
+_FIELD = lazy_pattern(r"\bargs\.(\w*)\Z")
+_DECLARED = lazy_pattern(
     r"\b(?:static|global|percpu|thread|extern|char|short|int|long|unsigned|signed|u?int\d+_t|[us]\d+|size_t|struct\s+\w+)"
     r"[\s*]+([A-Za-z_]\w*)\s*(?=[=;,\[)(])"
 )
-_TABLE = re.compile(r"@[A-Za-z_]\w*")
+_TABLE = lazy_pattern(r"@[A-Za-z_]\w*")
 _POINTS = {
     "return": "just after the return of a function", "usdt": "a statically defined probe", "watch": "a watchpoint",
     "sample": "a sampler, as in 99hz", "tracepoint": "a tracepoint of the kernel", "syscall": "a system call",

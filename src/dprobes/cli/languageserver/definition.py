@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from dprobes.cli.languageserver.analysis import is_c, word_at
+from dprobes.lazynamedtuple import NamedTuple
 
 __all__ = ["Definition", "definition_of"]
 
@@ -60,5 +60,5 @@ def _rpn_patterns(word: str) -> list[str]:
 
 
 def _without_comments(text: str) -> str:
-    pattern = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+    pattern = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)  # noqa: TID251 - used at once
     return pattern.sub(lambda match: "".join(c if c == "\n" else " " for c in match.group()), text)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 __all__ = ["Position", "position_at"]
 
-_PIECE = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z)|[{};]', re.DOTALL)
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_PARAMETERS = re.compile(r"\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_PIECE = lazy_pattern(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z)|[{};]', re.DOTALL)
+_NAME = lazy_pattern(r"[A-Za-z_]\w*")
+_PARAMETERS = lazy_pattern(r"\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _TYPES = frozenset(("char", "short", "int", "long", "unsigned", "signed", "void", "size_t", "bool", "_Bool", "const"))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import DprobesError
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from dprobes.cli.languageserver.analysis import Analysis
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SourcePlace", "source_at", "source_of"]
 
-_FUNCTION = re.compile(r'"?(?P<function>[^"+:*?\s]+)"?\s*(?:\+\s*\w+)?')
+_FUNCTION = lazy_pattern(r'"?(?P<function>[^"+:*?\s]+)"?\s*(?:\+\s*\w+)?')
 _ORIGINS_MAX = 4
 _TEXT_SECTIONS = (".debug_line", ".debug_str", ".debug_line_str")
 

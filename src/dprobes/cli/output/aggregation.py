@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.cli.output.wantedfields import WantedFields
-    from dprobes.formatters.templates import Templates
+    from dprobes.formatters.templates.collection import Templates
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.aggregates import CountTable

@@ -14,12 +14,13 @@ import enum
 import os
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.cli import console
 from dprobes.formatters.fieldvalues import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues
 from dprobes.keyed.layout import BIAS, HIST_ZERO, key_parts
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.layout import LogRecord
 from dprobes.record.probeinfo import Place
 from dprobes.resolve.probeplaces import places_of

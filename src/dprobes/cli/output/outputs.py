@@ -12,7 +12,6 @@ from dprobes.errors import SinkError
 from dprobes.record.clock import WallClock
 from dprobes.resolve.probeplaces import places_of, with_files
 from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
 from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.sinks.interface import Sink
     from dprobes.sinks.local.stream import StreamOutlet
+    from dprobes.sinks.local.tracefile import TraceFileSink
     from dprobes.sinks.target import TargetStatus
     from dprobes.sinks.targets import LogTargets
 
@@ -51,6 +51,7 @@ class Outputs:
         self._places: list[Place] = []
         self._clock = WallClock()
         self._stream: StreamOutlet | None = None
+        self._file: TraceFileSink | None = None
         self._targets: LogTargets | None = None
         self._direct = list(views)
         self._failed: Sink | None = None
@@ -75,7 +76,8 @@ class Outputs:
         if output is not None and is_trace_name(output.name):
             from dprobes.sinks.local.tracefile import TraceFileSink
 
-            return TraceFileSink(str(output))
+            self._file = TraceFileSink(str(output))
+            return self._file
         if output is None and not is_needed:
             return None
         self._stream = stream.console() if output is None else stream.file(output)
@@ -83,6 +85,7 @@ class Outputs:
 
     @staticmethod
     def _open_targets(names: Sequence[str], log_format: str) -> LogTargets:
+        from dprobes.sinks.kinds import parse_target
         from dprobes.sinks.targets import LogTargets
 
         targets = LogTargets(lambda name, problem: console.warning(f"log target {name}: {problem}"))
@@ -140,14 +143,12 @@ class Outputs:
     def write_tables(self, contents: Sequence[TableContents]) -> None:
         """Write what keyed tables hold to a trace file, if there is one, and hand it to log targets."""
         self.send_tables(contents)
-        from dprobes.sinks.local.tracefile import TraceFileSink
-
-        for sink in tuple(self._direct):
-            if isinstance(sink, TraceFileSink):
-                try:
-                    sink.log_tables(self._source, contents)
-                except SinkError as error:
-                    self._fail(sink, error)
+        file = self._file
+        if file is not None and file in self._direct:
+            try:
+                file.log_tables(self._source, contents)
+            except SinkError as error:
+                self._fail(file, error)
 
     def flush(self, *, is_last: bool = False) -> int:
         """

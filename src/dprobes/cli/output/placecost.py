@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.instructions import unprobeable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dprobes.bpf.asm.insn import decode as decode_insns
 from dprobes.bpf.layout import MapName
 from dprobes.cli.output.handlercode import Disassembly
 from dprobes.escapes import escaped
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.needs import writing_instructions

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable
 
-    from dprobes.formatters.templates import Templates
+    from dprobes.formatters.templates.collection import Templates
     from dprobes.record.origin import RecordSource
     from dprobes.trace.content import TraceProgram, TraceRecord
 

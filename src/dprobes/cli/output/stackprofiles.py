@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli import console
 from dprobes.errors import FormatError, reason_of
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,7 @@ from dprobes.cli.output.summary import place_of
 from dprobes.escapes import escaped
 from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.fieldvalues import FieldValues
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:

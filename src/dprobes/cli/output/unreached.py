@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ _NAMED = 3
 _FUNCTIONS_MAX = 8
 """Functions that are looked for elsewhere."""
 
-_START = re.compile(r"(?P<name>[A-Za-z_][\w.$]*)", re.ASCII)
+_START = lazy_pattern(r"(?P<name>[A-Za-z_][\w.$]*)", re.ASCII)
 """The start of a function, as a probepoint's ``where`` names it."""
 
 

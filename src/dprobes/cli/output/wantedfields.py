@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import click
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:

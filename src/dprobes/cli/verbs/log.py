@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.formatters.templates import Templates
+    from dprobes.formatters.templates.collection import Templates
     from dprobes.sinks.recorddata import RecordData
     from dprobes.trace.content import Damage, TraceRecord
     from dprobes.trace.filter import RowFilter

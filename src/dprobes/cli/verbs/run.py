@@ -38,7 +38,6 @@ from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import files_of, load_program, module_of
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
-from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
 from dprobes.diagnostics import Severity
 from dprobes.engines.ebpf.options import RING_SIZE
@@ -256,7 +255,7 @@ def command(
         module=module_of(scope),
         files=files_of(chosen, symbols, scope),
     )
-    if (directory := templates or (example_templates(file) if file is not None else None)) is not None:
+    if (directory := templates or _templates_beside(file)) is not None:
         loaded = loaded.with_templates(directory)
     elif loaded.templates:
         from dprobes.formatters.templates.collection import templates_of
@@ -346,6 +345,15 @@ def _is_for_programs(
     if output is None and not targets and not has_view:
         return format_name in _FOR_PROGRAMS
     return _CONSOLE in targets and (log_format or format_name) in _FOR_PROGRAMS
+
+
+def _templates_beside(file: Path | None) -> Path | None:
+    """Return the directory of templates that comes with an example; None for other programs."""
+    if file is None:
+        return None
+    from dprobes.cli.shippedexamples import example_templates
+
+    return example_templates(file)
 
 
 def _stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:

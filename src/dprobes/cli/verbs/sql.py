@@ -15,6 +15,7 @@ from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.output.textoutput import print_line, print_lines, print_table
 from dprobes.cli.progress import Progress
 from dprobes.escapes import json_text
+from dprobes.lazypattern import lazy_pattern
 from dprobes.tables.queryerrors import error_of, query_error
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
+_EXPLAIN = lazy_pattern(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
 
 _PATIENCE = 1.0
 """Seconds that an interrupted query may take to end."""

@@ -9,9 +9,10 @@ it belongs to all threads: what a handler writes there is done at once.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dprobes.engines.hits.probes import HANDING_OVER, HandledProgram, Probe
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:

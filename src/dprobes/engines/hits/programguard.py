@@ -8,10 +8,11 @@ share that by their hits. Handlers are measured, and what is left is what their 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.hits.hitload import HitLoad
 from dprobes.engines.overload import LOOK_INTERVAL, Load, OverloadPolicy
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -16,9 +16,10 @@ from the new stack pointer; 64-bit, and 32-bit behind the words that ``int $0x80
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.ptracecalls import NO_SYSTEM_CALL, RESTARTS, Register
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

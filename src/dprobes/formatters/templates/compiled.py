@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
 from dprobes.formatters.templates.values import AMOUNT, readable_number
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template

@@ -10,10 +10,12 @@ data is shown as it is.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.escapes import escaped
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import PROCESS_NAME_SIZE, Flow, Group
 from dprobes.rpn.needs import sets_codes
@@ -95,12 +97,12 @@ def derived_templates(program: Program) -> dict[int, str]:
     return {size: text for size, text in found.items() if text}
 
 
-_REPEATED = re.compile(r"\*(n|\?|cells)\Z")
+_REPEATED = lazy_pattern(r"\*(n|\?|cells)\Z")
 """The end of a repeated item in the effect of an instruction."""
 
-_ADDRESS = re.compile(r"&[\w.:@$]+")
-_SIMPLE = re.compile(r"[*&~]*([\w.:@$]+|\([^()]*\))")
-_CONSTANT = re.compile(r"-?[0-9]+")
+_ADDRESS = lazy_pattern(r"&[\w.:@$]+")
+_SIMPLE = lazy_pattern(r"[*&~]*([\w.:@$]+|\([^()]*\))")
+_CONSTANT = lazy_pattern(r"-?[0-9]+")
 
 
 class _UnknownError(Exception):

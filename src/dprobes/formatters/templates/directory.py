@@ -6,15 +6,17 @@ A line is ``major file``; a file's name has no directory in it, so that it can t
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.formatters.templates.lexer import TokenKind, WordToken, without_comments
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_number
 from dprobes.source import Span
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterable, Iterator
 
     from dprobes.diagnostics import Diagnostics
@@ -30,7 +32,7 @@ MAJOR_MAX = 0xFFFF
 NAME_MAX = 255
 ENTRIES_MAX = 0x10000
 
-_WORD = re.compile(r"\n|[^ \t\r\f\v\n]+")
+_WORD = lazy_pattern(r"\n|[^ \t\r\f\v\n]+")
 
 
 class Entry(NamedTuple):

@@ -7,10 +7,11 @@ The data may be anything: what it lacks, and what no place-holder takes, is kept
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
 from dprobes.formatters.templates.values import Fault, Value
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.items import ItemHead, item_head
 from dprobes.rpn.isa import Token
 

@@ -17,6 +17,7 @@ from dprobes.formatters.templates.extraction import data_parts, read
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
 from dprobes.formatters.templates.values import Fault, Value
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoded", "Fault", "Field", "FieldKind", "Value", "decode_fields", "fields_of"]
 
-_NAME = re.compile(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
-_EXPRESSION = re.compile(r"(?:^|\s)(?P<what>[^\s=]*[^\w\s=.][^\s=]*|\w+(?:\.\w+)+)=[\"']?\Z")
+_NAME = lazy_pattern(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
+_EXPRESSION = lazy_pattern(r"(?:^|\s)(?P<what>[^\s=]*[^\w\s=.][^\s=]*|\w+(?:\.\w+)+)=[\"']?\Z")
 """What a derived template calls the content of memory, or a value that was worked out: ``*(8+arg0)=``."""
 _NAME_MAX = 64
 _NAME_REACH = 100

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.lexer import Statement, TokenKind, WordToken
 from dprobes.source import Span
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Statement", "TokenKind", "WordToken", "statements", "without_comments"]
 
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     r"""(?P<blank>[ \t\r\f\v]+|//[^\n]*)
       | (?P<comment>/\*(?:[^*]|\*(?!/))*+\*/)
       | (?P<end>\n)
@@ -34,8 +35,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
-_COMMENT = re.compile(r"/\*(?P<body>(?:[^*]|\*(?!/))*+)(?P<end>\*/)?|//[^\n]*")
-_NOT_NEWLINE = re.compile(r"[^\n]")
+_COMMENT = lazy_pattern(r"/\*(?P<body>(?:[^*]|\*(?!/))*+)(?P<end>\*/)?|//[^\n]*")
+_NOT_NEWLINE = lazy_pattern(r"[^\n]")
 
 _KINDS = {kind.value: kind for kind in TokenKind}
 

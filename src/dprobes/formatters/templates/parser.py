@@ -21,6 +21,7 @@ from dprobes.formatters.templates.directory import MAJOR_MAX
 from dprobes.formatters.templates.lexer import TokenKind, WordToken, statements
 from dprobes.formatters.templates.model import Template
 from dprobes.formatters.templates.placeholders import Character, parse_parts
+from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_number
 from dprobes.source import Span
 
@@ -42,7 +43,7 @@ PARTS_MAX = 1000
 
 _KEYWORDS = ("major", "minor", "desc", "fmt")
 
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]{1,3})|(.))", re.DOTALL)
+_ESCAPE = lazy_pattern(r"\\(?:x([0-9a-fA-F]+)|([0-7]{1,3})|(.))", re.DOTALL)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"} | {c: c for c in "\\\"'?"}
 _BYTE_MAX = 0xFF
 

@@ -12,8 +12,7 @@ A letter ``d`` is a size if one of ``d u x o c s p a h v``, or ``E{``, follows a
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.formatters.templates.model import (
@@ -26,6 +25,8 @@ from dprobes.formatters.templates.model import (
     Text,
     Width,
 )
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ _FROM_C = {
 }
 """What to write for what C has."""
 
-_NAMED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
+_NAMED = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
 
 WIDTH_MAX = 80
 PRECISION_MAX = 80

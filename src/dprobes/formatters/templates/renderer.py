@@ -7,7 +7,7 @@ Nothing is hidden: what the data lacks, and what no place-holder takes, is shown
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
 from dprobes.formatters.hexdump import hex_dump
@@ -15,6 +15,7 @@ from dprobes.formatters.templates.compiled import compiled_of
 from dprobes.formatters.templates.extraction import read
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
 from dprobes.formatters.templates.values import ERROR_MAX, Fault, readable_number
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.items import split_items
 from dprobes.rpn.isa import StackEnd
 

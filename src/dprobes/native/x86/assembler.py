@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import NamedTuple
+
+from dprobes.lazynamedtuple import NamedTuple
 
 __all__ = ["Condition", "Gpr", "Label", "Memory", "Operation", "Shift", "X86Assembler"]
 

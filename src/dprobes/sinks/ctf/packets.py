@@ -26,8 +26,9 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.sinks.ctf.metadata import STREAM_CLASS, STREAM_CLASS_WITHOUT_CPU
 
 if TYPE_CHECKING:

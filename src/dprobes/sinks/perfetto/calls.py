@@ -8,7 +8,9 @@ pointer when a function is entered may have called that as its last act, and ret
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord

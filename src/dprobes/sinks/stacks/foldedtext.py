@@ -8,10 +8,10 @@ Folded stacks: a line for each stack, as flame graph tools take them, and back.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.sinks.stacks.profile import StackProfile
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["folded_lines", "parse_folded"]
 
-_LINE = re.compile(r"(?P<stack>.*\S) +(?P<weight>\d{1,19})")
+_LINE = lazy_pattern(r"(?P<stack>.*\S) +(?P<weight>\d{1,19})")
 
 
 def folded_lines(profile: StackProfile) -> list[str]:

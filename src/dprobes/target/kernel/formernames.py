@@ -7,8 +7,9 @@ only. Data that is no more has no name that stands for it, because another thing
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
+
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ _DATA = {
 }
 """What became of data, as a hint."""
 
-_SYSTEM_CALL = re.compile(r"sys_(\w+)\Z")
+_SYSTEM_CALL = lazy_pattern(r"sys_(\w+)\Z")
 
 
 def present_names(former: str) -> Iterator[str]:

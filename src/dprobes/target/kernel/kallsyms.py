@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from dprobes.globs import compile_glob
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +28,7 @@ __all__ = ["KALLSYMS", "Kallsyms", "KernelSymbol"]
 KALLSYMS = Path("/proc/kallsyms")
 
 _CODE = "tTwW"
-_LINE = re.compile(rb"^([0-9a-f]+) (\S) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
+_LINE = lazy_pattern(rb"^([0-9a-f]+) (\S) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
 _NEAR = 3
 _FEW = 500
 """As many symbols of data may stand in a list of functions: those of the linker script."""

@@ -11,9 +11,11 @@ import os
 import re
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import reason_of
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,7 @@ _PROGRAM_HEADER = struct.Struct("=IIQQQQ")
 _PT_LOAD, _PT_NOTE = 1, 4
 
 _NOTES_MAX = 1 << 20
-_SHIFT = re.compile(rb"^KERNELOFFSET=([0-9a-f]+)$", re.MULTILINE)
+_SHIFT = lazy_pattern(rb"^KERNELOFFSET=([0-9a-f]+)$", re.MULTILINE)
 """In the note VMCOREINFO (arch_crash_save_vmcoreinfo in arch/x86/kernel/crash_core_64.c or machine_kexec_64.c)."""
 
 _IMAGES_START, _IMAGES_END = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000

@@ -17,8 +17,9 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.elf.headers import SHT_SYMTAB
 
 if TYPE_CHECKING:

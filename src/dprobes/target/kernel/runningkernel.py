@@ -7,9 +7,11 @@ import re
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError, reason_of
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.clones import clones_among, only_clones
 from dprobes.target.kernel.formernames import advice_on_data, present_names
 from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
@@ -42,7 +44,7 @@ _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_
 Commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and adf8a61a940c
 ("kprobes: treewide: Make it harder to refer kretprobe_trampoline directly") (in v5.16) have renamed it.
 """
-_FIRST_WORD = re.compile(rb"^\S+", re.MULTILINE)
+_FIRST_WORD = lazy_pattern(rb"^\S+", re.MULTILINE)
 _ENDBR = 4
 """Bytes of the ``endbr64`` that may stand before what ftrace changes."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.kernel.buildids import build_id_of_notes
 from dprobes.target.kernel.packedfiles import open_packed
 from dprobes.target.kernel.patchedcode import alternatives, is_patched_form

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["RecordField", "TraceFormat", "parse_format"]
 
-_ID = re.compile(r"^ID: (\d+)$", re.MULTILINE)
-_FIELD = re.compile(r"^\s*field:([^;]+);\s*offset:(\d+);\s*size:(\d+);\s*signed:([01]);", re.MULTILINE)
-_DECLARATION = re.compile(r"(?P<type>.*?)(?P<name>\w+)(?P<array>\[[^\]]*\])?\Z", re.DOTALL)
+_ID = lazy_pattern(r"^ID: (\d+)$", re.MULTILINE)
+_FIELD = lazy_pattern(r"^\s*field:([^;]+);\s*offset:(\d+);\s*size:(\d+);\s*signed:([01]);", re.MULTILINE)
+_DECLARATION = lazy_pattern(r"(?P<type>.*?)(?P<name>\w+)(?P<array>\[[^\]]*\])?\Z", re.DOTALL)
 _DYNAMIC = ("__data_loc ", "__rel_loc ")
 
 

@@ -19,9 +19,10 @@ import struct
 from bisect import bisect_right
 from collections import OrderedDict
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.elf.debugfiles import find_debug_file
 from dprobes.target.processmaps import PAGE_SIZE
 from dprobes.target.unwind.frameentries import DEBUG_COMMON, read_debug_description, read_description

@@ -10,10 +10,11 @@ import contextlib
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.modules import root_of
 from dprobes.target.ownership import foreign_owner

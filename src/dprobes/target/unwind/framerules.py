@@ -8,7 +8,9 @@ for each register that has moved. Rules: DWARF 5, 6.4.2; the GNU operations in G
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,9 +15,10 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.unwind.framebytes import POINTER_SIZES
 from dprobes.target.unwind.frameentries import read_description
 from dprobes.target.unwind.framerules import rows_of

@@ -8,9 +8,10 @@ where memory cannot be read, or where frames do not come nearer to the bottom of
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import StackEnd
 from dprobes.target.unwind.frameentries import FrameImage
 from dprobes.target.unwind.frameexpressions import evaluate

@@ -38,8 +38,9 @@ state that ``Function.exits`` tells. All exceptions of RPN end there, and what i
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.isa import Flow
 from dprobes.vm.translate.state import NotKnownError, State

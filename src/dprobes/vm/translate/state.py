@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import NamedTuple
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 __all__ = ["Atom", "Call", "NotKnownError", "Pointer", "State"]

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.formatters.templates import Template, Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.fields import decode_fields
 from dprobes.formatters.templates.renderer import render
 from dprobes.record.layout import LogRecord
@@ -14,6 +14,7 @@ from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
+    from dprobes.formatters.templates.model import Template
     from dprobes.rpn.program import Program
 
 

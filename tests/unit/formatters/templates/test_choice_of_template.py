@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.fields import Decoded, Fault, Field, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.renderer import render
 from dprobes.record.layout import LogRecord

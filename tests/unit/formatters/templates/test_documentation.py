@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.cli.main import run
 from dprobes.formatters.csv import COLUMNS
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion
 from unit.formatters.templates.support import formatted
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.formatters import FORMATS, Place, formatter
-from dprobes.formatters.templates import Templates, renderer
 from dprobes.formatters.templates import fields as fields_module
+from dprobes.formatters.templates import renderer
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.compiled import compiled_of
 from dprobes.formatters.templates.fields import decode_fields, fields_of
 from dprobes.formatters.templates.renderer import render

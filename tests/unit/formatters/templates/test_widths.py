@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.widths import check_widths
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile

@@ -10,7 +10,7 @@ import pytest
 
 from babeltrace import NEEDS_BABELTRACE, discarded_in, event_line, read_trace, text_of
 from dprobes.errors import SinkError
-from dprobes.formatters.templates import DIRECTORY_FILE
+from dprobes.formatters.templates.directory import DIRECTORY_FILE
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource

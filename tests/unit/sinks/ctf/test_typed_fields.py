@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.collection import Templates
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import ByteOrder, LogRecord
 from dprobes.record.origin import RecordSource

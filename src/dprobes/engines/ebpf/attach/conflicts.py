@@ -15,13 +15,14 @@ import errno
 import os
 import struct
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.linux.procfs import process_field, threads_of
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 from dprobes.target.uprobes import is_replaced_by_call
 

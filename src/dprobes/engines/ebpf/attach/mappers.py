@@ -11,12 +11,13 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.linux.procfs import living_thread
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.modules import root_of
 from dprobes.target.processmaps import executable_mappings, read_maps
 

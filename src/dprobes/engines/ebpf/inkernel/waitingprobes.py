@@ -20,7 +20,6 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
@@ -31,6 +30,7 @@ from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import link_perf_event
 from dprobes.engines.linux.procfs import start_time
 from dprobes.errors import EngineError, PrivilegeError, reason_of
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.kernel.tracefs import open_trace_files
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ __all__ = ["WaitingLinks", "WaitingProbes", "parse_misses"]
 
 _LINES = "kprobe_events"
 _MISSES = "kprobe_profile"
-_GROUP = re.compile(r"dprobes_(\d+)_(\d+)_\d+")
-_LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
+_GROUP = lazy_pattern(r"dprobes_(\d+)_(\d+)_\d+")
+_LINE = lazy_pattern(r"[pr]\d*:(\S+?)/(\S+) ")
 
 
 class WaitingProbes:

@@ -19,10 +19,11 @@ import enum
 import mmap
 import os
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.cpus import online_cpus
 from dprobes.engines.linux.perfcalls import open_process_news
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.processmaps import Mapping
 
 if TYPE_CHECKING:

@@ -21,11 +21,12 @@ import select
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import Status
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.linux.mapcalls import MapType, create_map
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

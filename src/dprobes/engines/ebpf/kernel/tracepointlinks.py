@@ -7,7 +7,7 @@ The kernel takes all of it away when the descriptors are closed, also if this pr
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.links import link_events
@@ -15,6 +15,7 @@ from dprobes.engines.ebpf.kernel.refusal import PERF_REMEDY, TOO_MANY_FILES
 from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import AttachType, ProgramType, open_raw_tracepoint
 from dprobes.errors import EngineError, PrivilegeError, reason_of
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.kernel.tracedfields import Source
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from dprobes.engines.ebpf.read.tablewatch import TableWatch
 from dprobes.engines.ebpf.read.threadprogress import progress
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
-from dprobes.engines.launcher import Command
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.read.userstacks import UserStacks
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
+    from dprobes.engines.launcher import Command
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
@@ -148,6 +148,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             types = self._features.types
             stack.callback(types.close)
             if scope.command:
+                from dprobes.engines.launcher import Command
+
                 self._command = Command(scope.command, output=scope.output)
                 stack.callback(self._command.close)
             if scope.is_tree:

@@ -7,11 +7,12 @@ Taking a piece is one copy, so that the ring is emptied a hundred times faster t
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import PROBE_MAX
 from dprobes.engines.ebpf.read.entries import EntryReader
 from dprobes.engines.ebpf.read.overflow import Overflow
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,6 +26,7 @@ from dprobes.engines.x86.debugregs import Watch
 from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
 from dprobes.errors import SourceError, TargetError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.resolution import resolve, resolve_everywhere
@@ -54,11 +55,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "reachable"]
 
-_LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
+_LINKER = lazy_pattern(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
 _LINKER_HOOK = "_dl_debug_state"
 """The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
 
-_UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+)*|(libc|ld)\.musl-.*|ld-musl-.*")
+_UNWINDER = lazy_pattern(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+)*|(libc|ld)\.musl-.*|ld-musl-.*")
 _UNWINDING = (
     "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
 )  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Counts, Event, Finished, Notice, RecordBatch, StateEvent
 from dprobes.engines.ptrace.wire import Done, Dumped, Ended, ProbeStatus, Warned
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:

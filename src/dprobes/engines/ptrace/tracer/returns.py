@@ -11,7 +11,7 @@ only marked, and given up when the thread is seen above it on the stack.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sites import Role, Site
@@ -22,6 +22,7 @@ from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
 from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
 

@@ -16,12 +16,13 @@ In 64-bit code the processor ignores bases and limits, but for the bases of fs a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.ptracecalls import Register, SegmentDescriptor
 from dprobes.engines.ptrace.tracer.injection import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.vm import SelectorFault
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import AFTER, HitState
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     import ctypes

@@ -21,11 +21,12 @@ import errno
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.state import InterruptedWait
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     import ctypes
