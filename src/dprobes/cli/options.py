@@ -52,6 +52,9 @@ class _Program(click.Path):
         if ctx is not None:
             ctx.meta[_WORD] = str(value)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix == ".bt" and path.is_file():
+            made = f"dprobes convert {path} -o {path.stem}.dpc"
+            self.fail(f"'{path}' is a script of bpftrace; '{made}' makes a program of it", param, ctx)
         if "/" in str(value) or str(value) == "-" or os.path.lexists(path):
             return path
         from dprobes.cli.shippedexamples import find_example

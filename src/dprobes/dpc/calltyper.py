@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.dpc import tree, typed
+from dprobes.dpc.bpftracewords import call_hint
 from dprobes.dpc.ctype import CHAR, INT, UNSIGNED, Array, Stack, String
 from dprobes.dpc.operatortyper import TypingError
 from dprobes.dpc.provided import RESERVED_CALLS
@@ -52,7 +53,7 @@ class CallTyper:
                 )
         if call.function in RESERVED_CALLS:
             raise self._values.wrong(call.span, f"'{call.function}' {RESERVED_CALLS[call.function]}")
-        hint = did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
+        hint = call_hint(call.function) or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 
     def _function_call(self, call: tree.Call, function: FunctionSignature) -> Value:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.dpc import tree, typed
+from dprobes.dpc.bpftracewords import name_hint
 from dprobes.dpc.ctype import INT, UNSIGNED, Record, is_scalar, size_of
 from dprobes.dpc.folder import folded
 from dprobes.dpc.provided import PROVIDED, RESERVED_CALLS, ProvidedName
@@ -171,9 +172,11 @@ class NameTyper:
         if (variable := self._of_module(name)) is not None:
             return variable
         if name.name in RESERVED_CALLS or name.name in self._functions:
-            raise self._values.wrong(name.span, f"'{name.name}' is a function: call it")
+            hint = f"write {name.name}()" if name.name in ("ustack", "kstack") else None
+            raise self._values.wrong(name.span, f"'{name.name}' is a function: call it", hint)
         plain = name.name.removeprefix("::")
-        hint = did_you_mean(plain, [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED])
+        known = [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED]
+        hint = name_hint(plain) or did_you_mean(plain, known)
         hint = hint or f"for a variable of the module, declare it: extern int {plain};"
         raise self._values.wrong(name.span, f"nothing is named '{plain}'", hint)
 

@@ -22,6 +22,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import programtree, tree
+from dprobes.dpc.bpftracewords import condition_of, place_hint
 from dprobes.dpc.cursor import Cursor, ParseError
 from dprobes.dpc.expressionparser import string_value
 from dprobes.dpc.programtree import PERIOD_MAX, PERIOD_MIN
@@ -45,19 +46,6 @@ _SOURCE_LINE = lazy_pattern(
 """A line of a file in a usual language, without a module."""
 _FREQUENCY = lazy_pattern(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
-_ELSEWHERE = {
-    "uprobe": "MODULE:FUNCTION",
-    "uretprobe": "return MODULE:FUNCTION",
-    "kprobe": "kernel:FUNCTION",
-    "kretprobe": "return kernel:FUNCTION",
-    "tracepoint": "tracepoint SUBSYSTEM:NAME",
-    "interval": "every 1s",
-    "usdt": "usdt MODULE:PROVIDER:NAME",
-    "profile": "sample 99hz",
-    "watchpoint": "watch w MODULE:variable",
-}
-"""What bpftrace calls points, and what is written here."""
-
 _OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor", "opcode")
 """The attributes of a ``module`` statement, and of a probe; each is a number."""
 
@@ -218,10 +206,26 @@ class _ProgramParser:
             cursor.expect("(", "behind 'when'")
             condition = self._statements.expressions.expression()
             cursor.expect(")", "behind the condition")
+        else:
+            self._refuse_filter(points[-1])
         body = self._statements.block()
         return programtree.Probe(
             tuple(points), tuple(attributes), condition, body, cursor.span_from(first), order=first.start
         )
+
+    def _refuse_filter(self, point: programtree.Point) -> None:
+        """Say how a condition is written here, if there is one in slashes: behind a place, or as its end."""
+        cursor = self._cursor
+        end, distance = cursor.last, 0
+        while not cursor.sees("{", distance=distance) and cursor.peek(distance).kind is not TokenKind.END:
+            end = cursor.peek(distance)
+            distance += 1
+        slash = point.place.find("/") if cursor.last.text.endswith(point.place) else -1
+        start = cursor.peek().start if slash < 0 else cursor.last.end - len(point.place) + slash
+        condition = condition_of(cursor.tokens.written(start, end.end)) if start < end.end else None
+        if condition is not None:
+            span = cursor.tokens.span(Token(TokenKind.PUNCTUATION, "/", start, start), end)
+            raise cursor.wrong("a condition is not written in slashes", span, f"write when ({condition})")
 
     def _point(self) -> programtree.Point:
         cursor = self._cursor
@@ -272,9 +276,9 @@ class _ProgramParser:
         place = word.text
         if module is None:
             module, place = split_place(word.text)
-            if (ours := _ELSEWHERE.get(module or place)) is not None:
+            if (ours := place_hint(word.text)) is not None:
                 raise self._cursor.wrong(
-                    f"'{module or place}' is no module", self._cursor.tokens.span(word), f"write '{ours}'"
+                    f"'{ours[0]}' is no module", self._cursor.tokens.span(word), f"write '{ours[1]}'"
                 )
         return self._made(first, kind, module, place, at_return=at_return)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import tree
+from dprobes.dpc.bpftracewords import call_hint
 from dprobes.dpc.cursor import ParseError
 from dprobes.dpc.declarationparser import DeclarationParser
 from dprobes.dpc.token import TokenKind
@@ -56,6 +57,9 @@ class StatementParser:
         if self.declarations.begins_declaration():
             return self.declarations.declaration()
         expression = self.expressions.expression()
+        if isinstance(expression, tree.Call) and cursor.sees("{"):
+            function = expression.function
+            raise cursor.wrong(f"'{function}' begins no statement", expression.span, call_hint(function))
         statement = tree.ExpressionStatement(expression, cursor.span_from(first))
         self._end("a statement")
         return statement
@@ -107,6 +111,9 @@ class StatementParser:
         elif not cursor.accept(";"):
             value = self.expressions.expression()
             start = tree.ExpressionStatement(value, value.span)
+            if cursor.sees(":"):
+                hint = "tables are printed as a whole: end { print(@name); }"
+                raise cursor.wrong("there are no loops over the entries of a table", hint=hint)
             cursor.expect(";", "behind the first part of 'for'")
         condition = None if cursor.sees(";") else self.expressions.expression()
         cursor.expect(";", "behind the condition of 'for'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
+from dprobes.dpc.bpftracewords import type_hint
 from dprobes.dpc.ctype import (
     BOOL,
     CHAR,
@@ -156,7 +157,7 @@ class TypeTable:
         written = " ".join(specifier.words)
         if len(specifier.words) == 1 and (known := self._of_module("", written, specifier.span)) is not None:
             return known
-        hint = did_you_mean(written, [*self._typedefs, *NAMED_TYPES])
+        hint = type_hint(written) or did_you_mean(written, [*self._typedefs, *NAMED_TYPES])
         self._diagnostics.error(
             specifier.span, f"there is no type '{written}'", hint=hint or "declare it with 'typedef'"
         )

@@ -66,3 +66,12 @@ def test_one_program_is_enough(verb: str, capsys: pytest.CaptureFixture[str]) ->
     status, _, said = outcome(capsys, verb, "-e", TEXT, "more.dpc")
     assert status == 2
     assert said.endswith("Error: 'more.dpc' is too much: the program is the text of -e\n")
+
+
+def test_a_script_of_bpftrace_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "malloc.bt"
+    script.write_text("uprobe:libc:malloc { @ = count(); }\n")
+    status, _, said = outcome(capsys, "check", str(script))
+    assert status == 2
+    made = f"'dprobes convert {script} -o malloc.dpc' makes a program of it"
+    assert said.endswith(f"Error: Invalid value for '[FILE]': '{script}' is a script of bpftrace; {made}\n")
