@@ -3,6 +3,7 @@
  * loop COUNT calls     calls of a function, COUNT times
  * loop COUNT deep      the same, from 16 functions that have called each other: with those that called main, and called
  *                      itself, a stack of 20 or 21 frames
+ * loop COUNT several   calls of it and of two others, in an order that does not repeat soon
  * loop SECONDS armed   calls of the function until a call is as slow as a probe makes it, or the seconds have passed
  *
  * All but the last one print nanoseconds per iteration, measured in here, so that nobody's start-up counts: those of all (LOOP)
@@ -29,17 +30,21 @@ __asm__(".text\n"
 
 void run_loop(int count);
 
-__asm__(".globl called\n"
-	".type called, @function\n"
-	"called:\n\t"
-	"push %rbp\n\t"
-	"mov %rsp, %rbp\n\t"
-	"mov %rdi, %rax\n\t"
-	"pop %rbp\n\t"
-	"ret\n"
-	".size called, . - called\n");
+#define FUNCTION(name) \
+	__asm__(".globl " #name "\n" \
+		".type " #name ", @function\n" \
+		#name ":\n\t" \
+		"push %rbp\n\t" \
+		"mov %rsp, %rbp\n\t" \
+		"mov %rdi, %rax\n\t" \
+		"pop %rbp\n\t" \
+		"ret\n" \
+		".size " #name ", . - " #name "\n"); \
+	long name(long n, const char *text, long three, long four)
 
-long called(long n, const char *text, long three, long four);
+FUNCTION(called);
+FUNCTION(second);
+FUNCTION(third);
 
 static double now(void)
 {
@@ -60,6 +65,26 @@ static __attribute__((noinline)) int call_from(int depth, int count)
 	for (int i = 0; i < count; i++)
 		called(i, text, 3, 4);
 	return 0;
+}
+
+static void call_several(int count)
+{
+	static const char *const texts[] = { "GET /index.html", "POST /a/longer/path", "HEAD /", "" };
+	unsigned random = 1;
+
+	for (int i = 0; i < count; i++) {
+		random = random * 1103515245 + 12345;
+		switch ((random >> 16) % 3) {
+		case 0:
+			called(i, texts[i & 3], 3, 4);
+			break;
+		case 1:
+			second(i, texts[i & 3], 3, 4);
+			break;
+		default:
+			third(i, texts[i & 3], 3, 4);
+		}
+	}
 }
 
 static int wait_for_probe(double seconds)
@@ -92,7 +117,9 @@ int main(int argc, char **argv)
 	for (int done = 0; done < count; done += batch) {
 		double before = now();
 		int n = count - done < batch ? count - done : batch;
-		if (argc > 2)
+		if (argc > 2 && strcmp(argv[2], "several") == 0)
+			call_several(n);
+		else if (argc > 2)
 			call_from(strcmp(argv[2], "deep") ? 0 : 15, n);
 		else
 			run_loop(n);

@@ -220,6 +220,10 @@ class Loop:
         """Return the nanoseconds of a call of ``called``, the best of some rounds, on a CPU of its own."""
         return min(self._best(str(count), "deep" if is_deep else "calls") for _ in range(rounds))
 
+    def several(self, count: int) -> float:
+        """Return the same of calls of ``called``, ``second`` and ``third`` in turns."""
+        return self._best(str(count), "several")
+
     def turns(self, count: int, rounds: int = 1) -> float:
         """Return the nanoseconds of a turn of the paper's loop, measured likewise."""
         return min(self._best(str(count)) for _ in range(rounds))

@@ -10,7 +10,7 @@ from dprobes.trace.frames import VERSION, FrameKind, json_frame, records_frame
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 WALL_OFFSET = 1_700_000_000_000_000_000
 

@@ -126,3 +126,39 @@ def test_a_file_of_something_else_is_not_touched(build: Builder, tmp_path: Path,
     assert done.returncode == 1
     assert f"'{precious}' is not a trace file: records cannot be appended to it" in done.stderr
     assert precious.read_text() == "my notes\n"
+
+
+REQUESTS = """
+module "{program}", major 6;
+accepted(long n) {{ printf("accepted %d", n); }}
+parsed(long n, char *text) {{ printf("parsed %d %s", n, str(text)); }}
+answered(long n, long status, long size) {{ printf("answered %d: %d, %d bytes", n, status, size); }}
+"""
+TEXTS = ("GET /", "POST /long/path", "", "HEAD /index.html", "GET /x")
+
+
+@pytest.mark.parametrize(
+    "engine", ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
+)
+def test_records_of_several_shapes_stay_in_order_and_are_packed(build: Builder, tmp_path: Path, engine: str) -> None:
+    program, trace, source = build("requests.c"), tmp_path / "trace.dpt", tmp_path / "requests.dpc"
+    source.write_text(REQUESTS.format(program=program))
+    dprobes("run", source, "--engine", engine, "-o", trace, "--", program, 3_000)
+    expected = []
+    for n in range(3_000):
+        expected += [f"accepted {n}"] if n % 3 == 0 else []
+        expected.append(f"parsed {n} {TEXTS[n % 5]}")
+        expected += [f"answered {n}: {200 + n % 2}, {n * n} bytes"] if n % 7 else []
+    lines = dprobes("log", trace).splitlines()
+    assert [re.sub(r"^\S+ +\S+ +", "", line).strip() for line in lines] == [line.strip() for line in expected]
+    assert len(dprobes("log", trace, "--tail", 100).splitlines()) == 100
+    assert count_of(trace) == len(expected)
+    assert count_of(trace, "--filter", 'arg1 startswith "GET"') == 1_200
+    assert dprobes("log", trace, "--count", "arg1", "--filter", "arg1 == 201").splitlines()[1].split()[:2] == [
+        "201",
+        str(sum(n % 2 and n % 7 > 0 for n in range(3_000))),
+    ]
+    if engine == "ebpf":
+        frames = FrameSplitter()
+        frames.push(trace.read_bytes())
+        assert any(frame.kind == FrameKind.MIXED for frame in iter(frames.pull, None))

@@ -19,6 +19,7 @@ from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.items import KERNEL_STACK, USER_STACK
 from dprobes.record.layout import Item
+from dprobes.record.mixed import parts_of
 from dprobes.record.packed import PROBE_SIZE
 from dprobes.record.packedparts import PackedBytes, PackedPlaces
 from dprobes.rpn.isa import StackEnd
@@ -131,10 +132,10 @@ class RecordedNames:
 
 def _begins(records: Sequence[bytes]) -> set[bytes]:
     if isinstance(records, PackedBytes):
-        packed = records.packed
-        place = packed.shape.name
-        if (packed.row_size if place is None else place) >= PROBE_SIZE + _CODES_END:
-            return packed.begins(_CODES_END)
+        parts = parts_of(records.packed)
+        ends = [part.row_size if part.shape.name is None else part.shape.name for part in parts]
+        if min(ends) >= PROBE_SIZE + _CODES_END:
+            return set().union(*(part.begins(_CODES_END) for part in parts if part))
     return {record[:_CODES_END] for record in records}
 
 

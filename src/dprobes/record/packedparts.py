@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, overload
 
+from dprobes.record.mixed import parts_of
 from dprobes.record.packed import NAME_SPACE, PROBE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.record.mixed import MixedRecords
     from dprobes.record.packed import PackedRecords
     from dprobes.record.probeinfo import Place
 
@@ -21,7 +23,7 @@ class PackedBytes(Sequence[bytes]):
 
     __slots__ = ("_known", "packed")
 
-    def __init__(self, packed: PackedRecords) -> None:
+    def __init__(self, packed: PackedRecords | MixedRecords) -> None:
         self.packed = packed
         self._known: list[bytes] | None = None
 
@@ -50,15 +52,18 @@ class PackedBytes(Sequence[bytes]):
     @property
     def size(self) -> int:
         """How many bytes the records take."""
-        packed = self.packed
-        size = (packed.row_size - PROBE_SIZE) * len(packed)
-        match packed.names():
-            case None:
-                return size
-            case bytes() as name:
-                return size - (NAME_SPACE - 1 - len(name)) * len(packed)
-            case names:
-                return size - (NAME_SPACE - 1) * len(packed) + sum(map(len, names))
+        return sum([_size(part) for part in parts_of(self.packed)])
+
+
+def _size(packed: PackedRecords) -> int:
+    size = (packed.row_size - PROBE_SIZE) * len(packed)
+    match packed.names():
+        case None:
+            return size
+        case bytes() as name:
+            return size - (NAME_SPACE - 1 - len(name)) * len(packed)
+        case names:
+            return size - (NAME_SPACE - 1) * len(packed) + sum(map(len, names))
 
 
 class PackedPlaces(Sequence["Place"]):
@@ -66,7 +71,7 @@ class PackedPlaces(Sequence["Place"]):
 
     __slots__ = ("packed", "table")
 
-    def __init__(self, packed: PackedRecords, table: Sequence[Place]) -> None:
+    def __init__(self, packed: PackedRecords | MixedRecords, table: Sequence[Place]) -> None:
         self.packed = packed
         self.table = table
 
@@ -92,5 +97,8 @@ class PackedPlaces(Sequence["Place"]):
 
     def distinct(self) -> list[Place]:
         """Return the places that occur."""
-        probes = self.packed.probes()
-        return [self.table[probe] for probe in ({probes} if isinstance(probes, int) else set(probes))]
+        probes: set[int] = set()
+        for part in parts_of(self.packed):
+            found = part.probes()
+            probes |= {found} if isinstance(found, int) else set(found)
+        return [self.table[probe] for probe in probes]

@@ -11,15 +11,17 @@ from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.fieldvalues import FieldValues, text_of
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
-from dprobes.record.packedparts import PackedPlaces
+from dprobes.record.mixed import parts_of
+from dprobes.record.packedparts import PackedBytes, PackedPlaces
 from dprobes.sinks.fieldcolumns import FieldColumns, NoColumnError, Shown, columns_of_packed
 from dprobes.sinks.measures import Measures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.formatters.templates.values import Value
     from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
 
 __all__ = ["VALUES_MAX", "Aggregates", "CountTable"]
@@ -86,10 +88,15 @@ class Aggregates:
         """Count records."""
         values = self._fields[batch.source.number]
         if (packed := batch.packed) is not None and isinstance(batch.places, PackedPlaces):
-            columns = columns_of_packed(packed, batch.places.table.__getitem__, values)
-            if self.log_columns(columns):
-                return
-        for encoded, place in zip(batch.records, batch.places, strict=True):
+            table = batch.places.table
+            for part in parts_of(packed):
+                if not self.log_columns(columns_of_packed(part, table.__getitem__, values)):
+                    self._log_each(values, PackedBytes(part), PackedPlaces(part, table))
+            return
+        self._log_each(values, batch.records, batch.places)
+
+    def _log_each(self, values: FieldValues, records: Iterable[bytes], places: Iterable[Place]) -> None:
+        for encoded, place in zip(records, places, strict=True):
             record = decode_record(encoded)
             for n, (fields, counter) in enumerate(self._counted):
                 key = tuple(values.text(record, place, field) for field in fields)

@@ -8,13 +8,14 @@ those of ``FieldValues.find``.
 
 from __future__ import annotations
 
+import enum
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dprobes.formatters.fieldvalues import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, names_of
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
-from dprobes.sinks.fixedlayout import fixed_layout, fixed_places
+from dprobes.sinks.packedfields import field_places, strings_at
 from dprobes.sinks.raggedcolumns import RaggedData, steps_of
 from dprobes.trace.columns import PlainRows
 
@@ -41,6 +42,40 @@ class Shown(str):
     """A text as it is shown, with escapes."""
 
     __slots__ = ()
+
+
+class _Absent(enum.Enum):
+    """Say that no template has a field of a name."""
+
+    ABSENT = enum.auto()
+
+
+class _RaggedPacked:
+    """Packed records as rows with data of various layouts."""
+
+    def __init__(self, packed: PackedRecords) -> None:
+        self._packed = packed
+        self.byte_order = packed.shape.byte_order
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def pair(self, row: int) -> tuple[int, bytes]:
+        """Return a record with its probepoint."""
+        return self._packed[row]
+
+    def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
+        """Return bytes, and where in them the data of each record starts and ends."""
+        rows, size = self._packed.rows(), self._packed.row_size
+        starts = range(self._packed.shape.data, len(rows) + 1, size)[: len(self._packed)]
+        return rows, list(starts), list(range(size, len(rows) + 1, size))
+
+
+def _pair(rows: PlainRows | _RaggedPacked, row: int) -> tuple[int, bytes]:
+    if isinstance(rows, _RaggedPacked):
+        return rows.pair(row)
+    each = rows.record(row)
+    return each.probe, each.record
 
 
 class FieldColumns:
@@ -102,18 +137,23 @@ class FieldColumns:
             return self.of_place(lambda place: self._fields.of_place(place, name))
         if self._plain is not None and (column := self._ragged(self._plain, name)) is not None:
             return self._chosen(column)  # type: ignore[no-any-return]
-        match self._in_templates(name):
-            case None:
-                pass
-            case (place, size, is_signed):
-                return self._chosen(self._numbers(place, size, is_signed=is_signed))  # type: ignore[no-any-return]
+        if self._packed is not None and (found := self._of_packed(self._packed, name)) is not _Absent.ABSENT:
+            return self._chosen(found)  # type: ignore[no-any-return]
         if (numbered := NUMBERED.match(name)) is not None:
             return self._chosen(self._numbered(numbered[1], int(numbered[2])))  # type: ignore[no-any-return]
         if name in ("word_size", "stack_trace"):
             return self._chosen(self._item(name))  # type: ignore[no-any-return]
         return self._fields.of_program(name)
 
-    def _ragged(self, rows: PlainRows, name: str) -> list[Any] | None:
+    def _of_packed(self, packed: PackedRecords, name: str) -> Column | _Absent:
+        """Return the column of a field of templates; of records with a place of its own in each, by walking them."""
+        try:
+            return self._in_templates(packed, name)
+        except NoColumnError:
+            column = self._ragged(_RaggedPacked(packed), name)
+            return _Absent.ABSENT if column is None else column
+
+    def _ragged(self, rows: PlainRows | _RaggedPacked, name: str) -> list[Any] | None:
         """Return the column of a field of records of various sizes; None if no template or word is called so."""
         if self._item("stack_trace"):
             return None
@@ -128,8 +168,8 @@ class FieldColumns:
             raise NoColumnError
 
         def find(row: int) -> Any:
-            each = rows.record(row)
-            return self._fields.find(decode_record(each.record), self._place(each.probe), name)
+            probe, record = _pair(rows, row)
+            return self._fields.find(decode_record(record), self._place(probe), name)
 
         data = RaggedData(rows, find)
         found: list[Any] = [None] * count
@@ -157,36 +197,43 @@ class FieldColumns:
             return written, False
         return templates.derived(self._word_size, major, minor), True
 
-    def _in_templates(self, name: str) -> tuple[int, int, bool] | None:
-        """Return where in the data a template has a field: place, size, whether it is signed; None if none has it."""
+    def _in_templates(self, packed: PackedRecords, name: str) -> Column | _Absent:
+        """Return the column of a field of templates of packed records; say that it is absent if none has it."""
         if self._item("stack_trace"):
-            return None
+            return _Absent.ABSENT
         codes = [self._item(code) for code in ("major", "minor")]
-        lists = [code if isinstance(code, list) else [code] for code in codes]
-        keys = set(zip(*codes, strict=True)) if all(isinstance(code, list) for code in codes) else {
-            (major, minor) for major in set(lists[0]) for minor in set(lists[1])
-        }  # fmt: skip
-        found = {self._in_template_of(major or 0, minor or 0, name) for major, minor in keys}
-        if len(found) > 1:
-            raise NoColumnError
-        return found.pop()
+        if not any(isinstance(code, list) for code in codes):
+            major, minor = (code if isinstance(code, int) else 0 for code in codes)
+            return self._in_template(packed, major, minor, name)
+        majors, minors = (code if isinstance(code, list) else [code] * len(packed) for code in codes)
+        keys = list(zip(majors, minors, strict=True))
+        found = {key: self._in_template(packed, key[0] or 0, key[1] or 0, name) for key in set(keys)}
+        if all(column is _Absent.ABSENT for column in found.values()):
+            return _Absent.ABSENT
+        columns = {
+            key: column if isinstance(column, list) else [None if column is _Absent.ABSENT else column] * len(packed)
+            for key, column in found.items()
+        }
+        return [columns[key][row] for row, key in enumerate(keys)]
 
-    def _in_template_of(self, major: int, minor: int, name: str) -> tuple[int, int, bool] | None:
+    def _in_template(self, packed: PackedRecords, major: int, minor: int, name: str) -> Column | _Absent:
+        """Return the column as if all records had these codes; raise ``NoColumnError`` if it has no place in all."""
         word_size = self._word_size
         template, is_derived = self._template_of(major, minor)
         if template is None or name not in (names := names_of(template, word_size)):
-            return None
-        places = fixed_places(template, word_size)
-        if self._packed is None or places is None:
+            return _Absent.ABSENT
+        found = field_places(packed, template, word_size)
+        if found is None:
             raise NoColumnError
-        if is_derived:  # which is that of records only if it takes all of their data
-            layout = fixed_layout(template, word_size, self._packed.shape.byte_order)
-            if layout is None or layout.size != self._data_size:
-                return None
-        start, size, is_signed = places[names.index(name)]
-        if start + size > self._data_size:
+        places, end = found
+        if is_derived and end != self._data_size:  # it is that of records only if it takes all of their data
+            return _Absent.ABSENT
+        place = places[names.index(name)]
+        if place.start + place.size > self._data_size:
             raise NoColumnError
-        return start, size, is_signed
+        if place.is_text:
+            return strings_at(packed, place.start, place.size)
+        return self._numbers(place.start, place.size, is_signed=place.is_signed)
 
     @property
     def _word_size(self) -> int:

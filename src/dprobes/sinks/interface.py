@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.formatters import FORMATS
 from dprobes.lazydataclass import dataclass
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 from dprobes.record.packedparts import PackedBytes, PackedPlaces
 
@@ -54,12 +55,12 @@ class Batch:
         cls, source: RecordSource, found: Sequence[tuple[int, bytes]], places: Sequence[Place], wall_offset: int
     ) -> Self:
         """Return records, each with its probepoint, as a batch; ``places`` are those of all probepoints."""
-        if isinstance(found, PackedRecords):
+        if isinstance(found, PackedRecords | MixedRecords):
             return cls(source, PackedBytes(found), PackedPlaces(found, places), wall_offset)
         return cls(source, [record for _, record in found], [places[probe] for probe, _ in found], wall_offset)
 
     @property
-    def packed(self) -> PackedRecords | None:
+    def packed(self) -> PackedRecords | MixedRecords | None:
         """The records as they are packed, with numbers in ``places.table``; None if they are not."""
         if isinstance(self.records, PackedBytes) and isinstance(self.places, PackedPlaces):
             return self.records.packed

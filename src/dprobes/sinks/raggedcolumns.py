@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import ByteOrder
-    from dprobes.trace.columns import PlainRows
 
-__all__ = ["RaggedData", "steps_of"]
+__all__ = ["RaggedData", "RaggedRows", "steps_of"]
 
 _PREFIX = 3
 """Bytes of a prefix of an item: token and length."""
@@ -66,6 +65,15 @@ def steps_of(template: Template, word_size: int) -> list[_Step] | None:
     return steps
 
 
+class RaggedRows(Protocol):
+    """Hold records whose data may be of various layouts."""
+
+    byte_order: ByteOrder
+
+    def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
+        """Return bytes, and where in them the data of each record starts and ends."""
+
+
 class RaggedData:
     """
     The data of records that are no table; ``find`` looks at a field of a single one.
@@ -73,7 +81,7 @@ class RaggedData:
     ``starts`` and ``ends`` say where in ``body`` the data of each record is.
     """
 
-    def __init__(self, rows: PlainRows, find: Callable[[int], Any]) -> None:
+    def __init__(self, rows: RaggedRows, find: Callable[[int], Any]) -> None:
         self._find = find
         self._order: ByteOrder = rows.byte_order
         self.body, self.starts, self.ends = rows.data_bounds()

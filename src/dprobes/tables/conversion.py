@@ -26,6 +26,7 @@ from dprobes.tables.placecolumns import clean, place_columns
 from dprobes.tables.plaincolumns import plain_rows, plain_table
 from dprobes.tables.schema import HEADER_COLUMNS, Partition, field_columns, field_type, table_schema
 from dprobes.trace.content import LostRecords, RecordBlock
+from dprobes.trace.mixedblock import MixedBlock
 from dprobes.trace.packedblock import PackedBlock
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
     from dprobes.trace.columns import PlainRows
     from dprobes.trace.content import TraceProgram
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 __all__ = ["Piece", "pieces_of"]
 
@@ -96,12 +97,13 @@ def pieces_of(
                 for program in programs.values():
                     yield from program.take()
             continue
-        if isinstance(each, RecordBlock) and (rows := plain_rows(each)) is not None:
+        block = each.in_a_row() if isinstance(each, MixedBlock) else each
+        if isinstance(block, RecordBlock) and (rows := plain_rows(block)) is not None:
             for part in rows:
                 known.add_plain(part, lost_before)
                 lost_before = 0
                 count += len(part)
-            size += len(each.body)
+            size += len(block.body)
         else:
             for record in each:
                 known.add(_decoded(record.record), record.probe, each.wall_offset, lost_before)

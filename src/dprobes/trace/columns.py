@@ -4,7 +4,7 @@ The items of many records at once.
 A block of records is cut into ``Rows``: records whose flag words are the same, and mostly their sizes too, so that an
 item has one offset in all of them, and a column of it is made by a single ``struct.iter_unpack``. Whether sizes and
 flag words are the same is seen by slices with a stride. That costs a small part of what decoding all records does.
-Packed records are one ``Rows`` as they are.
+Packed records are one ``Rows`` as they are, of mixed ones those of each shape.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, header_struct
 from dprobes.trace.content import RecordBlock, TraceRecord
 from dprobes.trace.frames import RECORD_HEAD
+from dprobes.trace.mixedblock import MixedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.record.layout import ByteOrder
     from dprobes.record.packed import PackedRecords
+    from dprobes.trace.mixedblock import Block
     from dprobes.trace.packedblock import PackedBlock
 
 __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "PackedRows", "PlainRows", "Rows", "rows_of"]
@@ -319,12 +321,12 @@ _KNOWN = sum(Item)
 _FIXED = {name: int(item) for item, name in FIXED_ITEMS}
 
 
-def rows_of(block: RecordBlock | PackedBlock) -> Iterator[Rows]:
-    """Cut a block into rows, in order; raise ``FormatError`` where a record is none."""
+def rows_of(block: Block) -> Iterator[Rows]:
+    """Cut a block into rows, in order, but mixed ones by their shapes; raise ``FormatError`` where a record is none."""
     if isinstance(block, RecordBlock):
-        yield from _cut(block)
-    elif block.records:
-        yield PackedRows(block)
+        return _cut(block)
+    blocks = block.blocks() if isinstance(block, MixedBlock) else [block]
+    return (PackedRows(each) for each in blocks if each.records)
 
 
 def _cut(block: RecordBlock) -> Iterator[Rows]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.trace.content import Damage, LostRecords, TraceTables
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 __all__ = ["MissingPart", "TraceFollower"]
 

@@ -18,6 +18,7 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     8  NAMES       JSON: names for addresses in the records that follow (``names``)
     9  TABLES      u32 program id | u64 time | the keyed tables of the program at that time (``keyed.codec``)
    16  PACKED      records of a program, of one shape (``packedblock``)
+   17  MIXED       records of a program, of several shapes (``mixedblock``)
 
 Times are CLOCK_MONOTONIC in nanoseconds. A file that was cut off anywhere can be read up to its last whole frame.
 """
@@ -60,9 +61,9 @@ __all__ = [
     "torn_head",
 ]
 
-VERSION = 3
-READABLE = (2, VERSION)
-"""The versions that are read: those of version 2 have no PACKED frames."""
+VERSION = 4
+READABLE = (2, 3, VERSION)
+"""The versions that are read: those of version 2 have no PACKED frames, those of version 3 no MIXED ones."""
 
 FRAME_HEAD = struct.Struct("<IB3sI")
 _MARK = b"dpt"
@@ -100,6 +101,7 @@ class FrameKind(enum.IntEnum):
     NAMES = 8
     TABLES = 9
     PACKED = 16
+    MIXED = 17
 
 
 class Frame(NamedTuple):

@@ -16,87 +16,35 @@ from typing import TYPE_CHECKING
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
 from dprobes.record.packed import PackedRecords
-from dprobes.trace.content import RecordBlock, TraceRecord
+from dprobes.trace.content import TraceRecord
 from dprobes.trace.frames import BODY_MAX, FrameKind, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from dprobes.trace.content import TraceProgram
 
-__all__ = ["PACKED_HEAD", "Block", "PackedBlock", "joined", "packed", "packed_frame", "size_of", "split_packed"]
+__all__ = ["PACKED_HEAD", "PackedBlock", "packed_frame", "split_packed", "split_table", "table_of"]
 
-_PACKED_MIN = 16
-"""Fewer records are not worth packing."""
-_PACKED_ROW = 1024
-"""Bytes of the longest record that is packed: of long ones little is the same."""
-
-PACKED_HEAD = struct.Struct("<IQII")
-
-
-def packed(records: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
-    """Return the same records, packed if that is worth it and possible."""
-    if isinstance(records, PackedRecords) or len(records) < _PACKED_MIN or len(records[0][1]) > _PACKED_ROW:
-        return records
-    return PackedRecords.of_records(records) or records
-
-
-def size_of(records: Sequence[tuple[int, bytes]]) -> int:
-    """Return about how many bytes records take."""
-    if isinstance(records, PackedRecords):
-        return records.row_size * len(records)
-    return sum(len(record) for _, record in records)
-
-
-def joined(parts: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Put records together: what is packed with others of the same shape, and what is not."""
-    waiting: list[PackedRecords] = []
-    for part in _lists_joined(parts):
-        if isinstance(part, PackedRecords):
-            records: PackedRecords | None = part
-        else:
-            records = PackedRecords.of_records(part) if len(part[0][1]) <= _PACKED_ROW else None
-        if waiting and (records is None or not waiting[0].goes_with(records)):
-            yield PackedRecords.joined(waiting)
-            waiting = []
-        if records is None:
-            yield part
-        else:
-            waiting.append(records)
-    if waiting:
-        records = PackedRecords.joined(waiting)
-        yield records if len(records) >= _PACKED_MIN else list(records)
-
-
-def _lists_joined(parts: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-    """Put lists together that follow each other."""
-    waiting: list[tuple[int, bytes]] = []
-    for part in parts:
-        if not isinstance(part, PackedRecords):
-            waiting += part
-            continue
-        if waiting:
-            yield waiting
-            waiting = []
-        yield part
-    if waiting:
-        yield waiting
+PACKED_HEAD = struct.Struct("<IQ")
+_TABLE_HEAD = struct.Struct("<II")
+_WRONG_SIZE = "its size is not that of its rows"
 
 
 def packed_frame(program: int, written: int, records: PackedRecords) -> bytes:
     """Return a PACKED frame."""
+    return frame(FrameKind.PACKED, b"".join((PACKED_HEAD.pack(program, written), *table_of(records))))
+
+
+def table_of(records: PackedRecords) -> tuple[bytes, ...]:
+    """Return the bytes of packed records, in pieces: from their count on."""
     planes = sorted(records.planes.items())
     bits = sum(1 << place for place, _ in planes)
-    return frame(
-        FrameKind.PACKED,
-        b"".join(
-            (
-                PACKED_HEAD.pack(program, written, len(records), records.row_size),
-                records.first,
-                bits.to_bytes(_bitmap_size(records.row_size), "little"),
-                *(plane for _, plane in planes),
-            )
-        ),
+    return (
+        _TABLE_HEAD.pack(len(records), records.row_size),
+        records.first,
+        bits.to_bytes(_bitmap_size(records.row_size), "little"),
+        *(plane for _, plane in planes),
     )
 
 
@@ -106,23 +54,40 @@ def _bitmap_size(row_size: int) -> int:
 
 def split_packed(body: bytes) -> tuple[int, int, PackedRecords]:
     """Return the program, the time of writing and the records of a PACKED frame; raise ``ValueError`` if it is none."""
-    if len(body) < PACKED_HEAD.size:
+    if len(body) < PACKED_HEAD.size + _TABLE_HEAD.size:
         raise ValueError("there is no program and time")
-    program, written, count, size = PACKED_HEAD.unpack_from(body)
-    if count * size > BODY_MAX:
+    program, written = PACKED_HEAD.unpack_from(body)
+    records, end = split_table(body, PACKED_HEAD.size, BODY_MAX)
+    if end != len(body):
+        raise ValueError(_WRONG_SIZE)
+    return program, written, records
+
+
+def split_table(body: bytes, at: int, room: int) -> tuple[PackedRecords, int]:
+    """
+    Return packed records whose bytes begin at some place, and where they end; raise ``ValueError`` if there are none.
+
+    ``room`` is how many bytes their rows may take.
+    """
+    if at + _TABLE_HEAD.size > len(body):
+        raise ValueError(_WRONG_SIZE)
+    count, size = _TABLE_HEAD.unpack_from(body, at)
+    if count * size > room:
         raise ValueError(f"{count} rows of {size} bytes are too many")
-    bits_at = PACKED_HEAD.size + size
+    first_at = at + _TABLE_HEAD.size
+    bits_at = first_at + size
     at = bits_at + _bitmap_size(size)
-    first, bits = body[PACKED_HEAD.size : bits_at], int.from_bytes(body[bits_at:at], "little")
-    if bits >> size or len(body) != at + bits.bit_count() * count:
-        raise ValueError("its size is not that of its rows")
+    first, bits = body[first_at:bits_at], int.from_bytes(body[bits_at:at], "little")
+    end = at + bits.bit_count() * count
+    if bits >> size or len(body) < end:
+        raise ValueError(_WRONG_SIZE)
     planes = {}
     for place in range(size):
         if bits >> place & 1:
             planes[place] = body[at : at + count]
             at += count
     try:
-        return program, written, PackedRecords(count, first, planes)
+        return PackedRecords(count, first, planes), end
     except FormatError as error:
         raise ValueError(error.message) from None
 
@@ -151,6 +116,3 @@ class PackedBlock:
     def last_written(self) -> int:
         """When the last one was written."""
         return self.written
-
-
-Block = RecordBlock | PackedBlock

@@ -17,13 +17,14 @@ from dprobes.trace.content import (
     TraceTables,
 )
 from dprobes.trace.frames import READABLE, RECORDS_HEAD, VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json
+from dprobes.trace.mixedblock import MixedBlock, split_mixed
 from dprobes.trace.names import CarriedNames
 from dprobes.trace.packedblock import PackedBlock, split_packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 __all__ = ["TraceParser"]
 
@@ -163,6 +164,9 @@ class TraceParser:
                     return self._records(frame)
                 case FrameKind.PACKED:
                     return self._packed(frame)
+                case FrameKind.MIXED:
+                    number, written, records = split_mixed(frame.body)
+                    return MixedBlock(self._program(number), records, self._wall_offset, written, frame.position)
                 case FrameKind.HEADER:
                     self._on_header(split_json(frame, self.name))
                 case FrameKind.CLOCK:

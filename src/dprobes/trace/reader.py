@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.trace.content import Damage, TraceOrigin, TraceRecord, TraceTables
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 __all__ = ["TraceReader"]
 

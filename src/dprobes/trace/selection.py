@@ -6,9 +6,11 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dprobes.trace.columns import rows_of
+from dprobes.record.mixed import in_order
+from dprobes.trace.columns import PackedRows, rows_of
 from dprobes.trace.content import LostRecords
 from dprobes.trace.filter import all_of
+from dprobes.trace.mixedblock import MixedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.trace.columns import Rows
     from dprobes.trace.content import TraceRecord
     from dprobes.trace.filter import RowFilter
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 __all__ = ["Selection"]
 
@@ -51,7 +53,7 @@ class Selection:
         if not self._filters:
             yield from block
             return
-        for rows in rows_of(block):
+        for rows in self._in_order(block):
             for row in self._wanted(rows):
                 yield rows.record(row)
 
@@ -65,13 +67,13 @@ class Selection:
 
     def last(self, found: Iterable[Block | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
         """Return the last ``count`` wanted records, and where some were lost among them."""
-        kept: deque[tuple[Rows, Sequence[int]] | LostRecords] = deque()
+        kept: deque[tuple[Rows | _MixedRows, Sequence[int]] | LostRecords] = deque()
         total = 0
         for each in found:
             if isinstance(each, LostRecords):
                 kept.append(each)
                 continue
-            for rows in rows_of(each):
+            for rows in self._in_order(each):
                 if wanted := self._wanted(rows):
                     kept.append((rows, wanted))
                     total += len(wanted)
@@ -88,12 +90,46 @@ class Selection:
             surplus = 0  # what is kept first holds one of the last records
         return result
 
-    def _wanted(self, rows: Rows) -> Sequence[int]:
-        mask = self._wants(rows)
+    @staticmethod
+    def _in_order(block: Block) -> Iterator[Rows | _MixedRows]:
+        return iter((_MixedRows(block),)) if isinstance(block, MixedBlock) else rows_of(block)
+
+    def _wanted(self, rows: Rows | _MixedRows) -> Sequence[int]:
+        mask = rows.mask(self._wants) if isinstance(rows, _MixedRows) else self._wants(rows)
         if isinstance(mask, list):
             return list(itertools.compress(range(len(rows)), mask))
         return range(len(rows)) if mask else ()
 
 
-def _size(part: tuple[Rows, Sequence[int]] | LostRecords) -> int:
+class _MixedRows:
+    """The records of a block of mixed ones, in order."""
+
+    def __init__(self, block: MixedBlock) -> None:
+        self._order = block.records.order
+        self._parts = [PackedRows(each) for each in block.blocks()]
+        self._numbers: list[int] | None = None
+        """The number that each record has among those of its part."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def mask(self, wants: RowFilter) -> list[bool] | bool:
+        """Return which records a filter wants."""
+        masks = [wants(rows) if rows else False for rows in self._parts]
+        if not any(isinstance(mask, list) for mask in masks) and len(set(map(bool, masks))) == 1:
+            return masks[0]
+        spread = [
+            mask if isinstance(mask, list) else [mask] * len(rows)
+            for rows, mask in zip(self._parts, masks, strict=True)
+        ]
+        return list(in_order(self._order, spread))
+
+    def record(self, row: int) -> TraceRecord:
+        """Return one record."""
+        if self._numbers is None:
+            self._numbers = list(in_order(self._order, [range(len(rows)) for rows in self._parts]))
+        return self._parts[self._order[row]].record(self._numbers[row])
+
+
+def _size(part: tuple[Rows | _MixedRows, Sequence[int]] | LostRecords) -> int:
     return 0 if isinstance(part, LostRecords) else len(part[1])

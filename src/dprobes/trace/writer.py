@@ -16,6 +16,7 @@ from dprobes.errors import SinkError
 from dprobes.lazydataclass import dataclass
 from dprobes.record.boot import boot_id
 from dprobes.record.clock import WallClock
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 from dprobes.trace.framefile import FrameFile, older_part
 from dprobes.trace.frames import (
@@ -28,7 +29,9 @@ from dprobes.trace.frames import (
     records_frame,
 )
 from dprobes.trace.frames import frame as binary_frame
-from dprobes.trace.packedblock import joined, packed, packed_frame, size_of
+from dprobes.trace.mixedblock import mixed_frame
+from dprobes.trace.packedblock import packed_frame
+from dprobes.trace.packing import joined, packed, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -289,8 +292,8 @@ class TraceFileWriter:
 
     def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
         """Add records, packed where they are of one shape."""
-        if isinstance(records, PackedRecords):
-            rows = max(1, _FRAME_BYTES // records.row_size)
+        if isinstance(records, PackedRecords | MixedRecords):
+            rows = max(1, len(records) * _FRAME_BYTES // max(size_of(records), 1))
             for first in range(0, len(records), rows):
                 self._add_records(program, records[first : first + rows])
             return
@@ -307,6 +310,8 @@ class TraceFileWriter:
         now = time.monotonic_ns()
         if isinstance(records, PackedRecords):
             self._add(packed_frame(program, now, records))
+        elif isinstance(records, MixedRecords):
+            self._add(mixed_frame(program, now, records))
         else:
             self._add(records_frame(program, now, records))
         self._batch.records[program] += len(records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dprobes.formatters.fieldvalues import HEADER_FIELDS, FieldValues
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 from dprobes.record.probeinfo import Place
 from dprobes.sinks import aggregates as module
@@ -93,6 +95,42 @@ def test_packed_records_are_counted_as_each_of_them_is(
     result = aggregates(field, by)
     result.log_events(Batch.of(PROGRAM, packed, PLACES, 0))
     assert found_in(result) == each_of(field, by, records)
+
+
+@st.composite
+def with_strings(draw: st.DrawFn) -> list[tuple[int, bytes]]:
+    """Return records of few shapes, most of which hold what their templates say: strings and numbers, or a fault."""
+    byte_order: Literal["little", "big"] = draw(st.sampled_from(["little", "big"]))
+    found = []
+    for _ in range(draw(st.integers(1, 40))):
+        text = draw(st.sampled_from([b"", b"GET", b"PUT", b"a longer one", b"\xff\0more"]))
+        item = b"\x01" + len(text).to_bytes(2, byte_order) + text
+        item = draw(st.sampled_from([item, item, item, b"\x02" + item[1:], item[:-1]]))
+        number = draw(st.integers(0, 3)).to_bytes(8, byte_order)
+        minor, data = draw(st.sampled_from([(1, number + item), (3, item), (3, item + b"!"), (4, 2 * number)]))
+        record = LogRecord(1, minor, pid=draw(st.integers(1, 3)), data=data, word_size=8, byte_order=byte_order)
+        found.append((draw(st.integers(0, 2)), encode_record(record)))
+    return found
+
+
+@given(with_strings(), st.sampled_from(["text", "arg0", "arg1", "word0", "word1", "item0", "symbol", "pid"]), BY)
+def test_mixed_records_are_counted_as_each_of_them_is(
+    records: list[tuple[int, bytes]], field: str, by: tuple[str, ...]
+) -> None:
+    mixed = MixedRecords.of_records(records)
+    assert mixed is not None
+    result = aggregates(field, by)
+    result.log_events(Batch.of(PROGRAM, mixed, PLACES, 0))
+    assert found_in(result) == each_of(field, by, records)
+
+
+def test_there_are_columns_of_strings_and_of_what_is_behind_them() -> None:
+    data = [struct.pack("<BH3s", 1, 3, text) for text in (b"GET", b"PUT")]
+    records = [(0, encode_record(LogRecord(1, 3 + 2 * (n % 2), data=data[n % 3 % 2]))) for n in range(9)]
+    packed = PackedRecords.of_records(records)
+    assert packed is not None
+    columns = columns_of_packed(packed, PLACES.__getitem__, FieldValues(PROGRAM, "alpha"))
+    assert columns.values("text") == ["GET", None, "GET", None, "PUT", None, "GET", None, "GET"]
 
 
 @given(alike(), st.sampled_from(sorted(FIELDS)), BY, st.data())

@@ -154,7 +154,7 @@ def test_a_file_of_another_version_is_not_passed_over(trace: Path) -> None:
     from dprobes.trace.frames import VERSION, json_frame
 
     trace.write_bytes(json_frame(FrameKind.HEADER, {"version": VERSION + 1, "wall_offset": 0}))
-    with pytest.raises(FormatError, match="has version 4 of the trace format"):
+    with pytest.raises(FormatError, match="has version 5 of the trace format"):
         read(trace)
 
 

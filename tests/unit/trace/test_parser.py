@@ -23,7 +23,7 @@ from trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program,
 
 if TYPE_CHECKING:
     from dprobes.trace.content import LostRecords
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 compress = compressor("zstd")
 
@@ -288,7 +288,7 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
             HEADER + clock(1 << 63),
             MUST + "'wall_offset' is not a number between -9223372036854775808 and 9223372036854775807 (at HERE)",
         ),
-        (header(version=1), "'trace.dpt' has version 1 of the trace format, expected 3"),
+        (header(version=1), "'trace.dpt' has version 1 of the trace format, expected 4"),
         (HEADER + frame(7, b"\0"), "a compressed frame of 'trace.dpt' does not say its size (at HERE)"),
         (
             HEADER + _packed(b"", BODY_MAX + 1),

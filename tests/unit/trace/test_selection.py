@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
+from dprobes.record.mixed import MixedRecords
 from dprobes.trace.content import LostRecords, TraceRecord
 from dprobes.trace.filter import compile_filter
 from dprobes.trace.merge import merged
+from dprobes.trace.mixedblock import mixed_frame
 from dprobes.trace.parser import TraceParser
 from dprobes.trace.selection import Selection
 from trace_files import WALL_OFFSET, clock, header, lost, program, records, seen
@@ -19,7 +21,7 @@ from trace_files import WALL_OFFSET, clock, header, lost, program, records, seen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 PIDS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -32,6 +34,14 @@ def trace(blocks: list[list[int]]) -> list[Block | LostRecords]:
             data += lost(1, number)
         data += records(1, *((0, encode_record(LogRecord(major=number, pid=pid))) for pid in pids))
     return list(TraceParser("trace.dpt").feed(data))
+
+
+def mixed(pids: list[int]) -> list[Block | LostRecords]:
+    """Return a block of records of several sizes with these process ids."""
+    found = [(0, encode_record(LogRecord(major=n, pid=pid, data=bytes(pid % 3)))) for n, pid in enumerate(pids)]
+    several = MixedRecords.of_records(found)
+    assert isinstance(several, MixedRecords)
+    return list(TraceParser("trace.dpt").feed(header() + program() + mixed_frame(1, 1_000, several)))
 
 
 FILTERED = Selection([compile_filter("pid > 0"), compile_filter("pid < 3")])
@@ -56,6 +66,20 @@ def test_the_last_ones_are_the_end_of_all(blocks: list[list[int]], count: int, s
     assert kept == [each for each in everything if isinstance(each, TraceRecord)][-count:] if count else kept == []
     # Lost records that are noted behind the first of them are there, and no others than those right before it.
     assert seen(last) == seen(everything)[len(everything) - len(last) :]
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60), st.sampled_from([Selection(), FILTERED]))
+def test_mixed_records_are_selected_in_their_order(pids: list[int], count: int, selection: Selection) -> None:
+    pids = [0, 1, *pids]
+    found = mixed(pids)
+    wanted = [(n, pid) for n, pid in enumerate(pids) if selection is not FILTERED or 0 < pid < 3]
+    assert sum(selection.count(each) for each in found if not isinstance(each, LostRecords)) == len(wanted)
+    for read, expected in (
+        (selection.records(found), wanted),
+        (selection.last(found, count), wanted[-count:] if count else []),
+    ):
+        records_read = [each.record for each in read if isinstance(each, TraceRecord)]
+        assert [(record[4], record[8]) for record in records_read] == expected
 
 
 def timed(host: str, *times: tuple[int, int | None]) -> Iterator[TraceRecord | LostRecords]:

@@ -142,10 +142,10 @@ def test_a_file_of_something_else_is_refused(path: Path) -> None:
 
 
 def test_a_later_version_is_refused(path: Path) -> None:
-    path.write_bytes(json_frame(FrameKind.HEADER, {"version": 4, "wall_offset": 0}))
+    path.write_bytes(json_frame(FrameKind.HEADER, {"version": 5, "wall_offset": 0}))
     with pytest.raises(FormatError) as caught:
         read(path)
-    assert caught.value.message == f"'{path}' has version 4 of the trace format, expected 3"
+    assert caught.value.message == f"'{path}' has version 5 of the trace format, expected 4"
     assert caught.value.hint == "read it with the dprobes that wrote it, or a later one"
 
 
@@ -400,7 +400,7 @@ def test_a_damaged_file_and_one_of_another_version_are_left_as_they_are(path: Pa
         (bytes(damaged), f"'{path}' is damaged at byte {at}: records cannot be appended to it"),
         (
             header(version=9),
-            f"'{path}' has version 9 of the trace format, expected 3: records cannot be appended to it",
+            f"'{path}' has version 9 of the trace format, expected 4: records cannot be appended to it",
         ),
     ):
         path.write_bytes(content)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dprobes.sinks.measures import Histogram, SumTable
     from dprobes.trace.columns import Rows
     from dprobes.trace.content import TraceProgram
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
     from dprobes.trace.selection import Selection
 
 __all__ = ["aggregate_traces", "aggregates_of", "print_aggregates"]

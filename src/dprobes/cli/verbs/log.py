@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.sinks.recorddata import RecordData
     from dprobes.trace.content import Damage, TraceRecord
     from dprobes.trace.filter import RowFilter
-    from dprobes.trace.packedblock import Block
+    from dprobes.trace.mixedblock import Block
 
 __all__ = ["command"]
 

@@ -120,9 +120,8 @@ class TraceFileSink:
         """Return packed records with the numbers that the file gives their probepoints; None if they are not packed."""
         if (packed := batch.packed) is None or not isinstance(batch.places, PackedPlaces):
             return None
-        table, probes = batch.places.table, packed.probes()
-        there = {probes} if isinstance(probes, int) else dict.fromkeys(probes)
-        known = self._known(number, batch.source, [table[probe] for probe in there])
+        table = batch.places.table
+        known = self._known(number, batch.source, batch.places.distinct())
         return packed.renumbered(lambda probe: known[table[probe]])
 
     def _known(self, number: int, source: RecordSource, places: Iterable[Place]) -> dict[Place, int]:

@@ -29,9 +29,9 @@ from dprobes.engines.linux.mapcalls import MapType, create_map
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["RingBuffer", "Span", "entries_in", "spans_in", "wait"]
+__all__ = ["RingBuffer", "Span", "entries_in", "sizes_in", "spans_in", "wait"]
 
 _BUSY = 1 << 31
 _DISCARDED = 1 << 30
@@ -44,6 +44,10 @@ _LAST_LIMIT = 1 << 16
 """How many entries are compared at once at most."""
 _LAST_PATIENCE = 1024
 """How many entries are looked at one by one at most before it is tried again to compare many."""
+
+_SIZES_MAX = 256
+_EACH_MIN = 8
+"""How many sizes of entries are told apart, and how many entries there must be of each on average."""
 
 
 class _Runs:
@@ -109,6 +113,36 @@ def spans_in(window: bytes) -> Iterator[Span]:
             position += stride * max(count, 1)
     if begin < end:
         yield Span(begin, end, 0)
+
+
+def sizes_in(window: bytes, start: int, stop: int) -> tuple[list[tuple[int, list[int]]], bytes] | None:
+    """
+    Return where entries of each size are, with their distance in bytes, and of each entry the number of its size.
+
+    None if one was discarded, or the sizes are too many to be worth it.
+    """
+    places: list[list[int]] = []
+    numbers: dict[int, tuple[int, int, Callable[[int], None]]] = {}
+    order = bytearray()
+    add_number = order.append
+    with memoryview(window) as view, view.cast("I") as words:
+        at, end = start >> 2, stop >> 2
+        while at < end:
+            length = words[at]
+            try:
+                number, step, add = numbers[length]
+            except KeyError:
+                if length >= _DISCARDED or len(places) == _SIZES_MAX:
+                    return None
+                places.append([])
+                number, step, add = numbers[length] = len(places) - 1, _stride(length) >> 2, places[-1].append
+            add_number(number)
+            add(at << 2)
+            at += step
+    if len(order) < len(places) * _EACH_MIN:
+        return None
+    strides = [_stride(length) for length in numbers]
+    return list(zip(strides, places, strict=True)), bytes(order)
 
 
 def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:

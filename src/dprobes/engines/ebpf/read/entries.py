@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, TICKETS_SHIFT, Entry
-from dprobes.engines.ebpf.kernel.ring import entries_in, spans_in
+from dprobes.engines.ebpf.kernel.ring import entries_in, sizes_in, spans_in
 from dprobes.engines.ebpf.read.heldrecords import Ended
 from dprobes.errors import FormatError
 from dprobes.record.layout import Item, header_struct
+from dprobes.record.mixed import MixedRecords, in_order
 from dprobes.record.packed import PackedRecords, numbers_in
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _RING_HEAD = 8
 """Bytes of an entry before its data, and of the length in them."""
 _KIND_AT = _RING_HEAD + KIND_SHIFT // 8
 _TID_AT, _TID_SIZE = _RING_HEAD + 4, 4
+_MIXED_MIN = 4096
+"""Bytes of entries of various sizes that are worth packing."""
 _ENDED = struct.Struct("=II")
 _SIGNAL = struct.Struct("=QII")
 
@@ -57,28 +60,62 @@ class EntryReader:
     def read(self, data: bytes, stamp: float) -> None:
         """Read whole entries, which were in the ring at the time ``stamp``."""
         for span in spans_in(data):
-            if not span.stride or not self._read_packed(data, span, stamp):
+            is_read = self._read_packed(data, span, stamp) if span.stride else self._read_mixed(data, span, stamp)
+            if not is_read:
                 self._read_each(data, span, stamp)
 
     def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
         """Read entries of one size if all are records of one kind; return whether they are."""
         if self._stacks is not None:
             return False
-        stride = span.stride
         table = data[span.start : span.stop]
+        if (found := self._packed(table, span.stride)) is None:
+            return False
+        records, tids = found
+        self._held.add_packed(records, tids, stamp)
+        return True
+
+    def _packed(self, table: bytes, stride: int) -> tuple[PackedRecords, Sequence[int] | int] | None:
+        """Return entries of one size as records of one kind, and their threads; None if they are not."""
         count = len(table) // stride
         size = int.from_bytes(table[:_LENGTH], sys.byteorder)
         if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
-            return False
+            return None
         try:
             records = PackedRecords.of_table(table, stride, _places(size))
         except FormatError:
-            return False
+            return None
         probes = records.probes()
         if (probes if isinstance(probes, int) else max(probes)) > self._probe_mask:
             records = records.renumbered(lambda probe: probe & self._probe_mask)
             probes = records.probes()
-        self._held.add_packed(records, self._tids(table, stride, count, probes), stamp)
+        return records, self._tids(table, stride, count, probes)
+
+    def _read_mixed(self, data: bytes, span: Span, stamp: float) -> bool:
+        """Read entries of few sizes if all of one size are records of one kind; return whether they are."""
+        if self._stacks is not None or span.stop - span.start < _MIXED_MIN:
+            return False
+        found = sizes_in(data, span.start, span.stop)
+        if found is None:
+            return False
+        groups, order = found
+        parts, threads = [], []
+        for stride, places in groups:
+            one = self._packed(b"".join([data[at : at + stride] for at in places]), stride)
+            if one is None:
+                return False
+            parts.append(one[0])
+            threads.append(one[1])
+        if len(parts) == 1:
+            self._held.add_packed(parts[0], threads[0], stamp)
+            return True
+        tids: Sequence[int] | int = 0
+        if any(threads):
+            spread = [
+                [tid] * len(part) if isinstance(tid, int) else tid for part, tid in zip(parts, threads, strict=True)
+            ]
+            tids = list(in_order(order, spread))
+        self._held.add_packed(MixedRecords(parts, order), tids, stamp)
         return True
 
     def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> Sequence[int] | int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.ebpf.read.itemqueue import Ended, ItemQueue
 from dprobes.engines.interface import RecordBatch
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 from dprobes.target.processmaps import PAGE_SIZE
 
@@ -138,7 +139,7 @@ class HeldRecords:
                 self._join(number, probe, tid, is_trace=is_trace)
                 self._last[tid] = number
 
-    def add_packed(self, records: PackedRecords, tids: Sequence[int] | int, stamp: float) -> None:
+    def add_packed(self, records: PackedRecords | MixedRecords, tids: Sequence[int] | int, stamp: float) -> None:
         """Add packed records likewise, no stack traces; one thread if that is the same for all, or 0."""
         if self._shared:
             self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
@@ -236,7 +237,7 @@ class HeldRecords:
 
     def _batches(self, items: Part) -> Iterator[RecordBatch | Ended]:
         """Iterate over items, the records in batches."""
-        if isinstance(items, PackedRecords):
+        if isinstance(items, PackedRecords | MixedRecords):
             for start in range(0, len(items), _PACKED_BATCH):
                 yield RecordBatch(items[start : start + _PACKED_BATCH])
             return

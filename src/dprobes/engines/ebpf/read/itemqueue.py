@@ -10,6 +10,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Ended:
 Item = tuple[int, bytes] | Ended | None
 """A record and its probepoint, the end of one, or a dropped record."""
 
-Part = list[Item] | PackedRecords
+Part = list[Item] | PackedRecords | MixedRecords
 
 
 class ItemQueue:
@@ -49,14 +50,14 @@ class ItemQueue:
 
     def add(self, items: Iterable[Item]) -> None:
         """Add items one by one."""
-        if not self._parts or isinstance(part := self._parts[-1], PackedRecords):
+        if not self._parts or not isinstance(part := self._parts[-1], list):
             part = []
             self._begin(part)
         before = len(part)
         part += items
         self.end += len(part) - before
 
-    def add_packed(self, records: PackedRecords) -> None:
+    def add_packed(self, records: PackedRecords | MixedRecords) -> None:
         """Add packed records."""
         self._begin(records)
         self.end += len(records)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.engines.ebpf.kernel.ring import RingBuffer, entries_in, spans_in
+from dprobes.engines.ebpf.kernel.ring import RingBuffer, entries_in, sizes_in, spans_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,6 +140,24 @@ def test_spans_hold_all_entries_of_a_window_in_order(runs: list[tuple[int, int, 
 def test_many_entries_of_one_size_are_a_span() -> None:
     window = (struct.pack("=II", 16, 0) + bytes(16)) * 10_000
     assert sum(span.stop - span.start for span in spans_in(window) if span.stride) > 0.99 * len(window)
+
+
+def test_entries_are_told_apart_by_their_sizes() -> None:
+    sizes = [3, 16, 3, 9, 16, 3] * 5
+    window = b"".join(struct.pack("=II", size, 0) + bytes(size + -size % 8) for size in sizes)
+    entries = list(entries_in(window))
+    found = sizes_in(window, 0, len(window))
+    assert found is not None
+    groups, order = found
+    assert order == bytes([0, 1, 0, 2, 1, 0] * 5)
+    assert [stride for stride, _ in groups] == [16, 24, 24]
+    assert [[at + 8 for at in places] for _, places in groups] == [
+        [start for start, stop in entries if stop - start == size] for size in (3, 16, 9)
+    ]
+    assert sizes_in(window, 16, len(window)) is not None
+    assert sizes_in(window, 0, 16) is None, "one entry is not worth it"
+    discarded = struct.pack("=II", 3 | DISCARDED, 0) + bytes(8)
+    assert sizes_in(window + discarded, 0, len(window) + len(discarded)) is None
 
 
 def test_a_window_of_many_alike_ends_at_the_incomplete_one(ring: FakeRing) -> None:

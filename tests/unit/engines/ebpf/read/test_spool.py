@@ -14,6 +14,7 @@ from dprobes.engines.ebpf.read.spool import Spool
 from dprobes.engines.interface import RecordBatch
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 
 if TYPE_CHECKING:
@@ -300,3 +301,38 @@ def test_however_the_stream_is_cut_the_result_is_the_same(
     found += spool.rest()
     # A record that was held back longer than a fault takes is out before the signal comes: not in this stream.
     assert found == expected or now >= SETTLING
+
+
+LOGS = st.lists(st.sampled_from([b"", b"four", b"eight888", b"a string of many bytes"]), min_size=400, max_size=600)
+
+
+@settings(max_examples=20)
+@given(LOGS, st.sets(st.sampled_from([0, 3])), st.integers(0, 700))
+def test_records_of_various_sizes_come_out_in_order(logs: list[bytes], faulting: set[int], signal_at: int) -> None:
+    """However many are packed together; and one of them is dropped as if it stood alone."""
+    entries = [record(n % 4, 5 + n % 3, log) for n, log in enumerate(logs)]
+    kept = list(enumerate(logs))
+    spool = HoldingSpool({probe: 0x1234 + 0x1000 * probe for probe in faulting})
+    spool.add(b"".join(entries[:signal_at]), 1.0)
+    before = [n for n, _ in kept[:signal_at] if n % 3 == 1 and n % 4 in faulting]
+    if before:
+        del kept[before[-1]]
+    spool.add(signal(6, 0x7F0000000234), 1.0)
+    spool.add(b"".join(entries[signal_at:]), 1.0)
+    found = [each for each in [*spool.happenings(), *_rest(spool)] if not isinstance(each, Ended)]
+    assert [(probe, decode_record(each).data) for probe, each in found] == [(n % 4, log) for n, log in kept]
+    assert spool.is_empty
+
+
+def _rest(spool: HoldingSpool) -> list[tuple[int, bytes] | Ended]:
+    spool.add(b"", float("inf"))
+    return spool.happenings()
+
+
+def test_records_of_few_sizes_are_packed_together() -> None:
+    spool = HoldingSpool({})
+    spool.add(b"".join(record(n % 2, log=b"abc" * (n % 5)) for n in range(500)), 1.0)
+    (batch,) = spool.take()
+    assert isinstance(batch, RecordBatch)
+    assert isinstance(batch.records, MixedRecords)
+    assert [len(part) for part in batch.records.parts] == [100] * 5
