@@ -509,3 +509,28 @@ def test_tables_are_cleared_and_go_on_counting(path: Path, tmp_path: Path, engin
         inserted.clear_tables("calls")
         assert held() == [0, 1, 2]
         assert target.end() == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_records_have_the_names_of_addresses_also_when_the_process_has_ended(
+    path: Path, tmp_path: Path, engine: str
+) -> None:
+    source = tmp_path / "stacks.dpc"
+    source.write_text(f'module "{path}";\nstepped(n) {{ printf("%d %s", n, ustack(2)); }}\n')
+    addresses = dprobes.ProgramBuilder(str(path), major=7)
+    addresses.probe("both", minor=1).push_r("rip").log(1).exit()
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine=engine) as session:
+            session.insert(dprobes.compile_file(source))
+            session.insert(addresses)
+            target.say("call 2")
+        assert target.end() == 0
+    records = session.collect()
+    stacks = [record for record in records.to_dicts() if "stack" in record]
+    for record in stacks:
+        names = record["stack_names"]
+        assert isinstance(names, tuple)
+        assert [name.partition("+")[0] for name in names] == [f"stepped [{path.name}]", "once"]
+    others = [(record["rip"], record["rip_name"]) for record in records.to_dicts() if "rip" in record]
+    assert others == [(record.ip, f"both [{path.name}]") for record in records if record.major == 7]
+    assert (len(stacks), len(others)) == (2, 2)

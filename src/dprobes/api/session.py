@@ -20,13 +20,15 @@ from dprobes.engines.registry import AUTO, named_engine
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.formatters.datareader import ProgramDataReader
+from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
+from dprobes.record.origin import RecordSource
 from dprobes.rpn.joined import joined_program
 from dprobes.target.location import FileSymbols
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 
     from dprobes.engines.companions import PreparedCompanions
     from dprobes.engines.insertion import Prepared
@@ -332,15 +334,33 @@ class ProbeSession:
                 compiled.program, diagnostics, compiled.symbols, allow_write=compiled.allow_write, filters=filters
             )
         program = joined_program(compiled.programs)
-        session = prepared.session(self._items, self._globals)
+        source = _source_of(program, compiled.templates)
+        session = prepared.session(self._items, self._globals, source.images)
         session.__enter__()
         return InsertedProgram(
             program,
             session,
             self._queue,
-            ProgramDataReader(program, compiled.templates),
+            ProgramDataReader(source),
             engine=prepared.engine.name,
             reason=prepared.reason,
             diagnostics=diagnostics,
             command=self._command,
         )
+
+
+def _source_of(program: Program, templates: Mapping[str, bytes]) -> RecordSource:
+    """Describe a program to whoever names what is in its records."""
+    source = RecordSource(
+        0,
+        program.name,
+        program.name,
+        program.major,
+        templates=templates,
+        derived=derived_templates(program),
+    )
+    if source.may_show_addresses or any(not each.is_in_code for each in program.definitions):
+        from dprobes.target.processimages import ProcessImages
+
+        return replace(source, images=ProcessImages())
+    return source

@@ -131,15 +131,20 @@ class LogRecord(NamedTuple):
 
         Names are those of the columns of SQL tables, but ``time`` is CLOCK_MONOTONIC in nanoseconds. A value has the
         name that a template gives it, or that of what the handler has logged: ``arg0``; one that another item has gets
-        a number. Of data of which nothing is known there are ``items``, if it describes itself, and ``data``.
+        a number. Beside an address that is shown by its name is ``NAME_name``, beside a call stack ``NAME_names``: as
+        in other outputs, as far as the process is known by the items ``pid`` and ``time``. Of data of which nothing is
+        known there are ``items``, if it describes itself, and ``data``.
         """
         header: dict[str, object] = {
             name: value for name, value in zip(self._fields[:_DATA], self, strict=False) if value is not None
         }
+        reader = None
         if (place := self.place) is not None:
-            header |= {"module": place.module, "symbol": place.symbol, "function": place.routine}
+            reader = place.reader
+            function = place.routine if reader is None else reader.function(self)
+            header |= {"module": place.module, "symbol": place.symbol, "function": function}
             header["at_return"] = place.at_return
-        named = place.reader(self) if place is not None and place.reader is not None else None
+        named = None if reader is None else reader.values(self)
         if named is None:
             items = [(item.kind, item.value) for item in self.items()]
             return {**header, **({"items": items} if items else {}), "data": self.data}

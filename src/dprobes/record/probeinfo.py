@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["DataReader", "Place", "routine_of"]
 
@@ -21,8 +24,14 @@ def routine_of(symbol: str) -> str:
     return "" if re.fullmatch(_NUMBER, symbol) else re.sub(_DISTANCE, "", symbol)
 
 
-DataReader = Callable[..., Mapping[str, object] | None]
-"""A function from a record to the values of its data by their names; None if nothing is known of it."""
+class DataReader(Protocol):
+    """Know what the records of a program say (``LogRecord``, which knows this module)."""
+
+    def values(self, record: Any, /) -> Mapping[str, object] | None:
+        """Return the values of a record's data by their names; None if nothing is known of it."""
+
+    def function(self, record: Any, /) -> str:
+        """Return the function that a record with a place is of; nothing if nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,22 @@ if TYPE_CHECKING:
 OFFSET = 1_700_000_000_000_000_000
 
 
+class Reader:
+    """Say the same of every record."""
+
+    def __init__(self, values: Mapping[str, object] | None) -> None:
+        self._values = values
+
+    def values(self, _record: LogRecord) -> Mapping[str, object] | None:
+        return self._values
+
+    def function(self, record: LogRecord) -> str:
+        assert record.place is not None
+        return record.place.routine
+
+
 def record(values: Mapping[str, object] | None = None, *, time: int | None = 5, data: bytes = b"") -> LogRecord:
-    place = Place("libc.so.6", "malloc+0x4", reader=lambda _record: values)
+    place = Place("libc.so.6", "malloc+0x4", reader=Reader(values))
     return LogRecord(1, 2, pid=42, time=time, process_name="ls", data=data, place=place)
 
 
