@@ -197,6 +197,21 @@ def test_the_kernel_awaits_so_many_returns_and_those_are_right(build: Builder, r
     assert times[0] > 0
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_handler_gets_the_same_time_twice_and_other_hits_get_another(
+    build: Builder, run: Runner, engine: str
+) -> None:
+    program = build("returns.c", "-O2")
+    source = (
+        f'name = "{program}"\noffset = factorial\nreturn = yes\nminor = 1\npush elapsed\npush elapsed\nlog 2\nexit\n'
+    )
+    result = run(source, ["--", str(program), "1", "6"], ["--engine", engine])
+    times = result.words(1)
+    assert len(times) > 1, result.stderr
+    assert all(first == second for first, second in times)
+    assert len({first for first, _ in times}) > 1
+
+
 TIMED = "return = yes\nminor = 1\npush elapsed\nlog 1\nexit\n"
 
 

@@ -1054,7 +1054,7 @@ class Instructions(ABC):
 
     def push_elapsed(self) -> Self:
         """
-        Push the nanoseconds since the entry of the call that returns, 64 bits, least significant cell on top.
+        Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top.
 
         INVALID_ADDR if the entry was not seen.
 

@@ -504,7 +504,7 @@ _SYSTEM = (
     Row(0xEE, "match comm, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process is the text, else 1.", since=OURS),
     Row(0xEF, "match commn, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process begins with the text, else 1.", since=OURS),
     Row(0xAF, "push usdt, <argument>", "-- value", Group.SYSTEM, "Push an argument of the USDT probe that was hit, counted from 1, as wide and signed as its note says.", _ADDR, since=OURS),
-    Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds since the entry of the call that returns, 64 bits, least significant cell on top; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
+    Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
     Row(0xAE, "push entry, <register>", "-- value", Group.SYSTEM, "Push a general register as it was at the entry of the call that returns; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip

@@ -101,6 +101,7 @@ class Machine:
         "cells",
         "context",
         "dispatches",
+        "elapsed",
         "ending",
         "exit_code",
         "frames",
@@ -145,6 +146,8 @@ class Machine:
         self.exit_code = 0
         self.unhandled = 0
         self.value = 0
+        self.elapsed: int | None = None
+        """Nanoseconds since the entry of the call, once a handler has asked for them: it gets the same ones again."""
         self._trace: TraceBuffer | None = None
         self._heap: Heap | None = None
 

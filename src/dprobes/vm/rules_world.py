@@ -145,8 +145,10 @@ def _push_argument(machine: Machine, number: int) -> None:
 
 
 def _push_elapsed(machine: Machine, operand: int) -> None:
-    entered = machine.context.entry_time()
-    machine.push_wide(machine.context.time() - entered & (1 << 64) - 1, 64)
+    if machine.elapsed is None:
+        entered = machine.context.entry_time()
+        machine.elapsed = machine.context.time() - entered & (1 << 64) - 1
+    machine.push_wide(machine.elapsed, 64)
 
 
 def _push_entry(machine: Machine, register: Register | None) -> None:

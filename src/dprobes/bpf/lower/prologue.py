@@ -23,6 +23,7 @@ from dprobes.bpf.lower.switchover import write_switch_over
 from dprobes.bpf.lower.threadvariables import give_variables, uses_variables
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.rpn.needs import ELAPSED
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
@@ -252,10 +253,26 @@ class Prologue:
             asm.load(_R.R1, _R.R10, SEEN - 8 * word)
             asm.store(SCRATCH, KEPT + 8 * word, _R.R1)
         self._w.host.prepare()
-        if Item.TIME in self._entries.items:
+        measures = flow.uses(ELAPSED) and self._w.state.entry_words > 0
+        if Item.TIME in self._entries.items or measures:
             self._w.host.time()
+        if Item.TIME in self._entries.items:
             asm.store(SCRATCH, self._entries.header(Item.TIME), _R.R0)
+        if measures:
+            self._measure()
         for item, name in ((Item.CS, "cs"), (Item.IP, "eip"), (Item.SS, "ss"), (Item.SP, "esp")):
             if item in self._entries.items:
                 self._w.host.register(_R.R1, name)
                 asm.store(SCRATCH, self._entries.header(item), _R.R1, Size.of(self._entries.size_of(item)))
+
+    def _measure(self) -> None:
+        """Let the time since the entry, R0 being now, take the place of that of the entry: all of a handler gets it."""
+        asm, is_unseen, took_time = self._asm, self._asm.label(), self._asm.label()
+        asm.load(_R.R1, SCRATCH, KEPT)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, is_unseen)
+        asm.alu(Alu.SUB, _R.R0, _R.R1)
+        asm.jump_if(Jump.JNE, _R.R0, 0, took_time)  # clocks may be coarse, and 0 says that nobody saw the entry
+        asm.mov(_R.R0, 1)
+        asm.place(took_time)
+        asm.store(SCRATCH, KEPT, _R.R0)
+        asm.place(is_unseen)

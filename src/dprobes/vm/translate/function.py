@@ -97,6 +97,8 @@ class Writer:
         self.mask = f"{architecture.word_mask:#x}"
         self.tables = image.tables
         self.ends = ends
+        self.keeps_elapsed = False
+        """Whether a variable keeps the time since the entry of the call, once it was asked for."""
         self.state = State(start)
         self._image = image
         self._steps = steps
@@ -118,6 +120,8 @@ class Writer:
         """Write everything."""
         lines = ["jumps = 0", "log = b''", "major = point.major", "minor = point.minor"]
         bodies = [self._body(block) for block in self._blocks]  # which appends to the blocks
+        if self.keeps_elapsed:
+            lines.append("elapsed = None")
         if self._has_meetings:
             lines += ["block = 0", "while True:"]
             for number, body in enumerate(bodies):

@@ -313,6 +313,12 @@ def _push_argument(w: Writer, number: int) -> None:
     w.push_wide(name, w.bits)
 
 
+def _push_elapsed(w: Writer, _: object) -> None:
+    w.keeps_elapsed = True
+    w.attempt(f"elapsed = context.time() - context.entry_time() & {(1 << 64) - 1:#x} if elapsed is None else elapsed")
+    w.push_wide(w.variable("elapsed"), 64)
+
+
 def _push_memory(size: int) -> Template:
     return lambda w, _: _push_read(w, f"{w.state.pop()}", size)
 
@@ -371,6 +377,7 @@ TEMPLATES: dict[str, Template] = {
     "push tid": lambda w, _: _push_from_context(w, "tid()", w.bits),
     "push uid": lambda w, _: _push_from_context(w, "uid()", w.bits),
     "push procid": lambda w, _: _push_from_context(w, "cpu()", w.bits),
+    "push elapsed": _push_elapsed,
     "push time": lambda w, _: _push_from_context(w, "time()", 64),
 }
 """What the common rows write, keyed by their syntax; the second parameter is the operand of the interpreter's step."""

@@ -93,6 +93,7 @@ class Translator:
         for cell, atom in (*state.popped.items(), *state.cells.items()):
             machine.cells[cell] = variables[atom] if isinstance(atom, str) else int(atom)
         machine.jumps, machine.major, machine.minor = variables["jumps"], variables["major"], variables["minor"]
+        machine.elapsed = variables.get("elapsed")
         machine.append(variables["log"])
         machine.plp = machine.lp  # all log instructions so far have succeeded
         return machine

@@ -185,6 +185,31 @@ def handler(point, context):
 """
 
 
+class _Clock(FakeContext):
+    """A machine whose time goes on with each question."""
+
+    def time(self) -> int:
+        self.ids["time"] += 3
+        return self.ids["time"]
+
+
+@pytest.mark.parametrize("name", ["i386", "x86_64"])
+@pytest.mark.parametrize("behind", ["", "push 0; push 0; div; "], ids=["as written", "then by the interpreter"])
+def test_the_time_of_a_call_is_the_same_all_along_a_handler_and_another_one_at_the_next_hit(
+    name: str, behind: str
+) -> None:
+    context = _Clock(name, time=100, entry={"time": 90})
+    count = 8 // context.architecture.word_size
+    asked = f"push elapsed; log {count}; "
+    code = f"sx l; {asked}{behind}l: {asked}exit"
+    program, image = encoded(f"name = x; logmax = 64; offset = 0; return = yes; {code}", context)
+    for runner in (Interpreter(image, context.architecture), Translator(image, context.architecture)):
+        for number in range(2):
+            context.ids["time"] = 100 + 10 * number
+            outcome = runner.run(image.handlers[0], prepare(program, 0, context), context)
+            assert [outcome.log[:8], outcome.log[8:16]] == 2 * [(13 + 10 * number).to_bytes(8, "little")]
+
+
 def test_the_stack_and_exception_handlers_leave_no_trace_in_a_function() -> None:
     context = FakeContext("x86_64")
     _, image = encoded("name = x; offset = 0; sx l; push 5; push r, edi; dup 1; ros 1; ux; log 2; l: exit", context)
