@@ -104,6 +104,8 @@ class LineFormatter:
             parts.append(self._shown("process", process))
         if written is None:
             parts.append(self._shown("place", _where(place) or f"{record.major or 0},{record.minor or 0}"))
+        if written is not None and record.cs is None:
+            says |= {"ip"}  # nobody has asked for it: it tells which of many places was hit
         extra = [(name, form, value) for name, form in _EXTRA if (value := getattr(record, name)) is not None]
         if not self._is_brief or len(extra) < len(_EXTRA):
             parts += [form.format(value) for name, form, value in extra if name not in says]

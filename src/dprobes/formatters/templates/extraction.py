@@ -152,6 +152,9 @@ class _Reader:
                 return Taken(body, missing)
         size = part.size or self._word_size
         signed = part.conversion.is_signed
+        if not part.is_array:
+            value = int.from_bytes(body[:size], self._order, signed=signed) if len(body) >= size else None
+            return Taken(value, missing, body if value is None else body[size:])
         end = len(body) // size * size
         values = tuple(int.from_bytes(body[n : n + size], self._order, signed=signed) for n in range(0, end, size))
         return Taken(values, missing, body[end:])

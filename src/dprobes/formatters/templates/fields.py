@@ -1,8 +1,9 @@
 """
 The data of a template's records as named, typed fields, for formats that have columns or types.
 
-Names come from the text before a place-holder: ``pid=%d`` is ``pid``, ``*arg0=%nv`` is ``at_arg0``. Fields are in the
-order of the place-holders, and there is one for each, but not for header items and skipped bytes.
+A place-holder says the name of its field, ``%(pid)d``, or the text before it does: ``pid=%d`` is ``pid``, ``*arg0=%nv``
+is ``at_arg0``. Fields are in the order of the place-holders, and there is one for each, but not for header items and
+skipped bytes.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ _KINDS = {
     Conversion.VALUE: (FieldKind.UNSIGNED, 10),
     Conversion.STACK: (FieldKind.ADDRESS, 16),
     Conversion.ENUMERATION: (FieldKind.SIGNED, 10),
+    Conversion.DURATION: (FieldKind.SIGNED, 10),
 }
 
 
@@ -101,14 +103,14 @@ def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
     for placeholder, before in _with_text_before(template):
         kind, base = _KINDS[placeholder.conversion]
         size = word_size if placeholder.size is None else placeholder.size
-        is_array = placeholder.is_item and size > 0
         unnamed = "stack" if placeholder.conversion is Conversion.STACK else f"arg{len(fields)}"
-        name = _name_in(before[-_NAME_REACH:]) or unnamed
+        name = placeholder.field or _name_in(before[-_NAME_REACH:]) or unnamed
+        joint = "" if placeholder.field and not name[-1].isdigit() else "_"
         unique, number = name, 2
         while unique in taken:
-            unique, number = f"{name}_{number}", number + 1
+            unique, number = f"{name}{joint}{number}", number + 1
         taken.add(unique)
-        fields.append(Field(unique, kind, size, base, is_array))
+        fields.append(Field(unique, kind, size, base, placeholder.is_array))
     return tuple(fields)
 
 

@@ -30,11 +30,12 @@ class Conversion(enum.Enum):
     VALUE = "v"
     STACK = "k"
     ENUMERATION = "E"
+    DURATION = "T"
 
     @property
     def is_signed(self) -> bool:
         """Whether numbers have a sign."""
-        return self in (Conversion.SIGNED, Conversion.ERROR, Conversion.ENUMERATION)
+        return self in (Conversion.SIGNED, Conversion.ERROR, Conversion.ENUMERATION, Conversion.DURATION)
 
 
 HEADER_ITEMS = {
@@ -77,7 +78,8 @@ class Placeholder:
 
     ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
     data is one prefixed item, else raw bytes. ``span`` is where it is written. ``names`` are those of the numbers of an
-    enumeration.
+    enumeration. ``field`` is the name of the field if the place-holder says it; then an item is one number, unless it
+    ``is_list``.
     """
 
     conversion: Conversion
@@ -87,6 +89,15 @@ class Placeholder:
     precision: int | None = None
     span: Span | None = None
     names: tuple[tuple[int, str], ...] = ()
+    field: str = ""
+    is_list: bool = False
+
+    @property
+    def is_array(self) -> bool:
+        """Whether its value is a list of numbers."""
+        if not self.is_item or self.size == 0:
+            return False
+        return self.is_list or not self.field or self.conversion is Conversion.STACK
 
 
 @dataclass(frozen=True, slots=True)

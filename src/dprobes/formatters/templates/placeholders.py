@@ -3,15 +3,17 @@ The string of a ``fmt`` statement to the parts of a template's line.
 
 ::
 
-    %[*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a e v, with * also h k
-    %[*][-][width][b|w|d|q|n]E{NAME=number,...}
-    %r     %*r     %+N     %[-][width]{item}     %%
+    %[field][*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a e v T, with * also h k
+    %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}
+    %[field]r     %[field]*r     %+N     %[-][width]{item}     %%
+    field = (NAME) | (NAME[])
 
 A letter ``d`` is a size if one of ``d u x o c s p a h v``, or ``E{``, follows at once, and the conversion otherwise.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
@@ -40,7 +42,7 @@ _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 
 _NUMBERS = "duxo"
 _ADDRESSES = "pa"
-_CONVERSIONS = "duxocspahevkE"
+_CONVERSIONS = "duxocspahevkTE"
 _BEHIND_SIZE = "duxocspahv"
 """Before which conversions a letter d is a size: before others it is a conversion itself."""
 
@@ -54,8 +56,11 @@ _FROM_C = {
 }
 """What to write for what C has."""
 
+_FIELD = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<list>\[\])?\Z")
 _NAMED = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
 
+FIELD_MAX = 64
+"""Characters of the longest name of a field."""
 WIDTH_MAX = 80
 PRECISION_MAX = 80
 BYTES_MAX = 65535
@@ -144,6 +149,10 @@ class _Reader:
             found += self.take()
         return found
 
+    def text_from(self, start: int) -> str:
+        """Return what was read from ``start`` on."""
+        return "".join(each.text for each in self._characters[start : self.position])
+
     def since(self, start: int) -> Span:
         """Return the place of what was read from ``start`` on, or of the character there if nothing was."""
         return self.span(start, self.position)
@@ -171,6 +180,24 @@ def _placeholder(reader: _Reader) -> Part | str:
         return "%"
     if reader.takes("+"):
         return _skip(reader, start)
+    field, is_list = _field(reader, start)
+    behind_field = reader.position
+    part = _behind_field(reader, start)
+    if not field:
+        return part
+    written = reader.since(start)
+    if not isinstance(part, Placeholder):
+        raise _WrongError(written, "a name in brackets is for data; a header item has one")
+    part = replace(part, field=field, is_list=is_list, span=written)
+    if is_list and (not part.is_item or part.size == 0 or part.conversion is Conversion.STACK):
+        hint = f"write '%({field}){reader.text_from(behind_field)}'"
+        raise _WrongError(written, "'[]' is for the numbers of an item", hint)
+    return part
+
+
+def _behind_field(reader: _Reader, start: int) -> Part:
+    """Return the part for a place-holder whose percent sign, and name if it has one, were read."""
+    written = reader.position
     is_item = reader.takes("*")
     width_at = reader.position
     width = _width(reader, start)
@@ -189,7 +216,7 @@ def _placeholder(reader: _Reader) -> Part | str:
     letter = reader.peek()
     if letter == "r" and not has_size:
         reader.take()
-        if reader.position - start > 2 + is_item:
+        if reader.position - written > 1 + is_item:
             raise _WrongError(reader.since(start), f"'%{'*' * is_item}r' takes no width, precision or size")
         return Placeholder(Conversion.REST, 0, is_item, span=reader.since(start))
     if not letter or letter not in _CONVERSIONS:
@@ -197,10 +224,10 @@ def _placeholder(reader: _Reader) -> Part | str:
     conversion = Conversion(reader.take())
     if conversion is Conversion.DUMP:
         hint = "write '%*h', or '%r' for all the rest in hexadecimal"
-        _check_bare_item(reader, start, "h", "dumps", hint, is_item=is_item)
+        _check_bare_item(reader, start, written, "h", "dumps", hint, is_item=is_item)
         return Placeholder(conversion, 0, is_item, span=reader.since(start))
     if conversion is Conversion.STACK:
-        _check_bare_item(reader, start, "k", "lists the addresses of", "write '%*k'", is_item=is_item)
+        _check_bare_item(reader, start, written, "k", "lists the addresses of", "write '%*k'", is_item=is_item)
         return Placeholder(conversion, None, is_item, span=reader.since(start))
     if width.with_zeros and conversion.value not in _NUMBERS:
         raise _WrongError(reader.span(width_at, precision_at), "flag '0' is for numbers")
@@ -219,6 +246,26 @@ def _placeholder(reader: _Reader) -> Part | str:
         size = 1
     names = _names(reader, start) if conversion is Conversion.ENUMERATION else ()
     return Placeholder(conversion, size, is_item, width, precision, reader.since(start), names)
+
+
+def _field(reader: _Reader, start: int) -> tuple[str, bool]:
+    """Return the name of a field, empty if none is written, and whether the field is a list."""
+    if not reader.takes("("):
+        return "", False
+    at = reader.position
+    while not reader.at_end and reader.peek() != ")":
+        reader.take()
+    text = reader.text_from(at)
+    if not reader.takes(")"):
+        raise _WrongError(reader.since(start), "'%(' without its ')'", "'%(size)d' is a number whose field is 'size'")
+    match = _FIELD.match(text)
+    if match is None:
+        message = f"expected the name of a field, found '{text}'"
+        raise _WrongError(reader.since(start), message, "names are of letters, digits and underscores: '%(size)d'")
+    if len(match["name"]) > FIELD_MAX:
+        message = f"expected a name of at most {FIELD_MAX} characters, found {len(match['name'])}"
+        raise _WrongError(reader.since(start), message)
+    return match["name"], match["list"] is not None
 
 
 def _names(reader: _Reader, start: int) -> tuple[tuple[int, str], ...]:
@@ -243,11 +290,13 @@ def _names(reader: _Reader, start: int) -> tuple[tuple[int, str], ...]:
     return tuple(found)
 
 
-def _check_bare_item(reader: _Reader, start: int, letter: str, what: str, hint: str, *, is_item: bool) -> None:
-    """Refuse anything but ``%*`` and the letter."""
+def _check_bare_item(
+    reader: _Reader, start: int, written: int, letter: str, what: str, hint: str, *, is_item: bool
+) -> None:
+    """Refuse anything but ``*``, which stands at ``written``, and the letter."""
     if not is_item:
         raise _WrongError(reader.since(start), f"'{letter}' {what} an item", hint)
-    if reader.position - start > len("%*h"):
+    if reader.position - written > len("*h"):
         raise _WrongError(reader.since(start), f"'%*{letter}' takes no width, precision or size")
 
 

@@ -161,6 +161,11 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
             return names.of(number)
         case Conversion.VALUE:
             return readable_number(number, part.size or names.record.word_size)
+        case Conversion.DURATION:
+            from dprobes.keyed.quantities import quantity
+            from dprobes.rpn.tables import Unit
+
+            return quantity(number, Unit.NANOSECONDS)
         case Conversion.ENUMERATION if (name := dict(part.names).get(number)) is not None:
             return name
         case Conversion.ERROR if -ERROR_MAX <= number < 0 and -number in errno.errorcode:

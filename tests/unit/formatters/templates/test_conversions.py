@@ -50,6 +50,11 @@ WORDS = struct.pack("<Qq", 42, -5)
         ("[%3c]", struct.pack("<Q", 0x41), "[  A]"),
         ("%d%%", struct.pack("<q", 5), "5%"),
         ("%nds", struct.pack("<q", 5), "5s"),
+        ("%T", struct.pack("<q", 1_234_567), "1.23 ms"),
+        ("[%8qT]", struct.pack("<q", -2500), "[ -2.5 us]"),
+        ("%(took)wT", struct.pack("<h", 999), "999 ns"),
+        ("%dT", struct.pack("<q", 5), "5T"),
+        ("%(n)d %(m)04x", struct.pack("<qQ", -5, 10), "-5 000a"),
     ],
 )
 def test_numbers_are_printed_as_in_c(fmt: str, data: bytes, text: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.formatters.templates.fields import Field, FieldKind, fields_of
+from dprobes.formatters.templates.fields import Fault, Field, FieldKind, Value, decode_fields, fields_of
+from dprobes.record.layout import LogRecord
 from unit.formatters.templates.support import item, template_of, values
 
 
@@ -38,6 +39,42 @@ def names(fmt: str) -> list[str]:
 )
 def test_names_come_from_the_text_before(fmt: str, expected: list[str]) -> None:
     assert names(fmt) == expected
+
+
+@pytest.mark.parametrize(
+    ("fmt", "expected"),
+    [
+        ("total %(size)d of %(name)*s", ["size", "name"]),
+        ("a=%(b)d b=%d", ["b", "b_2"]),
+        ("%(value)d %(value)d %(value)u", ["value", "value2", "value3"]),
+        ("%(arg0)d %(arg0)d", ["arg0", "arg0_2"]),
+        ("%(frames)*k %(all)r", ["frames", "all"]),
+    ],
+)
+def test_place_holders_say_names(fmt: str, expected: list[str]) -> None:
+    assert names(fmt) == expected
+
+
+@pytest.mark.parametrize(
+    ("fmt", "data", "value", "rest"),
+    [
+        ("%(n)*dd", item(0, b"\xfe\xff\xff\xff"), -2, b""),
+        ("%(n)*bc", item(0, b"A"), 0x41, b""),
+        ("%(n)*dd", item(0, b"\1\0\0\0\2\0"), 1, b"\2\0"),
+        ("%(n)*dd", item(0, b"\1\0"), None, b"\1\0"),
+        ("%(n)*dd", item(0xFF, bytes(7) + b"\1"), Fault(1 << 56), b""),
+        ("%(n)*d", item(7, b"\5" + bytes(7), 1), 5, b""),
+        ("%(n[])*dd", item(0, b"\xfe\xff\xff\xff"), (-2,), b""),
+        ("%(n[])*wu", item(0, b"\1\0\2\0"), (1, 2), b""),
+        ("%(n)*h", item(0, b"\1\0"), b"\1\0", b""),
+    ],
+)
+def test_an_item_with_a_name_is_one_number_or_a_list(fmt: str, data: bytes, value: Value, rest: bytes) -> None:
+    template = template_of(f'fmt = "{fmt}"')
+    decoded = decode_fields(template, LogRecord(major=1, minor=1, data=data))
+    assert (decoded.values, decoded.rest) == ((value,), rest)
+    (field,) = fields_of(template, 8)
+    assert field.is_array is isinstance(value, tuple)
 
 
 def test_names_are_found_in_each_line_by_itself() -> None:

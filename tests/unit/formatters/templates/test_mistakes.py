@@ -24,7 +24,7 @@ if TYPE_CHECKING:
          "there are no floating-point numbers; '%qx' prints the bits of a double"),
         ("%8*d", 10, 1, "unknown conversion '*'", "for an item '*' comes first: '%*8d'"),
         ("%y", 9, 1, "unknown conversion 'y'",
-         "conversions are d u x o c s p a h e v k E r; '%%' prints a percent sign"),
+         "conversions are d u x o c s p a h e v k T E r; '%%' prints a percent sign"),
         ("100%", 11, 1, "a place-holder without its conversion at the end of the text", "'%%' prints a percent sign"),
         ("%-08", 8, 4, "a place-holder without its conversion at the end of the text", None),
         ("%b", 8, 2, "a place-holder without its conversion at the end of the text", None),
@@ -66,6 +66,17 @@ if TYPE_CHECKING:
          "header items are major, minor, cpu, pid, tid, uid, name, cs, ip, ss, sp, time"),
         ("%08{pid}", 8, 8, "flag '0' is for numbers", None),
         ("%*{pid}", 8, 2, "'*' is for data; a header item takes none", None),
+        ("%(n", 8, 3, "'%(' without its ')'", "'%(size)d' is a number whose field is 'size'"),
+        ("%(a b)d", 8, 6, "expected the name of a field, found 'a b'",
+         "names are of letters, digits and underscores: '%(size)d'"),
+        ("%()d", 8, 3, "expected the name of a field, found ''",
+         "names are of letters, digits and underscores: '%(size)d'"),
+        ("%(" + "n" * 65 + ")d", 8, 68, "expected a name of at most 64 characters, found 65", None),
+        ("%(n[])d", 8, 7, "'[]' is for the numbers of an item", "write '%(n)d'"),
+        ("%(n[])*k", 8, 8, "'[]' is for the numbers of an item", "write '%(n)*k'"),
+        ("%(n){pid}", 8, 9, "a name in brackets is for data; a header item has one", None),
+        ("%(n)*8h", 8, 7, "'%*h' takes no width, precision or size", None),
+        ("%(n)", 8, 4, "a place-holder without its conversion at the end of the text", None),
         (r"\q", 8, 2, r"unknown escape '\q'", "escapes are those of C"),
         (r"\400", 8, 4, r"'\400' is not a byte", None),
         (r"\x100", 8, 5, r"'\x100' is not a byte", None),
@@ -91,7 +102,7 @@ def test_strings_may_go_on_and_their_mistakes_are_found_there() -> None:
     text = 'major = 1\nminor = 1\nfmt = "a%"  "d"\n      "b%y"\n'
     assert problems(("templates.lst", "1 t.fmt"), ("t.fmt", text)) == (
         "t.fmt:4:10: error: unknown conversion 'y'\n          \"b%y\"\n             ^\n"
-        "hint: conversions are d u x o c s p a h e v k E r; '%%' prints a percent sign"
+        "hint: conversions are d u x o c s p a h e v k T E r; '%%' prints a percent sign"
     )
 
 
@@ -288,7 +299,7 @@ def test_a_directory_on_disk(tmp_path: Path) -> None:
     templates = Templates.from_directory(tmp_path)
     assert templates.diagnostics.render() == (
         f"{tmp_path}/t.fmt:3:9: error: unknown conversion 'y'\n    fmt = \"%y\"\n            ^\n"
-        "hint: conversions are d u x o c s p a h e v k E r; '%%' prints a percent sign\n"
+        "hint: conversions are d u x o c s p a h e v k T E r; '%%' prints a percent sign\n"
         f"{tmp_path}/templates.lst:2:3: error: there is no file '{tmp_path}/u.fmt'\n    2 u.fmt\n      ^~~~~"
     )
 
