@@ -18,12 +18,12 @@ from dprobes.lazypattern import lazy_pattern
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
 
-__all__ = ["Conversion", "Form", "conversions", "lines_of", "placeholder"]
+__all__ = ["Conversion", "Form", "conversions", "lines_of", "named", "placeholder"]
 
 _CONVERSION = lazy_pattern(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]*)(?P<precision>(?:\.[0-9]*)?)"
                          r"(?:hh|h|ll|l|z|t|j|L|q)?(?P<letter>[A-Za-z]))")  # fmt: skip
 _SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
-_NUMBERS = "diuxXocpavbe"
+_NUMBERS = "diuxXocpavbeT"
 _NAMES_MAX = 256
 """Names of an enumeration that a record knows; others are shown by their numbers."""
 
@@ -75,6 +75,8 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
             return f"%*{conversion.layout}s" if letter in "sv" else None
         case StackType():
             return "%*k" if letter in "ksv" else None
+        case Array(element, count) if count is not None and letter not in "hs":
+            return placeholder(conversion, element, Form.BYTES)
         case Array():
             return f"%*{conversion.layout}{'h' if letter == 'v' else letter}" if letter in "hvs" else None
         case Enumeration() if conversion.letter in "sv" and type_.values:
@@ -85,10 +87,15 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
             integer = type_.base if isinstance(type_, Enumeration) else type_
             if letter == "d" and isinstance(integer, Integer) and not integer.is_signed and integer.size < INT.size:
                 letter = "u"
-            is_word = form is Form.WORD or (letter == "e" and integer.size == INT.size)  # of a program of 32 bits
+            is_word = form is Form.WORD or (letter in "eT" and integer.size == INT.size)  # of a program of 32 bits
             size = "n" if is_word else _SIZES[integer.size]
             return f"%{'' if form is Form.RAW else '*'}{conversion.layout}{size}{letter}"
     return None
+
+
+def named(holder: str, name: str, *, is_list: bool = False) -> str:
+    """Return a place-holder that says the name of its field; a list of numbers has one name for all."""
+    return f"%({name}{'[]' * (is_list and not holder.endswith('h'))}){holder[1:]}"
 
 
 def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:

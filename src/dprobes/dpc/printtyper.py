@@ -6,9 +6,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import tree, typed, typedstatement
-from dprobes.dpc.ctype import INT, Array, Integer, Pointer, Record, Stack, String, Void, size_of
+from dprobes.dpc.ctype import (
+    INT,
+    UNSIGNED,
+    Array,
+    Enumeration,
+    Integer,
+    Pointer,
+    Record,
+    Stack,
+    String,
+    Void,
+    size_of,
+)
+from dprobes.dpc.fieldnames import field_name
 from dprobes.dpc.folder import folded
-from dprobes.dpc.printformat import Form, conversions, lines_of, placeholder
+from dprobes.dpc.printformat import Form, conversions, lines_of, named, placeholder
 from dprobes.dpc.structureformat import expanded, is_text
 from dprobes.dpc.valueproperties import form_of
 
@@ -23,6 +36,9 @@ __all__ = ["STRING_LIMIT", "PrintTyper"]
 
 STRING_LIMIT = 128
 """Bytes of a string that ``str(p)`` takes where a program does not say."""
+
+_ELEMENTS = "diuxXocvh"
+"""Conversions that print the elements of an array, rather than its address."""
 
 _UNSIGNED = "uxXo"
 """Conversions that show a negative number by its bits."""
@@ -54,7 +70,8 @@ class PrintTyper:
             text, arguments = self._with_members(text, found, arguments)
             found, _ = conversions(text)
         places, items = [], []
-        for conversion, expression in zip(found, arguments, strict=True):
+        for written, expression in zip(found, arguments, strict=True):
+            conversion = _as_people_take_it(written, expression)
             item = self._printed(expression, conversion.letter)
             holder = None
             if isinstance(item, typed.CommName):
@@ -69,7 +86,9 @@ class PrintTyper:
                 raise self._values.wrong(
                     expression.span, f"'%{conversion.letter}' does not print '{item.type}'", _fitting(item.type)
                 )
-            places.append((conversion, holder))
+            if not isinstance(item, typed.CommName):
+                holder = named(holder, field_name(expression), is_list=_is_list(item))
+            places.append((written, holder))
         return typedstatement.Log(number, tuple(items), "\n".join(lines_of(text, places)), call.span)
 
     def _form(self, item: typed.Argument) -> Form:
@@ -104,23 +123,38 @@ class PrintTyper:
             return size_of(type_.target) in (None, 1)
         return type_ == self._values.types.word
 
+    def _array(self, expression: tree.Expression) -> typed.Bytes | None:
+        """Return the bytes of an array that is in memory, None of everything else."""
+        if not isinstance(expression, tree.MemberAccess | tree.Name | tree.Index):
+            return None
+        type_ = self._values.type_of(expression)
+        size = size_of(type_)
+        if not isinstance(type_, Array) or not size or not isinstance(type_.element, Integer | Enumeration | Pointer):
+            return None
+        value = folded(typed.Convert(self._values.value(expression), self._values.types.word))
+        return typed.Bytes(value, typed.Constant(size, UNSIGNED), type_)
+
     def _printed(self, expression: tree.Expression, letter: str) -> typed.Argument:
         text = self._values.calls.text(expression, limit=STRING_LIMIT)
         if text is not None:
             return text
+        if letter in _ELEMENTS and (array := self._array(expression)) is not None:
+            return array
         value = self._values.value(expression)
         if letter == "s" and isinstance(expression, tree.MemberAccess | tree.Name | tree.Index):
             type_ = self._values.type_of(expression)
             if isinstance(type_, Array) and type_.count and is_text(type_):
                 limit = min(type_.count, STRING_LIMIT)
                 return typed.Text(folded(typed.Convert(value, self._values.types.word)), limit, String(limit))
-        if letter == "s" and self._is_string(value.type):
+        if letter == "s" and self._is_string(value.type) and not _is_place(expression):
             return typed.Text(folded(typed.Convert(value, self._values.types.word)), STRING_LIMIT, String(STRING_LIMIT))
         if isinstance(value.type, Void | Record):
             raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
         if letter == "e" and isinstance(value.type, Integer) and value.type.size == INT.size:
             # Whatever the sign of its type, it is negative; templates have no errno of 4 bytes, but of a word.
             return folded(typed.Convert(typed.Convert(value, INT), self._values.types.long))
+        if letter == "T" and isinstance(value.type, Integer) and value.type.size == INT.size:
+            return folded(typed.Convert(value, self._values.types.long))  # as templates have no time of 4 bytes, either
         if (
             letter in _UNSIGNED
             and isinstance(value.type, Integer)
@@ -131,9 +165,25 @@ class PrintTyper:
         return value
 
 
+def _as_people_take_it(conversion: Conversion, expression: tree.Expression) -> Conversion:
+    """Return a conversion that is as good for an expression: the time of a call has a unit."""
+    match expression:
+        case tree.Name("elapsed") if conversion.letter == "v":
+            return replace(conversion, letter="T")
+    return conversion
+
+
 def _is_place(expression: tree.Expression) -> bool:
-    """Return whether an expression is the name of the place that was hit."""
-    return isinstance(expression, tree.Name) and expression.name in ("func", "probe")
+    """Return whether an expression is an address that is shown by its name."""
+    match expression:
+        case tree.Name("func" | "probe") | tree.Call("sym"):
+            return True
+    return False
+
+
+def _is_list(item: typed.Argument) -> bool:
+    """Return whether the numbers of an array are printed."""
+    return isinstance(item.type, Array) and item.type.count is not None
 
 
 def _fitting(type_: CType) -> str:
@@ -146,4 +196,4 @@ def _fitting(type_: CType) -> str:
             return "bytes are printed by %h"
         case Pointer():
             return "a pointer is printed by %p, as a name by %a; the string that it points to by str(p)"
-    return "a number is printed by %d, %u, %x, %o, %c, %p, %a, %e or %v"
+    return "a number is printed by %d, %u, %x, %o, %c, %p, %a, %e, %v or %T"

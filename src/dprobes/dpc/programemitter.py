@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Note
 from dprobes.dpc import programtree, typedstatement
 from dprobes.dpc.ctype import Void, size_of
-from dprobes.dpc.faultemitter import fault_sequences
+from dprobes.dpc.minorcodes import minor_codes
 from dprobes.dpc.programtyper import VARIABLE_COUNTS
 from dprobes.dpc.statementemitter import StatementEmitter
 from dprobes.dpc.valueemitter import ValueEmitter
@@ -110,8 +110,8 @@ class ProgramEmitter:
         self._module = program.module or module
         self._printed: dict[int, tuple[str, Span]] = {}
         """What the records of a minor code print, and where that is written."""
-        self._minor = 0
-        """The first minor code that no probe has: all modules have the templates in common."""
+        self._minors = self._first_minors()
+        """The first minor code of each probe, by the place of the probe in ``probes``."""
         self._has_faults = False
         self._wide: dict[str, None] = {}
         """The procedures for wide numbers that the program at hand needs."""
@@ -176,19 +176,15 @@ class ProgramEmitter:
                 w.header(table.statement)
         w.header(f"jmpmax = {jmpmax_of(self._program)}")
         templates: dict[int, str] = {}
-        for each in self._probes:
+        for each, first in zip(self._probes, self._minors, strict=True):
             points = [point for point in each.at if self._module_of(point) == module]
             if not points:
                 continue
-            own = self._attribute(each.probe.attributes, "minor")
-            first = own if isinstance(own, int) else self._minor
-            found = self._templates(each, first)
+            found = {first + code: text for code, text in _templates(each).items()}
             self._check_minors(each.probe, found)
             templates |= found
             for point in points:
                 self._definition(w, each, point, first)
-            last = first + max((each.paths.number_of(end) for end in self._sequences(each)), default=0)
-            self._minor = max(self._minor, last + 1)
         for function in self._functions:
             self._procedure(w, function)
         for line in procedure_lines(self._wide):
@@ -206,19 +202,24 @@ class ProgramEmitter:
                 message = f"minor code {minor} is that of another text: what is printed here would be shown as that"
                 self._diagnostics.error(span, message, notes=notes, hint="leave 'minor' out: each text gets its own")
 
-    def _templates(self, each: TypedProbe, minor: int) -> dict[int, str]:
-        templates: dict[int, str] = {}
-        _collect(each.body, templates)
-        found = {}
-        for end in self._sequences(each):
-            if end:
-                number = each.paths.number_of(end) if each.paths.logs > 1 else 0
-                found[minor + number] = "\n".join(templates[log] for log in end)
-        return found
+    def _first_minors(self) -> list[int]:
+        """
+        Return the first minor code of each probe: of several they count from 1, in the order of the source.
 
-    def _sequences(self, each: TypedProbe) -> frozenset[tuple[int, ...]]:
-        """Return the sequences of printf that a hit may end with, be it by an exception."""
-        return each.paths.ends | fault_sequences(each.paths, each.body)
+        All modules have the templates in common. What one probe prints at several places has one code if it looks
+        alike.
+        """
+        following = int(len({each.probe.order for each in self._probes}) > 1)
+        known: dict[tuple[int, tuple[tuple[int, str], ...]], int] = {}
+        found = []
+        for each in self._probes:
+            own = self._attribute(each.probe.attributes, "minor")
+            key = each.probe.order, tuple(sorted(_templates(each).items()))
+            first = own if isinstance(own, int) else known.get(key, following)
+            known[key] = first
+            found.append(first)
+            following = max(following, first + minor_codes(each.paths, each.body).count)
+        return found
 
     def _definition(self, w: Writer, each: TypedProbe, point: programtree.Point, minor: int) -> None:
         with w.at(point.span):
@@ -234,7 +235,10 @@ class ProgramEmitter:
                 w.header("return = yes")
         w.depth = 0
         values = ValueEmitter(w, self._word_size, self._procedures, used=self._wide)
-        emitter = StatementEmitter(w, values, each.slots, paths=each.paths, minor=minor, word_size=self._word_size)
+        codes = minor_codes(each.paths, each.body)
+        emitter = StatementEmitter(
+            w, values, each.slots, paths=each.paths, codes=codes, minor=minor, word_size=self._word_size
+        )
         place = point.span if each.probe.condition is None else each.probe.condition.span
         emitter.handler(each.condition, each.body, place)
         self._has_faults = self._has_faults or (emitter.faults is not None and emitter.faults.has_labels)
@@ -250,6 +254,14 @@ class ProgramEmitter:
         result = None if isinstance(signature.type, Void) else count
         StatementEmitter(w, values, function.slots, result=result, word_size=self._word_size).function(function.body)
         w.header("endproc")
+
+
+def _templates(each: TypedProbe) -> dict[int, str]:
+    """Return the templates of a probe by its codes from 0."""
+    of_logs: dict[int, str] = {}
+    _collect(each.body, of_logs)
+    found = minor_codes(each.paths, each.body).of
+    return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in found.items()}
 
 
 def _placed(point: programtree.Point, types: TypeTable) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed, typedstatement
 from dprobes.dpc.ctype import UNSIGNED_LONG_LONG, size_of
-from dprobes.dpc.faultemitter import FaultExits, needs_trail
+from dprobes.dpc.faultemitter import FaultExits
 from dprobes.dpc.folder import integer_of
 from dprobes.dpc.valueproperties import does_something, is_item
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.dpc.logpaths import LogPaths
+    from dprobes.dpc.minorcodes import MinorCodes
     from dprobes.dpc.valueemitter import ValueEmitter
     from dprobes.dpc.writer import Writer
     from dprobes.source import Span
@@ -32,7 +33,7 @@ _TABLE_MIN = 5
 
 class StatementEmitter:
     """
-    Write the statements of a handler, whose ``paths`` and first ``minor`` code are given, or of a function.
+    Write the statements of a handler, whose ``paths``, ``codes`` and first ``minor`` code are given, or of a function.
 
     ``slots`` is how many variables blocks have; a handler that has to know what it has printed has one more.
     """
@@ -44,6 +45,7 @@ class StatementEmitter:
         slots: int,
         *,
         paths: LogPaths | None = None,
+        codes: MinorCodes | None = None,
         minor: int = 0,
         result: int | None = None,
         word_size: int = 8,
@@ -52,6 +54,7 @@ class StatementEmitter:
         self._values = values
         self._slots = slots
         self._paths = paths
+        self._codes = codes
         self._minor = minor
         self._result = result
         self._word_size = word_size
@@ -64,10 +67,11 @@ class StatementEmitter:
 
     def handler(self, condition: typed.Value | None, body: typedstatement.Statement, place: Span) -> None:
         """Write a handler with its end; ``place`` is where the condition is written."""
-        w, paths, first = self._w, self._paths, len(self._w.lines)
+        w, paths, codes, first = self._w, self._paths, self._codes, len(self._w.lines)
         assert self.faults is not None
         assert paths is not None
-        if not paths.is_known or needs_trail(paths, body):
+        assert codes is not None
+        if codes.is_computed:
             self._trail = self._slots
         if condition is not None:
             otherwise = w.new_label()
@@ -347,13 +351,13 @@ class StatementEmitter:
 
     def _name_record(self, log: typedstatement.Log) -> None:
         """Give the record the minor code of what has been printed so far."""
-        w, paths = self._w, self._paths
+        w, paths, codes = self._w, self._paths, self._codes
         assert paths is not None
+        assert codes is not None
         if self._trail is None:
             before = next(iter(paths.before.get(log.number, frozenset())), ())
-            number = paths.number_of((*before, log.number))
-            if paths.logs > 1:
-                w.op(f"setmin {self._minor + number}")
+            if code := codes.of.get((*before, log.number), 0):  # the first one is that of the header
+                w.op(f"setmin {self._minor + code}")
             return
         cell = self._trail_cell()
         if paths.logs == 1:  # there is one template, and only whether it is needed is to be known
@@ -366,8 +370,8 @@ class StatementEmitter:
         w.number(log.number)
         w.op("add", -1)
         self._values.places.store(cell, is_wanted=True)
-        if self._minor:
-            w.number(self._minor)
+        if self._minor != 1:
+            w.number(self._minor - 1)
             w.op("add", -1)
         w.op("setmin", -1)
 

@@ -90,8 +90,8 @@ class StatementTyper:
                 return self.block(statement)
             case tree.If(condition, then, otherwise, span):
                 test = self._values.condition(condition)
-                other = None if otherwise is None else self._inner(otherwise)
                 first = self._inner(then)
+                other = None if otherwise is None else self._inner(otherwise)
                 if isinstance(test, typed.Constant):
                     return first if test.value else other or typedstatement.Steps(())
                 return typedstatement.Select(test, first, other, span)

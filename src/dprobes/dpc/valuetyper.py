@@ -152,6 +152,13 @@ class ValueTyper:
                 return self.tables.value(expression)
         raise AssertionError(expression)
 
+    def _is_traced_field(self, expression: tree.Expression) -> bool:
+        """Return whether an expression is a field of a tracepoint, ``args.name``."""
+        match expression:
+            case tree.MemberAccess(tree.Name("args")):
+                return self._where.is_traced
+        return False
+
     def _type(self, name: tree.TypeName) -> CType:
         try:
             return self.types.of(name)
@@ -342,7 +349,7 @@ class ValueTyper:
             return self._place_of_memory(expression).type
         if isinstance(expression, tree.MemberAccess) and (part := self.names.part(expression)) is not None:
             return part.type
-        if isinstance(expression, tree.Index | tree.MemberAccess):
+        if isinstance(expression, tree.Index | tree.MemberAccess) and not self._is_traced_field(expression):
             return self.place(expression).type
         if isinstance(expression, tree.Name) and (type_ := self.names.type_of(expression)) is not None:
             return type_

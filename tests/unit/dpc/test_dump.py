@@ -70,7 +70,7 @@ def test_the_typed_tree_has_conversions_and_constants() -> None:
         "  paths: LogPaths logs=0 ends={()} last={()}",
         "TypedBlock @a.dpc:4:1 slots=0",
         "  body: Steps",
-        "    statements[0]: Log @a.dpc:4:12 number=1 template='%dd'",
+        "    statements[0]: Log @a.dpc:4:12 number=1 template='%(n)dd'",
         "      items[0]: Variable kind=LOCAL first=0 type=<int>",
     ]
 

@@ -127,7 +127,7 @@ def test_functions_and_recursion() -> None:
     f { }
     begin { nothing(0, 1); printf("%d", fib(12)); }
     """
-    assert printed(text) == [("%qd", [144])]
+    assert printed(text) == [("%(fib)qd", [144])]
 
 
 def test_variables_of_the_program() -> None:
@@ -181,7 +181,7 @@ def test_tables() -> None:
         ("s", 3, [("0200000000000000", -2)]),
         ("s", None, []),
         ("n", None, []),
-        ("%qd %qd", (9).to_bytes(8, "little") + bytes(8)),
+        ("%(last)qd %(n)qd", (9).to_bytes(8, "little") + bytes(8)),
     ]
 
 
