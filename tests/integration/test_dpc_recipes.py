@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -126,6 +127,43 @@ def test_slow_calls_of_a_function(engine: str) -> None:
     assert [match is not None and int(match[1]) >= 290_000 for match in found] == [True, True]
     assert all(match is not None and "python3" in match[2] for match in found)
     assert "\n3 in all" in done.stdout
+
+
+NAPPING = """
+    #include <time.h>
+    __attribute__((noinline)) int nap(long ms) {
+        struct timespec time = {0, ms * 1000000};
+        return clock_nanosleep(CLOCK_MONOTONIC, 0, &time, 0);
+    }
+    __attribute__((noinline)) int early(void) { return nap(300) + 1; }
+    __attribute__((noinline)) int late(void) { return nap(700) + 2; }
+    __attribute__((noinline)) int often(void) { int n = 0; for (int i = 0; i < 5; i++) n += nap(1); return n + 3; }
+    int main(void) { return early() + late() + often() - 6; }
+"""
+
+
+def test_the_slowest_calls_with_their_stacks(engine: str, tmp_path: Path) -> None:
+    program = compiled(tmp_path, NAPPING, "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls")
+    done = run("slowest-calls", engine, "-D", "COUNT=2", "--", str(program))
+    found = re.findall(r"^@slowest\[\n((?: +.*\n)+)\]: (\d+) ms$", done.stdout, re.MULTILINE)
+    ways = [re.findall(r"(\w+)\+0x\w+ \[program\]", stack)[:3] for stack, _ in found]
+    assert ways == [["nap", "early", "main"], ["nap", "late", "main"]]
+    assert [int(took) >= least for (_, took), least in zip(found, (300, 700), strict=True)] == [True, True]
+    assert "@slowest: 1 rows with smaller values are not shown" in done.stdout
+
+
+def test_the_slowest_single_calls_are_found_in_a_trace_file(engine: str, tmp_path: Path) -> None:
+    program = compiled(tmp_path, NAPPING, "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls")
+    said = (EXAMPLES / "slowest-calls.dpc").read_text()
+    ((code, query),) = re.findall(r"run -e '(.*?)' -o calls.dpt.*\n.*sql calls.dpt '(.*?)'", said)
+    trace = str(tmp_path / "calls.dpt")
+    subprocess.run([*DPROBES, "run", "-e", code, "--engine", engine, "-o", trace, "--", program], check=True)
+    asked = subprocess.run([*DPROBES, "sql", "--json", trace, query], check=True, capture_output=True, text=True)
+    rows_found = [json.loads(line) for line in asked.stdout.splitlines()]
+    assert len(rows_found) == 7
+    ways = [[name.split("+")[0] for name in row["ustack_names"][:2]] for row in rows_found[:3]]
+    assert ways == [["nap", "late"], ["nap", "early"], ["nap", "often"]]
+    assert rows_found[0]["elapsed"] >= 700_000_000 > rows_found[1]["elapsed"] >= 300_000_000
 
 
 LEAKING = """
