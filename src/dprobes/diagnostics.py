@@ -92,7 +92,7 @@ class Diagnostics:
         self._counts[item.severity] += 1
         count = self._counts[item.severity]
         if count <= _KEPT:
-            self._items.append(item)
+            self._items.append(item.worded())
         elif count == _KEPT + 1:
             message = f"there are more than {_KEPT} {item.severity.value}s; the rest is not shown"
             self._items.append(Diagnostic(item.severity, message))

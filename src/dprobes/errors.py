@@ -23,7 +23,7 @@ What is quoted may be anybody's, so a message has no character that disturbs a l
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped, escaped_lines
 
@@ -63,10 +63,15 @@ class DprobesError(Exception):
 
 
 class SourceError(DprobesError):
-    """Report that a probe program has errors; ``diagnostics`` holds all of them, warnings included."""
+    """
+    Report that a probe program has errors; ``diagnostics`` holds all of them, warnings included.
 
-    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+    ``outline`` has what is right all the same and can be looked at: programs with its places, and empty handlers.
+    """
+
+    def __init__(self, diagnostics: Sequence[Diagnostic], outline: Sequence[Any] = ()) -> None:
         self.diagnostics = tuple(diagnostics)
+        self.outline = tuple(outline)
         super().__init__("\n".join(d.render() for d in self.diagnostics))
 
     @classmethod

@@ -11,9 +11,13 @@ import enum
 from bisect import bisect_right
 from dataclasses import field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped, replaced
 from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Diagnostic", "Expansion", "Note", "Severity", "SourceFile", "Span"]
 
@@ -30,11 +34,13 @@ class SourceFile:
     The text of one file under the name that messages use for it.
 
     ``line_shift`` is added to the numbers of its lines: a ``#line`` directive gives the lines behind it other numbers.
+    ``wording`` returns a message about it in the words of its language, where stages speak another one.
     """
 
     name: str
     text: str = field(repr=False)
     line_shift: int = 0
+    wording: Callable[[str], str] | None = field(default=None, repr=False)
 
     @cached_property
     def _line_starts(self) -> list[int]:
@@ -47,7 +53,7 @@ class SourceFile:
 
     def renamed(self, name: str, offset: int, line: int) -> SourceFile:
         """Return the same text under another name, in which the line at ``offset`` has the number ``line``."""
-        return SourceFile(name, self.text, line - bisect_right(self._line_starts, offset))
+        return SourceFile(name, self.text, line - bisect_right(self._line_starts, offset), self.wording)
 
     def line_and_column(self, offset: int) -> tuple[int, int]:
         """Return the 1-based line and column, in characters, of ``offset``."""
@@ -134,6 +140,15 @@ class Diagnostic:
     span: Span | None = None
     notes: tuple[Note, ...] = ()
     hint: str | None = None
+
+    def worded(self) -> Diagnostic:
+        """Return the same in the words of the text that it is about."""
+        wording = self.span.file.wording if self.span is not None else None
+        if wording is None:
+            return self
+        notes = tuple(Note(wording(note.message), note.span) for note in self.notes)
+        hint = None if self.hint is None else wording(self.hint)
+        return Diagnostic(self.severity, wording(self.message), self.span, notes, hint)
 
     def render(self) -> str:
         """Return the text for people, without a final line end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 
 from dprobes.api import C_SUFFIX, compiledprogram
 from dprobes.api.compiledfile import is_compiled
+from dprobes.errors import DprobesError, SourceError
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
 
@@ -131,7 +133,10 @@ def compile_programs(
     One in DProbes C is several, one for each module; their diagnostics are the same.
     """
     module = _program_of(pid) if pid is not None else ""
-    loaded = load_program(path, options, symbols=symbols, module=module, files=files_of(path, symbols, pid=pid))
+    try:
+        loaded = load_program(path, options, symbols=symbols, module=module, files=files_of(path, symbols, pid=pid))
+    except SourceError as error:
+        raise _with_places(error, symbols, pid, architecture_name) from None
     return [
         resolve_here(
             program,
@@ -143,3 +148,20 @@ def compile_programs(
         )
         for program, known in zip(loaded.programs, loaded.all_symbols, strict=True)
     ]
+
+
+def _with_places(
+    error: SourceError, symbols: Path | None, pid: int | None, architecture_name: str | None
+) -> SourceError:
+    """Return what is wrong with a program, and with the places of one whose handlers are wrong, together."""
+    from dprobes.diagnostics import Diagnostics, Severity
+    from dprobes.target.location import FileSymbols
+
+    diagnostics = Diagnostics()
+    diagnostics.extend(error.diagnostics)
+    for program in error.outline:
+        found = Diagnostics()
+        with suppress(DprobesError):  # those of a program are in the diagnostics
+            resolve_here(program, found, symbols=FileSymbols(symbols), pid=pid, architecture_name=architecture_name)
+        diagnostics.extend(each for each in found.since(0) if each.severity is not Severity.NOTE)
+    return SourceError(tuple(diagnostics))

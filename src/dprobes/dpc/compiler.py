@@ -8,25 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import Note
+from dprobes.diagnostics import Diagnostics, Note
 from dprobes.dpc.debugplaces import DebugPlaces, with_instructions
+from dprobes.dpc.logpaths import find_log_paths
 from dprobes.dpc.parser import parse
 from dprobes.dpc.probedmodules import ProbedModules
 from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter, jmpmax_of
 from dprobes.dpc.programtree import ToolBlock
 from dprobes.dpc.programtyper import ProgramTyper
+from dprobes.dpc.typedprogram import TypedProbe
+from dprobes.dpc.typedstatement import Steps
+from dprobes.dpc.typetable import UnknownTypeError
+from dprobes.errors import SourceError
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.debugplaces import PlaceFinder
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
     from dprobes.dpc.scope import ProbedModule
     from dprobes.dpc.toolblock import ToolProgram
-    from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
+    from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
     from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
 
@@ -61,6 +65,7 @@ def compile_text(
     ``note`` is told what passes have made (``dump``). Raise ``SourceError`` if the program is wrong.
     """
     program = parse(text, diagnostics)
+    is_understood = not diagnostics.has_errors
     note("tree", program)
     tell_modules(ProbedModules(program, module, module_of).names)
     program = with_instructions(program, module, places or DebugPlaces(), diagnostics)
@@ -81,11 +86,23 @@ def compile_text(
     typer.tables.check()
     tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
     note("typed", [*functions, *probes, *blocks])
-    diagnostics.raise_if_errors()
+    if diagnostics.has_errors:
+        raise SourceError(tuple(diagnostics), _outline(program, typer, word_size, module) if is_understood else ())
     emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
     compilations = emitter.compilations()
     diagnostics.raise_if_errors()
     return CompiledText(compilations, tool)
+
+
+def _outline(program: ProgramTree, typer: ProgramTyper, word_size: int, module: str) -> list[Compilation]:
+    """Return a program with the places of one whose handlers are wrong: they can be looked for all the same."""
+    empty = Steps(())
+    paths = find_log_paths(empty, 0, Diagnostics())
+    probes = [TypedProbe(probe, probe.points, None, empty, 0, paths) for probe in program.probes]
+    try:
+        return ProgramEmitter(program, typer, (), probes, word_size, Diagnostics(), module).compilations()
+    except UnknownTypeError:
+        return []
 
 
 def _tool(

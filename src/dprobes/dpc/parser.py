@@ -29,10 +29,9 @@ from dprobes.dpc.programtree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.statementparser import StatementParser
 from dprobes.dpc.token import Token, TokenKind, TokenStream
 from dprobes.lazypattern import lazy_pattern
+from dprobes.rpn.keywords import Header, keywords_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dprobes.diagnostics import Diagnostics
     from dprobes.preprocessor import Preprocessed
 
@@ -48,6 +47,9 @@ _FREQUENCY = lazy_pattern(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
 _OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor", "opcode")
 """The attributes of a ``module`` statement, and of a probe; each is a number."""
+
+_HEADERS = {_OF_MODULES: Header.FILE, _OF_PROBES: Header.POINT}
+"""The headers of RPN that have statements with the same names and limits."""
 
 _TIME = "write every 1s"
 """The shortest and the longest time between two executions of a block, in nanoseconds."""
@@ -128,7 +130,7 @@ class _ProgramParser:
         cursor.expect(";", "behind the module")
         return word.text.strip('"'), tuple(attributes)
 
-    def _attribute(self, known: Sequence[str]) -> programtree.Attribute:
+    def _attribute(self, known: tuple[str, ...]) -> programtree.Attribute:
         cursor = self._cursor
         name = cursor.expect_name("the name of an attribute")
         value: int | str | None = None
@@ -141,6 +143,9 @@ class _ProgramParser:
             raise cursor.wrong(f"there is no attribute '{name.text}'", span, f"there are {', '.join(known)}")
         if not isinstance(value, int):
             raise cursor.wrong(f"'{name.text}' needs a number", span, f"write '{name.text} 5'")
+        row = keywords_of(_HEADERS[known])[name.text]
+        if not row.minimum <= value <= row.maximum:
+            raise cursor.wrong(f"'{span.text}' is outside {row.minimum} to {row.maximum}", span)
         return programtree.Attribute(name.text, value, span)
 
     def _number(self, token: Token) -> int:
@@ -239,6 +244,10 @@ class _ProgramParser:
             cursor.take()
             module, place = split_place(self._place("a module of the kernel and a function").text)
             return self._made(first, programtree.PointKind.CODE, f"kmod {module}", place, at_return=at_return)
+        for kind in (programtree.PointKind.TRACEPOINT, programtree.PointKind.SAMPLE, programtree.PointKind.WATCH):
+            if at_return and self._is_keyword(kind.value):
+                hint = "a system call has one: 'return syscall NAME'" if kind.value == "tracepoint" else None
+                raise cursor.wrong(f"there is no return of a '{kind.value}'", cursor.span_from(first), hint)
         if at_return and not self._is_keyword(programtree.PointKind.INLINE.value):
             return self._in_code(first, programtree.PointKind.CODE, None, self._place("a function"), at_return=True)
         for kind in (programtree.PointKind.INLINE, programtree.PointKind.USDT):

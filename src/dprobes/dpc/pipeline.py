@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.lazynamedtuple import NamedTuple
@@ -51,28 +52,37 @@ def compile_source(
     """
     Compile a source; ``module`` is that of points that name none, ``files`` finds those of modules.
 
-    Raise ``SourceError`` if it is wrong.
+    Raise ``SourceError`` if it is wrong; if only its handlers are, with an outline.
     """
+    from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.compiler import compile_text
     from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.wording import in_c
+    from dprobes.errors import SourceError
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.parser import parse
 
+    if source.wording is None:
+        source = replace(source, wording=in_c)
     text = preprocess(
         source, diagnostics, defines=options.defines, include_dirs=options.include_dirs, external=options.cpp
     )
     diagnostics.raise_if_errors()
     files = files or ModuleFiles()
-    found, tool = compile_text(
-        text,
-        diagnostics,
-        module=module,
-        word_size_of=files.word_size_of,
-        module_of=files.module_of,
-        places=files.places,
-        tell_modules=files.tell_modules,
-        allow_write=options.allow_write,
-    )
+    try:
+        found, tool = compile_text(
+            text,
+            diagnostics,
+            module=module,
+            word_size_of=files.word_size_of,
+            module_of=files.module_of,
+            places=files.places,
+            tell_modules=files.tell_modules,
+            allow_write=options.allow_write,
+        )
+    except SourceError as error:
+        outline = [parse(compilation.preprocessed(), Diagnostics()) for compilation in error.outline]
+        raise SourceError(error.diagnostics, [each for each in outline if each is not None]) from None
     if not found:
         hint = "'begin', 'every' and 'end' go with probes" if tool is not None else None
         diagnostics.error(text.span(0, 0), "there is no probe", hint=hint)

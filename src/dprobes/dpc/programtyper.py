@@ -115,8 +115,9 @@ class ProgramTyper:
         first = self.counts[kind]
         self.counts[kind] += count * self._width(element)
         if self.counts[kind] > _VARIABLES_MAX:
-            self._diagnostics.error(declarator.span, f"a program has at most {_VARIABLES_MAX} {VARIABLE_COUNTS[kind]}")
-            raise TypingError
+            words = "static" if kind is typed.VariableKind.LOCAL else storage.value
+            message = f"a program has room for {_VARIABLES_MAX} numbers in its '{words}' variables"
+            self._diagnostics.error(declarator.span, f"{message}, and with '{declarator.name}' there are more")
         return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
 
     def _width(self, type_: CType) -> int:

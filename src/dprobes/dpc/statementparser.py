@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.diagnostics import Note
 from dprobes.dpc import tree
 from dprobes.dpc.bpftracewords import call_hint
 from dprobes.dpc.cursor import ParseError
@@ -12,6 +13,8 @@ from dprobes.dpc.token import TokenKind
 
 if TYPE_CHECKING:
     from dprobes.dpc.cursor import Cursor
+    from dprobes.dpc.token import Token
+    from dprobes.source import Span
 
 __all__ = ["StatementParser"]
 
@@ -23,6 +26,8 @@ class StatementParser:
         self._cursor = cursor
         self.declarations = DeclarationParser(cursor)
         self.expressions = self.declarations.expressions
+        self._closed: list[tuple[Token, Token]] = []
+        """The braces of the blocks that were parsed, in the order of their ends."""
 
     def block(self) -> tree.Block:
         """Parse a block; what is wrong in a statement is reported, and the others are parsed."""
@@ -32,7 +37,7 @@ class StatementParser:
         with cursor:
             while not cursor.sees("}"):
                 if cursor.peek().kind is TokenKind.END:
-                    raise cursor.wrong("the program ends in this block", cursor.tokens.span(first))
+                    raise self._unclosed(first)
                 try:
                     statement = self.statement()
                 except ParseError:
@@ -40,8 +45,25 @@ class StatementParser:
                     continue
                 if statement is not None:
                     statements.append(statement)
-        cursor.take()
+        self._closed.append((first, cursor.take()))
         return tree.Block(tuple(statements), cursor.span_from(first))
+
+    def _unclosed(self, first: Token) -> ParseError:
+        """
+        Report a brace that nothing closes, and return what leaves its block.
+
+        What was forgotten may be a brace further inside: that before a brace which is less indented than its block.
+        """
+        cursor = self._cursor
+        span = cursor.tokens.span(first)
+        notes: tuple[Note, ...] = ()
+        for opening, closing in self._closed:
+            begin, end = cursor.tokens.span(opening), cursor.tokens.span(closing)
+            if opening.start > first.start and _indentation(end) < _indentation(begin):
+                notes = (Note(f"this one closes the '{{' of line {begin.line}, which is further to the right", end),)
+                break
+        cursor.diagnostics.error(span, f"the '{{' of line {span.line} is never closed", notes=notes)
+        return ParseError()
 
     def statement(self) -> tree.Statement | None:
         """Parse a statement; None of an empty one."""
@@ -185,3 +207,9 @@ _KEYWORDS = {
     "try": StatementParser._try,  # noqa: SLF001
     "goto": StatementParser._goto,  # noqa: SLF001
 }
+
+
+def _indentation(span: Span) -> int:
+    """Return how many blanks the line begins with where a place is."""
+    line = span.file.line_text(span.line)
+    return len(line) - len(line.lstrip())

@@ -8,7 +8,7 @@ from dprobes.diagnostics import Note
 from dprobes.dpc import tree, typed, typedstatement
 from dprobes.dpc.ctype import Enumeration, Integer, Pointer
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.tables import UNNAMED
+from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,6 +170,9 @@ class TableTyper:
             case typed.CommName():
                 return "comm", text
             case typed.Text(_, limit):
+                if limit > STRING_SIZE_MAX:
+                    message = f"a string that is a key has at most {STRING_SIZE_MAX} bytes, not {limit}"
+                    raise self._values.wrong(key.span, message)
                 return f"str[{limit}]", text
             case typed.StackTrace(is_kernel, frames):
                 return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]"), text

@@ -39,7 +39,7 @@ def analyse(name: str, text: str) -> Analysis:
 
     ``name`` is the path of the file, whose directory has what is included. Nothing is raised for any text.
     """
-    source = SourceFile(name, text)
+    source = _source(name, text)
     diagnostics = Diagnostics()
     options = CompileOptions(allow_write=True)
     programs: tuple[Program, ...] = ()
@@ -55,12 +55,22 @@ def analyse(name: str, text: str) -> Analysis:
             _resolve(program, found)
     except SourceError as error:
         found.update(dict.fromkeys(error.diagnostics))
+        for program in error.outline:
+            _resolve(program, found)
     except DprobesError as error:
         found[Diagnostic(Severity.ERROR, error.message, hint=error.hint)] = None
     except RecursionError:
         found[Diagnostic(Severity.ERROR, "this program is nested too deeply")] = None
     found.update(dict.fromkeys(diagnostics))
     return Analysis(source, tuple(found), programs)
+
+
+def _source(name: str, text: str) -> SourceFile:
+    if not is_c(name):
+        return SourceFile(name, text)
+    from dprobes.dpc.wording import in_c
+
+    return SourceFile(name, text, wording=in_c)
 
 
 def _resolve(program: Program, found: dict[Diagnostic, None]) -> None:

@@ -21,6 +21,8 @@ _REASONS = {
     ExceptionCode.DIVIDE_BY_ZERO: "a division by zero",
     ExceptionCode.JMP_MAX: "more jumps than jmpmax allows",
     ExceptionCode.CALL_MAX: "calls nested too deep",
+    ExceptionCode.INVALID_OPERAND: "an index that the array does not have",
+    ExceptionCode.SEG_FAULT: "a segment that is not there",
 }
 
 

@@ -27,6 +27,9 @@ def test_all_that_is_wrong_is_found() -> None:
     ((message, place),) = messages("a.dpc", PROGRAM.replace("malloc", "mallok"))
     assert message.endswith("has no symbol 'mallok'")
     assert place == "libc.so.6:mallok"
+    both = PROGRAM.replace("nsecs", "nsec").replace("libc.so.6:free", "libc.so.6:frea")
+    assert [message for message, _ in messages("a.dpc", both)][:1] == ["nothing is named 'nsec'"]
+    assert messages("a.dpc", both)[1][0].endswith("has no symbol 'frea'")
     assert messages("a.rpn", 'name = "libc.so.6"\noffset = malloc\npusj 1\nexit\n') == [
         ("unknown instruction 'pusj'", "pusj")
     ]
