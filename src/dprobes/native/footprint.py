@@ -17,7 +17,7 @@ __all__ = ["CONTEXT_WORDS", "Footprint", "footprint"]
 CONTEXT_WORDS = range(0, 168, 8)
 """Where ``struct pt_regs`` has its words."""
 
-_CLASS, _OPERATION, _MODE = 0x07, 0xF0, 0xE0
+_CLASS, _OPERATION, _SIZE = 0x07, 0xF0, 0x18
 _ARGUMENTS = range(6)
 _MOVE = Class.ALU64 | Alu.MOV | X
 
@@ -57,11 +57,12 @@ def footprint(assembled: Assembled) -> Footprint:
             contexts, knows_first = {Register.R6.value}, False
             continue
         if kind == Class.LDX and insn.src in contexts:
-            reads.add(insn.off & ~7)
+            reads |= _words(insn)
         elif kind in (Class.ST, Class.STX) and insn.dst in contexts:
-            (writes if insn.opcode & _MODE == Mode.MEM else reads).add(insn.off & ~7)
-            if insn.opcode & 0x18 != Size.DW:
-                reads.add(insn.off & ~7)
+            writes |= _words(insn)
+            is_whole = insn.opcode == kind | Mode.MEM | Size.DW and not insn.off & 7
+            if not is_whole:
+                reads |= _words(insn)
             escapes |= kind == Class.STX and insn.src in contexts
         elif kind == Class.STX:
             escapes |= insn.src in contexts
@@ -74,6 +75,12 @@ def footprint(assembled: Assembled) -> Footprint:
         reads |= words
         writes |= words
     return Footprint(frozenset(registers), frozenset(reads & words), frozenset(writes & words), calls)
+
+
+def _words(insn: Insn) -> set[int]:
+    """Return the words of the context that an access touches."""
+    size = Size(insn.opcode & _SIZE).bytes
+    return {insn.off & ~7, insn.off + size - 1 & ~7}
 
 
 def _has_source(insn: Insn) -> bool:
