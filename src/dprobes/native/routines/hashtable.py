@@ -7,7 +7,7 @@ Hash tables in memory that threads of several processes share.
              8  u64 count    how many keys there are
             64  slots        ``capacity`` of them, a power of two
 
-    slot     0  u64 state    0: free, 1: being written, 3: deleted, else the key's hash with 2 in its low two bits
+    slot     0  u64 state    0: free, 1: being written, 3: deleted, else the key's hash with 6 in its low three bits
              8  key          filled up to a multiple of 8 bytes
                 value
 
@@ -37,7 +37,7 @@ HEAD_SIZE = 64
 REACH = 128
 HASH_FACTOR = 0x9E37_79B9_7F4A_7C15
 """The golden ratio, as a fraction of 2**64: what Knuth multiplies hashes with (TAOCP volume 3, section 6.4)."""
-FREE, _WRITING, _READY, DELETED = 0, 1, 2, 3
+FREE, _WRITING, DELETED, _READY = 0, 1, 3, 6
 _LOCK, _COUNT = 0, 8
 _STATE = 8
 _SPINS = 1 << 14
@@ -110,7 +110,7 @@ class _Writer:
         """Let R3 be the state of a slot with the key, and R4 the number of the slot to begin with. Takes R5."""
         asm = self._asm
         asm.mov(_R.R4, HASH_FACTOR)
-        asm.mov(_R.R3, 0)
+        asm.mov(_R.R3, _R.R4)
         for at, size in self._key:
             asm.load(_R.R5, key, at, size)
             asm.alu(Alu.XOR, _R.R3, _R.R5)
@@ -119,7 +119,7 @@ class _Writer:
             asm.alu(Alu.RSH, _R.R5, 32)
             asm.alu(Alu.XOR, _R.R3, _R.R5)
         asm.mov(_R.R4, _R.R3)
-        asm.alu(Alu.RSH, _R.R4, 2)
+        asm.alu(Alu.RSH, _R.R4, 3)
         asm.alu(Alu.AND, _R.R4, self._shape.capacity - 1)
         asm.alu(Alu.OR, _R.R3, _READY | 1)
         asm.alu(Alu.XOR, _R.R3, 1)
@@ -261,17 +261,59 @@ class _Writer:
         self._return(0)
 
     def _forget(self, insert: Label) -> None:
-        """Let R1 be a slot with another key: the first one from that of the hash on that has any."""
-        asm, again = self._asm, self._asm.label()
+        """
+        Let R1 be a slot for the key: the one that it is already, and another key goes; else that of another key.
+
+        The other one is the first key from the slot on that the hash names. Takes R0, R2, R4, R5 and R9.
+        """
+        asm, again, found, goes = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.load(_R.R4, _R.R10, _HOME)
         asm.mov(_R.R5, self._reach)
         asm.place(again)
         self._slot(_R.R6)
-        asm.mov(_R.R1, _R.R0)
         asm.load(_R.R2, _R.R0, HEAD_SIZE)
-        asm.jump_if(Jump.JGT, _R.R2, DELETED, insert)
+        asm.jump_if(Jump.JGT, _R.R2, DELETED, found)
         self._go_on(again)
         self._return(-errno.E2BIG)
+        asm.place(found)
+        asm.jump_if(Jump.JNE, _R.R1, 0, goes)
+        asm.mov(_R.R1, _R.R0)
+        asm.jump(insert)
+        asm.place(goes)
+        asm.store(_R.R1, HEAD_SIZE, _WRITING)  # which is not free any more: what is before it must not become so
+        self._vacate()
+        asm.jump(insert)
+
+    def _vacate(self) -> None:
+        """
+        Take the key from the slot at R0, whose number is R4; takes R2, R4, R5 and R9.
+
+        No key can be behind a slot if the next one is free: then it is free too, and so are deleted ones before it.
+        """
+        asm, free, previous, done = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        last = self._shape.capacity - 1
+        asm.mov(_R.R2, _R.R0)
+        asm.alu(Alu.ADD, _R.R4, 1)
+        asm.alu(Alu.AND, _R.R4, last)
+        self._slot(_R.R6)
+        asm.load(_R.R9, _R.R0, HEAD_SIZE)
+        asm.jump_if(Jump.JEQ, _R.R9, FREE, free)
+        asm.store(_R.R2, HEAD_SIZE, DELETED)
+        asm.jump(done)
+        asm.place(free)
+        asm.alu(Alu.SUB, _R.R4, 1)
+        asm.mov(_R.R5, self._reach)
+        asm.place(previous)
+        asm.store(_R.R2, HEAD_SIZE, FREE)
+        asm.alu(Alu.SUB, _R.R4, 1)
+        asm.alu(Alu.AND, _R.R4, last)
+        self._slot(_R.R6)
+        asm.mov(_R.R2, _R.R0)
+        asm.load(_R.R9, _R.R2, HEAD_SIZE)
+        asm.jump_if(Jump.JNE, _R.R9, DELETED, done)
+        asm.alu(Alu.SUB, _R.R5, 1)
+        asm.jump_if(Jump.JNE, _R.R5, 0, previous)
+        asm.place(done)
 
     def _copy_value(self, slot: Register) -> None:
         for at, size in _pieces(self._shape.value_size):
@@ -280,7 +322,7 @@ class _Writer:
 
     def delete(self) -> None:
         """Write the deletion: R0 is 0, or ENOENT where the key is not there."""
-        asm, free, found, store = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        asm, free, found = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R6, _R.R1)
         asm.mov(_R.R7, _R.R2)
         self._lock()
@@ -289,17 +331,7 @@ class _Writer:
         asm.place(free)
         self._return(-errno.ENOENT)
         asm.place(found)
-        asm.mov(_R.R2, _R.R0)
-        # No key can be behind this one if the next slot is free: then this one is free too.
-        asm.alu(Alu.ADD, _R.R4, 1)
-        asm.alu(Alu.AND, _R.R4, self._shape.capacity - 1)
-        self._slot(_R.R6)
-        asm.load(_R.R3, _R.R0, HEAD_SIZE)
-        asm.mov(_R.R5, FREE)
-        asm.jump_if(Jump.JEQ, _R.R3, FREE, store)
-        asm.mov(_R.R5, DELETED)
-        asm.place(store)
-        asm.store(_R.R2, HEAD_SIZE, _R.R5)
+        self._vacate()
         asm.load(_R.R3, _R.R6, _COUNT)
         asm.alu(Alu.SUB, _R.R3, 1)
         asm.store(_R.R6, _COUNT, _R.R3)

@@ -10,8 +10,10 @@ Rings in memory that threads write to and the tool reads: one for each CPU, so t
     entry    u32 length, or 0 while it is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
 
 Positions only grow; their low bits are places in the data. An entry does not wrap around: a discarded one fills the
-room before the end. The reader clears what it has read before it gives the room back, so that an entry is complete as
-soon as its length is not 0. A thread that has taken its place, and does not run, holds up those behind it in this ring.
+room before the end, so that an entry of more than half a ring need not find room even if that is empty.
+
+The reader clears what it has read before it gives the room back, so that an entry is complete as soon as its length is
+not 0. A thread that has taken its place, and does not run, holds up those behind it in this ring.
 """
 
 from __future__ import annotations
