@@ -8,9 +8,6 @@ its fix-up.
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
-import signal
 import struct
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,12 +22,11 @@ from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.native.code import Surroundings
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
-from dprobes.native.x86.assembler import Gpr, X86Assembler
-from dprobes.native.x86.faultentry import fault_entry
 from dprobes.native.x86.handler import handler_function
 from dprobes.native.x86.runtime import ProcessFacts, make_runtime
 from dprobes.testing import PAGE
 from ebpf_backend import EbpfRunner, Stage, memory_of
+from machine_code import FaultHandler, call_stub, function_at, handle_faults, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,38 +43,6 @@ NATIVE = Abilities(
 _REGION_SIZE = 16 << 20
 _ROOM = 1 << 20
 """Bytes of address space for the code of one program: its routines, and a handler behind them."""
-
-_SAVED = (Gpr.RBX, Gpr.RBP, Gpr.R12, Gpr.R13, Gpr.R14, Gpr.R15)
-_SA_SIGINFO, _SA_NODEFER = 4, 0x40000000
-
-
-class _SigAction(ctypes.Structure):
-    _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_uint64 * 16), ("flags", ctypes.c_int),
-                ("restorer", ctypes.c_void_p)]  # fmt: skip
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    return libc
-
-
-class _FaultHandler:
-    """Have faults of generated code go on at their fix-ups for a while."""
-
-    def __init__(self, address: int) -> None:
-        self._action = _SigAction(address, flags=_SA_SIGINFO | _SA_NODEFER)
-        self._old = {number: _SigAction() for number in (signal.SIGSEGV, signal.SIGBUS)}
-
-    def __enter__(self) -> None:
-        for number, old in self._old.items():
-            assert not _libc().sigaction(number, ctypes.byref(self._action), ctypes.byref(old))
-
-    def __exit__(self, *exception: object) -> None:
-        for number, old in self._old.items():
-            assert not _libc().sigaction(number, ctypes.byref(old), None)
 
 
 class SharedTableMaps(KernelMaps):
@@ -130,7 +94,7 @@ class NativeRunner(EbpfRunner):
         self._region = Region(_REGION_SIZE)
         self._region.place = self._region.own_address
         self._shapes: dict[int, TableShape] = {}
-        self._functions: list[tuple[Any, _FaultHandler]] = []
+        self._functions: list[tuple[Any, FaultHandler]] = []
         self._pages = SharedArray(self._region, 64, 2)
         super().__enter__()
         return self
@@ -169,20 +133,16 @@ class NativeRunner(EbpfRunner):
         shapes = {name: each.shape for name, each in objects.items() if isinstance(each, SharedHash)}
         pages = self._pages.place.address
         # The code is made for the place where it will be mapped, which is found first.
-        address = _libc().mmap(None, _ROOM, 0, 0x22, -1, 0)
+        address = reserve(_ROOM)
         rings = self._maps[MapName.RING]
         facts = ProcessFacts(pages, pages + 64)
         runtime = make_runtime(address, facts, rings.shape, shapes)
         around = Surroundings({name: each.place for name, each in objects.items()}, runtime.routines,
                               runtime.map_routines)  # fmt: skip
         handler = handler_function(runtime.code.end, lowered.assembled, around)
-        stub = _stub(handler.end, handler.address)
-        entry_at = handler.end + len(stub)
-        entry = fault_entry(entry_at, runtime.code.fixups, ctypes.cast(_libc().abort, ctypes.c_void_p).value or 0)
-        code = runtime.code.code + handler.code + stub + entry
-        assert len(code) <= _ROOM
-        _place(address, code)
-        self._functions.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(handler.end), _FaultHandler(entry_at)))
+        stub = call_stub(handler.end, handler.address)
+        place(address, runtime.code.code + handler.code + stub, _ROOM)
+        self._functions.append((function_at(handler.end), handle_faults(runtime.code.fixups)))
         return len(self._functions) - 1
 
     def _unload(self, program: int) -> None:
@@ -202,29 +162,6 @@ class NativeRunner(EbpfRunner):
                 continue
             (value,) = struct.unpack_from("=Q", registers, offset)
             context.set_value(name, value & self._architecture.word_mask)
-
-
-def _stub(address: int, handler: int) -> bytes:
-    """Return a function that calls a handler, and keeps what C wants to be kept."""
-    asm = X86Assembler(address)
-    for register in _SAVED:
-        asm.push(register)
-    asm.push(Gpr.RAX)  # so that the stack is aligned
-    asm.call_at(handler)
-    asm.pop(Gpr.RAX)
-    for register in reversed(_SAVED):
-        asm.pop(register)
-    asm.ret()
-    return asm.assemble()
-
-
-def _place(address: int, code: bytes) -> None:
-    """Put code where room was reserved for it."""
-    file = os.memfd_create("code")
-    os.write(file, code)
-    fixed, private = 0x10, 2
-    assert _libc().mmap(address, _ROOM, 5, fixed | private, file, 0) == address
-    os.close(file)
 
 
 class NativeStage(Stage):

@@ -1,0 +1,124 @@
+"""Generated machine code in this process: room for it, functions of it, and faults that go on at their fix-ups."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
+from dprobes.native.x86.faultentry import fault_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.native.faults import Fixup
+
+__all__ = ["FaultHandler", "Pages", "call_stub", "function_at", "handle_faults", "libc", "place", "reserve"]
+
+SAVED = (Gpr.RBX, Gpr.RBP, Gpr.R12, Gpr.R13, Gpr.R14, Gpr.R15)
+_SA_SIGINFO, _SA_NODEFER = 4, 0x40000000
+_PRIVATE, _ANONYMOUS, _FIXED = 2, 0x20, 0x10
+
+
+class _SigAction(ctypes.Structure):
+    _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_uint64 * 16), ("flags", ctypes.c_int),
+                ("restorer", ctypes.c_void_p)]  # fmt: skip
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """Return the C library, with the types of what is called here."""
+    found = ctypes.CDLL(None, use_errno=True)
+    found.mmap.restype = ctypes.c_void_p
+    found.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    found.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    found.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    found.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return found
+
+
+def reserve(size: int) -> int:
+    """Return the address of so many bytes that nothing else will take."""
+    address: int = libc().mmap(None, size, 0, _PRIVATE | _ANONYMOUS, -1, 0)
+    return address
+
+
+def place(address: int, code: bytes, room: int) -> None:
+    """Put code where ``room`` bytes were reserved for it."""
+    assert len(code) <= room
+    file = os.memfd_create("code")
+    os.write(file, code)
+    assert libc().mmap(address, room, mmap.PROT_READ | mmap.PROT_EXEC, _FIXED | _PRIVATE, file, 0) == address
+    os.close(file)
+
+
+def function_at(address: int, arguments: int = 1) -> Callable[..., int]:
+    """Return the function at an address, of words to a word."""
+    made: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_uint64, *[ctypes.c_uint64] * arguments)(address)
+    return made
+
+
+def call_stub(address: int, target: int) -> bytes:
+    """Return a function that calls what may change any register."""
+    asm = X86Assembler(address)
+    for register in SAVED:
+        asm.push(register)
+    asm.lea(Gpr.RSP, Memory(Gpr.RSP, -8))  # so that the stack is aligned
+    asm.call_at(target)
+    asm.lea(Gpr.RSP, Memory(Gpr.RSP, 8))
+    for register in reversed(SAVED):
+        asm.pop(register)
+    asm.ret()
+    return asm.assemble()
+
+
+class FaultHandler:
+    """Have faults of generated code go on at their fix-ups for a while."""
+
+    def __init__(self, address: int) -> None:
+        self._action = _SigAction(address, flags=_SA_SIGINFO | _SA_NODEFER)
+        self._old = {number: _SigAction() for number in (signal.SIGSEGV, signal.SIGBUS)}
+
+    def __enter__(self) -> None:
+        for number, old in self._old.items():
+            assert not libc().sigaction(number, ctypes.byref(self._action), ctypes.byref(old))
+
+    def __exit__(self, *exception: object) -> None:
+        for number, old in self._old.items():
+            assert not libc().sigaction(number, ctypes.byref(old), None)
+
+
+def handle_faults(fixups: Sequence[Fixup]) -> FaultHandler:
+    """Return what lets faults at these instructions go on; others end the process."""
+    abort = ctypes.cast(libc().abort, ctypes.c_void_p).value or 0
+    address = reserve(mmap.PAGESIZE)
+    code = fault_entry(address, fixups, abort)
+    place(address, code, len(code))
+    return FaultHandler(address)
+
+
+class Pages:
+    """Pages that can be read and written, with one before and one behind them that cannot even be read."""
+
+    def __init__(self, count: int) -> None:
+        whole = reserve((count + 2) * mmap.PAGESIZE)
+        self.start = whole + mmap.PAGESIZE
+        self.end = self.start + count * mmap.PAGESIZE
+        assert not libc().mprotect(self.start, self.end - self.start, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._whole = whole, (count + 2) * mmap.PAGESIZE
+
+    def protect(self, page: int, protection: int) -> None:
+        """Change what may be done with a page, by its number."""
+        assert not libc().mprotect(self.start + page * mmap.PAGESIZE, mmap.PAGESIZE, protection)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change some bytes."""
+        ctypes.memmove(address, data, len(data))
+
+    def close(self) -> None:
+        """Unmap all of it."""
+        assert not libc().munmap(*self._whole)
