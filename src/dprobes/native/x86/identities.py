@@ -18,7 +18,14 @@ __all__ = ["write_clock", "write_ids", "write_name", "write_signal", "write_user
 
 _GETPID, _GETUID, _GETGID, _PRCTL, _GETTID, _TGKILL = 39, 102, 104, 157, 186, 234
 """Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
+_CLOCK_GETTIME = 228
 _PR_GET_NAME = 16
+_CLOCK_MONOTONIC, _SECOND = 1, 1_000_000_000
+_TIMESPEC_SIZE = 16
+"""Two words: seconds, and nanoseconds."""
+
+_TRIES = 256
+"""How often the clock page is looked at while somebody changes it."""
 
 
 def _system_call(asm: X86Assembler, number: int) -> None:
@@ -85,14 +92,15 @@ def write_clock(asm: X86Assembler, clock_page: int) -> None:
     Write KTIME_GET_NS: CLOCK_MONOTONIC in nanoseconds, from the time stamp counter.
 
     A counter that stands a little before that of the page, on another CPU, gives an earlier time: the difference is
-    signed.
+    signed. Who changes the page may have been killed meanwhile: after some tries the kernel is asked.
     """
-    again = asm.label()
+    again, changing = asm.label(), asm.label()
     asm.mov_number(Gpr.R10, clock_page)
+    asm.mov_number(Gpr.R11, _TRIES)
     asm.place(again)
     asm.load(Gpr.R8, Memory(Gpr.R10, CLOCK_VERSION))
     asm.test(Gpr.R8, 1)
-    asm.jump_if(Condition.NE, again)
+    asm.jump_if(Condition.NE, changing)
     asm.rdtsc()
     asm.shift(Shift.SHL, Gpr.RDX, 32)
     asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
@@ -101,5 +109,17 @@ def write_clock(asm: X86Assembler, clock_page: int) -> None:
     asm.shrd(Gpr.RAX, Gpr.RDX, 32)
     asm.calculate(Operation.ADD, Gpr.RAX, Memory(Gpr.R10, CLOCK_TIME))
     asm.calculate(Operation.CMP, Gpr.R8, Memory(Gpr.R10, CLOCK_VERSION))
+    asm.jump_if(Condition.NE, changing)
+    asm.ret()
+    asm.place(changing)
+    asm.calculate(Operation.SUB, Gpr.R11, 1)
     asm.jump_if(Condition.NE, again)
+    asm.lea(Gpr.RSP, Memory(Gpr.RSP, -_TIMESPEC_SIZE))
+    asm.mov_number(Gpr.RDI, _CLOCK_MONOTONIC)
+    asm.mov(Gpr.RSI, Gpr.RSP)
+    _system_call(asm, _CLOCK_GETTIME)
+    asm.pop(Gpr.RAX)
+    asm.pop(Gpr.RDX)
+    asm.multiply(Gpr.RAX, _SECOND)
+    asm.calculate(Operation.ADD, Gpr.RAX, Gpr.RDX)
     asm.ret()

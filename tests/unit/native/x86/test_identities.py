@@ -1,0 +1,233 @@
+"""Who hits, and when, is what the kernel says: also in other threads, after a fork, and while the page changes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.native.processpage import CLOCK, CLOCK_VERSION
+from dprobes.native.x86 import identities
+from dprobes.native.x86.assembler import Gpr, X86Assembler
+from dprobes.native.x86.intrinsics import write_cpu
+from machine_code import Pages, function_at, libc, place, reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MADV_WIPEONFORK = 18
+
+
+def routine(write: Callable[[X86Assembler], None], arguments: int = 0) -> Callable[..., int]:
+    address = reserve(mmap.PAGESIZE)
+    asm = X86Assembler(address)
+    write(asm)
+    place(address, asm.assemble(), mmap.PAGESIZE)
+    return function_at(address, arguments)
+
+
+@pytest.fixture
+def page() -> Iterator[Pages]:
+    made = Pages(1)
+    assert not libc().madvise(made.start, mmap.PAGESIZE, MADV_WIPEONFORK)
+    yield made
+    made.close()
+
+
+def tid_place() -> int | None:
+    """Return where the C library has the thread id, found by a search in the thread's structure."""
+    asm_address = reserve(mmap.PAGESIZE)
+    place(asm_address, bytes.fromhex("64488b042510000000c3"), mmap.PAGESIZE)  # mov rax, fs:0x10; ret
+    start = function_at(asm_address, 0)()
+    tid = threading.get_native_id()
+    words = struct.unpack("=512I", ctypes.string_at(start, 2048))
+    return next((4 * n for n, word in enumerate(words) if word == tid), None)
+
+
+def in_child(check: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if not child:
+        os._exit(0 if check() else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def here() -> int:
+    return os.getpid() << 32 | threading.get_native_id()
+
+
+@pytest.mark.parametrize("knows_place", [True, False])
+def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages, *, knows_place: bool) -> None:
+    where = tid_place() if knows_place else None
+    assert (where is not None) is knows_place
+    ids = routine(lambda asm: identities.write_ids(asm, page.start, where))
+    assert ids() == here()
+    assert ctypes.c_uint32.from_address(page.start).value == os.getpid()
+    assert ids() == here()
+    found: list[tuple[int, int]] = []
+    threads = [threading.Thread(target=lambda: found.append((ids(), here()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(one == other for one, other in found)
+    assert len({one for one, _ in found} | {here()}) >= 2
+    assert in_child(lambda: ids() == here() and ids() == here())
+    assert in_child(lambda: in_child(lambda: ids() == here()))
+    assert ids() == here()
+
+
+def test_the_user() -> None:
+    user = routine(identities.write_user)
+    assert user() == os.getgid() << 32 | os.getuid()
+    if os.getuid():
+        pytest.skip("root is needed to be another user")
+
+    def as_another() -> bool:
+        os.setresgid(4711, 0, 0)
+        os.setresuid(4712, 0, 0)
+        return user() == 4711 << 32 | 4712
+
+    assert in_child(as_another)
+
+
+def test_the_name() -> None:
+    name = routine(identities.write_name, 2)
+    buffer = ctypes.create_string_buffer(b"\xa5" * 24, 24)
+    assert name(ctypes.addressof(buffer), 16) == 0
+    assert buffer.raw[:16].partition(b"\0")[0] == Path("/proc/thread-self/comm").read_bytes().rstrip(b"\n")
+    assert buffer.raw[16:] == b"\xa5" * 8
+
+
+def test_a_signal_goes_to_this_thread() -> None:
+    send = routine(identities.write_signal, 1)
+
+    def stops() -> bool:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        assert send(signal.SIGUSR1) == 0
+        return signal.sigwait([signal.SIGUSR1]) == signal.SIGUSR1
+
+    assert in_child(stops)
+    child = os.fork()
+    if not child:
+        send(signal.SIGSTOP)
+        os._exit(3)
+    assert os.WSTOPSIG(os.waitpid(child, os.WUNTRACED)[1]) == signal.SIGSTOP
+    os.kill(child, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+@pytest.mark.parametrize("has_rdpid", [True, False])
+def test_the_cpu(*, has_rdpid: bool) -> None:
+    if has_rdpid and " rdpid" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("processor: it has no RDPID")
+
+    def write(asm: X86Assembler) -> None:
+        write_cpu(asm, Gpr.RAX, has_rdpid=has_rdpid)
+        asm.ret()
+
+    cpu = routine(write)
+    allowed = os.sched_getaffinity(0)
+    try:
+        for each in allowed:
+            os.sched_setaffinity(0, [each])
+            assert cpu() == each
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@functools.cache
+def _rdtsc() -> Callable[[], int]:
+    address = reserve(mmap.PAGESIZE)
+    place(address, bytes.fromhex("0f3148c1e2204809d0c3"), mmap.PAGESIZE)  # rdtsc; shl rdx, 32; or rax, rdx; ret
+    return function_at(address, 0)
+
+
+def rdtsc() -> int:
+    return _rdtsc()()
+
+
+def both_clocks() -> tuple[int, int]:
+    """Return counter and time of one moment: of many pairs the one with the least time between its parts."""
+    pairs = []
+    for _ in range(200):
+        before, counter, after = time.monotonic_ns(), rdtsc(), time.monotonic_ns()
+        pairs.append((after - before, counter, before + (after - before) // 2))
+    return min(pairs)[1:]
+
+
+def calibration() -> tuple[int, int, int]:
+    """Return the counter, the time when it stood there, and nanoseconds for a count, times 2**32."""
+    counter, begin = both_clocks()
+    time.sleep(0.05)
+    later, end = both_clocks()
+    return later, end, ((end - begin) << 32) // (later - counter)
+
+
+def test_the_clock_is_clock_monotonic(page: Pages) -> None:
+    page.write(page.start, CLOCK.pack(2, *calibration()))
+    clock = routine(lambda asm: identities.write_clock(asm, page.start))
+    differences = []
+    for _ in range(1000):
+        before = time.monotonic_ns()
+        found = clock()
+        after = time.monotonic_ns()
+        differences.append(max(before - found, found - after, 0))
+    assert sorted(differences)[500] < 1_000_000, "it drifts by a part of the time since it was set"
+
+
+def test_a_counter_that_is_behind_gives_an_earlier_time(page: Pages) -> None:
+    counter, now, rate = rdtsc(), 1 << 40, 1 << 32
+    ahead = 1 << 40
+    page.write(page.start, CLOCK.pack(0, counter + ahead, now + ahead, rate))
+    clock = routine(lambda asm: identities.write_clock(asm, page.start))
+    passed = rdtsc() - counter
+    assert now + passed <= clock() <= now + (rdtsc() - counter)
+
+
+def test_whoever_changes_the_clock_may_be_killed_meanwhile(page: Pages) -> None:
+    page.write(page.start, CLOCK.pack(7, 0, 0, 0))
+    clock = routine(lambda asm: identities.write_clock(asm, page.start))
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    assert before <= clock() <= time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def test_no_time_is_made_of_two_versions(page: Pages) -> None:
+    """Somebody changes the page all the time between two clocks, of which each alone says the same."""
+    clock = routine(lambda asm: identities.write_clock(asm, page.start))
+    counter = rdtsc()
+    rates = ((counter, 1 << 50, 1 << 32), (counter + (1 << 30), (1 << 50) + (1 << 30), 1 << 32))
+    words = (ctypes.c_uint64 * 4).from_address(page.start)
+    page.write(page.start, CLOCK.pack(0, *rates[0]))
+    goes_on = True
+
+    def change() -> None:
+        version = 0
+        while goes_on:
+            words[CLOCK_VERSION] = version + 1
+            words[1], words[2], words[3] = rates[version // 2 & 1]
+            version += 2
+            words[CLOCK_VERSION] = version
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    own = (time.monotonic_ns(), 1 << 50)
+    try:
+        for _ in range(20_000):
+            before = rdtsc()
+            found = clock()
+            is_own = own[1] + before - counter <= found <= own[1] + rdtsc() - counter
+            is_kernels = own[0] <= found <= time.monotonic_ns()  # there were many changes at once
+            assert is_own or is_kernels
+    finally:
+        goes_on = False
+        changer.join()
