@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Class, X
-from dprobes.errors import NotSupportedError
 from dprobes.native.x86.assembler import Condition, Gpr, Operation, Shift
 from dprobes.native.x86.registers import SCRATCH_1, SCRATCH_2, gpr
 
@@ -32,8 +31,6 @@ _OPERATION, _CLASS = 0xF0, 0x07
 
 def write_arithmetic(asm: X86Assembler, insn: Insn) -> None:
     """Write an instruction of the classes ALU and ALU64."""
-    if insn.off:
-        raise NotSupportedError(f"there is no machine code for the eBPF opcode {insn.opcode:#04x} with an offset")
     wide = insn.opcode & _CLASS == Class.ALU64
     dst, operand = gpr(insn.dst), gpr(insn.src) if insn.opcode & X else insn.imm
     match insn.opcode & _OPERATION:
@@ -50,8 +47,6 @@ def write_arithmetic(asm: X86Assembler, insn: Insn) -> None:
         case Alu.LSH | Alu.RSH | Alu.ARSH as operation:
             _shift(asm, _SHIFTS[Alu(operation)], dst, operand, wide=wide)
         case operation:
-            if operation not in _OPERATIONS:
-                raise NotSupportedError(f"there is no machine code for the eBPF opcode {insn.opcode:#04x}")
             asm.calculate(_OPERATIONS[Alu(operation)], dst, operand, wide=wide)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Atomic
-from dprobes.errors import NotSupportedError
 from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation
 from dprobes.native.x86.registers import RESULT, SCRATCH_1, SCRATCH_2, gpr
 
@@ -37,10 +36,8 @@ def write_atomic(asm: X86Assembler, insn: Insn, size: int) -> None:
         asm.exchange_add(memory, src, size)
     elif operation in _OPERATIONS:
         asm.calculate_in(_OPERATIONS[Atomic(operation)], memory, src, size, lock=True)
-    elif operation & ~Atomic.FETCH in _OPERATIONS:
-        _fetch(asm, _OPERATIONS[Atomic(operation & ~Atomic.FETCH)], memory, src, size)
     else:
-        raise NotSupportedError(f"there is no machine code for the atomic operation {operation:#04x}")
+        _fetch(asm, _OPERATIONS[Atomic(operation & ~Atomic.FETCH)], memory, src, size)
 
 
 def _fetch(asm: X86Assembler, operation: Operation, memory: Memory, src: Gpr, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Register
+from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, Operation
 from dprobes.native.x86.registers import FRAME, gpr
 from dprobes.native.x86.translator import Translator, frame_size
@@ -25,6 +26,7 @@ def write_routine(asm: X86Assembler, assembled: Assembled, around: Surroundings)
 
     Its arguments, its result and what it keeps are where C has them as well (System V ABI, section 3.2).
     """
+    check_code(assembled)
     start, out = asm.here, asm.label()
     used = {insn.dst for insn in assembled.code} | {insn.src for insn in assembled.code}
     kept = [gpr(register.value) for register in _KEPT if register.value in used]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
 from dprobes.native.footprint import footprint
+from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import FRAME, gpr
 from dprobes.native.x86.translator import Translator, frame_size
@@ -62,6 +63,7 @@ def make_trampoline(
 
     ``write_rest`` writes what follows the handler: the displaced instructions, and the way back.
     """
+    check_code(assembled)
     asm = X86Assembler(address)
     _Writer(asm, site, assembled, around).write()
     write_rest(asm)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.insn import WIDE_LOAD
-from dprobes.bpf.asm.isa import Alu, Atomic, CallKind, Class, Helper, Jump, LoadImmediate, Mode, Register, Size, X
+from dprobes.bpf.asm.isa import Alu, Atomic, Class, Helper, Jump, LoadImmediate, Mode, Register, Size, X
 from dprobes.errors import NotSupportedError
 from dprobes.native.memory import MapShape
+from dprobes.native.wellformed import FRAME_MAX
 from dprobes.native.x86.arithmetic import write_arithmetic
 from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation
 from dprobes.native.x86.atomics import write_atomic
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.asm.insn import Insn
     from dprobes.bpf.layout import MapName
     from dprobes.native.code import Surroundings
+    from dprobes.native.memory import MapPlace
     from dprobes.native.x86.assembler import Label, X86Assembler
 
 __all__ = ["Translator", "frame_size"]
@@ -41,9 +43,6 @@ _CONDITIONS = {
     Jump.JSLE: Condition.LE,
     Jump.JSET: Condition.NE,
 }
-
-_FRAME_MAX = 512
-"""The most that the kernel lets a program have (MAX_BPF_STACK)."""
 
 _BUDGET = 1 << 23
 """How often MAY_GOTO goes on (BPF_MAX_LOOPS)."""
@@ -68,10 +67,10 @@ def _depth(code: tuple[Insn, ...]) -> int:
         elif insn.src == frame and insn.opcode == Class.ALU64 | Alu.MOV | X:
             following = code[index + 1]
             if following.opcode != Class.ALU64 | Alu.ADD or following.dst != insn.dst:
-                return _FRAME_MAX
+                return FRAME_MAX
             lowest = min(lowest, following.imm)
         elif insn.src == frame and insn.opcode & X and kind in (Class.ALU64, Class.ALU):
-            return _FRAME_MAX
+            return FRAME_MAX
     return -lowest
 
 
@@ -81,7 +80,7 @@ def frame_size(assembled: Assembled) -> int:
 
 
 class Translator:
-    """Write the code of one handler; it goes to ``out`` at its end."""
+    """Write the code of one handler, which is well formed (``native.wellformed``); it goes to ``out`` at its end."""
 
     def __init__(self, asm: X86Assembler, assembled: Assembled, surroundings: Surroundings, out: Label) -> None:
         self._asm = asm
@@ -93,8 +92,6 @@ class Translator:
         self._budget: Memory | None = None
         self._argument: MapName | None = None
         """The map that R1 is known to be."""
-        if len(assembled.functions) > 1:
-            raise NotSupportedError("a handler with functions of its own cannot be translated to machine code")
 
     def write(self) -> None:
         """Write all of it."""
@@ -142,7 +139,7 @@ class Translator:
                 self._jump(index, insn)
                 return
             case _:
-                raise NotSupportedError(f"there is no machine code for the eBPF opcode {opcode:#04x}")
+                raise AssertionError(f"the code is not well formed: opcode {opcode:#04x}")
         if insn.dst == _FIRST_ARGUMENT and opcode & _CLASS in (Class.ALU64, Class.ALU, Class.LDX):
             self._argument = None
 
@@ -150,14 +147,18 @@ class Translator:
         dst = gpr(low.dst)
         name = self._references.get(index)
         if name is None:
-            if low.src != LoadImmediate.NUMBER:
-                raise NotSupportedError("there is no machine code for the address of a function")
             self._asm.mov_number(dst, low.imm & 0xFFFF_FFFF | high.imm << 32)
         else:
             offset = high.imm if low.src == LoadImmediate.MAP_VALUE else 0
-            self._asm.mov_number(dst, self._around.maps[name].address + offset)
+            self._asm.mov_number(dst, self._place(name).address + offset)
         if low.dst == _FIRST_ARGUMENT:
             self._argument = name if low.src == LoadImmediate.MAP else None
+
+    def _place(self, name: MapName) -> MapPlace:
+        place = self._around.maps.get(name)
+        if place is None:
+            raise NotSupportedError(f"the memory that handlers share with the tool has no map '{name.value}'")
+        return place
 
     def _jump(self, index: int, insn: Insn) -> None:
         asm, operation = self._asm, insn.opcode & _OPERATION
@@ -190,15 +191,13 @@ class Translator:
             self._asm.compare(gpr(insn.dst), operand, wide=wide)
 
     def _call(self, insn: Insn) -> None:
-        if insn.src != CallKind.HELPER:
-            raise NotSupportedError("there is no machine code for calls of kernel functions")
         helper, around = Helper(insn.imm), self._around
         if helper is Helper.GET_SMP_PROCESSOR_ID:
             write_cpu(self._asm, Gpr.RAX, has_rdpid=around.has_rdpid)
             return
         argument, self._argument = self._argument, None
         if argument is not None and helper is Helper.MAP_LOOKUP_ELEM:
-            place = around.maps[argument]
+            place = self._place(argument)
             if place.shape is MapShape.VALUES:
                 write_value_address(self._asm, place)
                 return

@@ -1,0 +1,64 @@
+"""Single eBPF instructions as machine code, on registers that a test chooses."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.assembler import Assembled
+from dprobes.bpf.asm.insn import Insn
+from dprobes.native.code import Surroundings
+from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
+from dprobes.native.x86.registers import gpr
+from dprobes.native.x86.translator import Translator
+from machine_code import SAVED, function_at, place, reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["REGISTERS", "pieces"]
+
+REGISTERS = range(10)
+"""The eBPF registers that a piece may change."""
+
+_BLOCK = Gpr.R12
+"""The register that leads to the values: eBPF has no use for it, and keeps it."""
+
+
+def pieces(codes: Sequence[Sequence[Insn]]) -> list[Callable[[Sequence[int]], list[int]]]:
+    """Return a function for each piece of code: from the values of R0 to R9 before it to those behind it."""
+    room = 1 << 20
+    address = reserve(room)
+    asm = X86Assembler(address)
+    starts = [_write(asm, code) for code in codes]
+    place(address, asm.assemble(), room)
+    return [_function(start) for start in starts]
+
+
+def _write(asm: X86Assembler, code: Sequence[Insn]) -> int:
+    start, out = asm.here, asm.label()
+    for register in SAVED:
+        asm.push(register)
+    asm.mov(_BLOCK, Gpr.RDI)
+    for number in REGISTERS:
+        asm.load(gpr(number), Memory(_BLOCK, 8 * number))
+    whole = (*code, Insn(0x95))
+    Translator(asm, Assembled(whole, (), (-1,) * len(whole), (0,)), Surroundings({}, {}, {}), out).write()
+    asm.place(out)
+    for number in REGISTERS:
+        asm.store(Memory(_BLOCK, 8 * number), gpr(number))
+    for register in reversed(SAVED):
+        asm.pop(register)
+    asm.ret()
+    return start
+
+
+def _function(start: int) -> Callable[[Sequence[int]], list[int]]:
+    function = function_at(start)
+
+    def run(values: Sequence[int]) -> list[int]:
+        block = (ctypes.c_uint64 * len(REGISTERS))(*values)
+        function(ctypes.addressof(block))
+        return list(block)
+
+    return run

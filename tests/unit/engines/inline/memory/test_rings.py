@@ -1,0 +1,96 @@
+"""The reader of rings, also of such that a program has written nonsense to; writers are in ``native.routines``."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.engines.inline.memory.region import Region
+from dprobes.engines.inline.memory.rings import SharedRing, SharedRings
+from dprobes.native.memory import MapShape
+from dprobes.native.routines.ring import DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 4096
+
+
+@pytest.fixture
+def rings() -> Iterator[SharedRings]:
+    region = Region(64 << 10)
+    made = SharedRings(region, RingShape(2, SIZE))
+    yield made
+    made.close()
+    region.close()
+
+
+def ring_of(memory: bytearray) -> SharedRing:
+    return SharedRing(memoryview(memory), SIZE)
+
+
+def put(memory: bytearray, data: bytes, flags: int = 0) -> None:
+    """Write an entry as the routine does."""
+    (position,) = struct.unpack_from("=Q", memory, PRODUCER)
+    at = DATA + position % SIZE
+    memory[at + ENTRY_HEADER : at + ENTRY_HEADER + len(data)] = data
+    struct.pack_into("=I", memory, at, len(data) | flags)
+    struct.pack_into("=Q", memory, PRODUCER, position + (len(data) + ENTRY_HEADER + 7 & ~7))
+
+
+def test_where_they_are(rings: SharedRings) -> None:
+    assert rings.place.shape is MapShape.RINGS
+    assert rings.place.address % DATA == 0
+    assert rings.drain() == []
+    assert [ring.pending for ring in rings.rings] == [0, 0]
+
+
+def test_a_window_is_read_in_parts() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    for n in range(10):
+        put(memory, bytes((n,)) * 16)
+    window = ring.window()
+    assert len(window) == 240
+    window.release()
+    ring.advance(24)
+    assert ring.pending == 216
+    assert ring.drain() == [bytes((n,)) * 16 for n in range(1, 10)]
+    assert not any(memory[DATA:])
+
+
+def test_what_is_discarded_is_no_entry() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    put(memory, b"one")
+    put(memory, b"gone", DISCARDED)
+    put(memory, b"two")
+    assert ring.drain() == [b"one", b"two"]
+
+
+def test_positions_may_pass_the_end_of_the_memory_often() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    for n in range(3000):
+        put(memory, struct.pack("=I", n) * 6)
+        assert ring.drain() == [struct.pack("=I", n) * 6]
+    assert ring.pending == 0
+
+
+def test_nonsense_ends_the_reading_and_nothing_else() -> None:
+    """The program has the memory as well: whatever it writes there, the reader neither fails nor goes on for ever."""
+    random = Random(6)
+    for _ in range(2000):
+        memory = bytearray(DATA + SIZE)
+        ring = ring_of(memory)
+        for _ in range(random.randrange(5)):
+            put(memory, random.randbytes(random.randrange(1, 100)))
+        for _ in range(random.randrange(1, 4)):
+            at = random.choice((PRODUCER, 0, DATA, DATA + 8 * random.randrange(60)))
+            struct.pack_into("=Q", memory, at, random.getrandbits(random.choice((8, 16, 32, 64))))
+        entries = ring.drain()
+        assert sum(map(len, entries)) <= 2 * SIZE
+        ring.close()
