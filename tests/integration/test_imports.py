@@ -45,7 +45,8 @@ def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[st
     (tmp_path / "sitecustomize.py").write_text(SITE.format(place=str(place)))
     source.write_text(PROGRAM)
     words = [word.format(source=source, program=build("hotloop.c")) for word in command]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(
         [*DPROBES, *words], env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )

@@ -127,6 +127,8 @@ def read_shapes(section: SectionBytes, offset: int, sizes: FormSizes) -> Mapping
             if len(attributes) > _ATTRIBUTES_MAX:
                 raise ValueError("an entry with too many attributes")
         shapes[code] = _shape(tag, has_children, attributes, sizes)
+    if position >= section.end and not section.is_whole:
+        raise IndexError("shapes behind what is known of the section")
     return shapes
 
 

@@ -13,6 +13,8 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.dwarf.sections import SectionBytes
 
 __all__ = ["unit_covering", "units_listed"]
@@ -21,30 +23,26 @@ _VERSION = 2
 _LONG = 0xFFFFFFFF
 
 
-def _tables(section: SectionBytes, prefix: str) -> list[tuple[int, int, int, int]]:
-    """Return of each table the offset of its unit, and address size, begin and end of its rows."""
-    order = "little" if prefix == "<" else "big"
-    found = []
-    position = section.start
-    data = section.data
-    while position + 12 <= section.end:
-        length = int.from_bytes(data[position : position + 4], order)  # type: ignore[arg-type] # little or big
-        head, size = (12, 8) if length == _LONG else (4, 4)
-        if size == 8:
-            length = int.from_bytes(data[position + 4 : position + 12], order)  # type: ignore[arg-type]
-        start, end = position, position + head + length
+def _tables(section: SectionBytes, prefix: str) -> Iterator[tuple[int, int, int, int]]:
+    """Give of each table the offset of its unit, and address size, begin and end of its rows."""
+    short, long = struct.Struct(f"{prefix}IHIBB"), struct.Struct(f"{prefix}4xQHQBB")
+    data, start = section.data, section.start
+    while start + short.size <= section.end:
+        layout, head = short, 4
+        length, version, unit, address_size, segment_size = short.unpack_from(data, start)
+        if length == _LONG:
+            layout, head = long, 12
+            if start + long.size > section.end:
+                break
+            length, version, unit, address_size, segment_size = long.unpack_from(data, start)
+        end = start + head + length
         if length < 8 or end > section.end:
             break
-        position += head
-        version = int.from_bytes(data[position : position + 2], order)  # type: ignore[arg-type]
-        unit = int.from_bytes(data[position + 2 : position + 2 + size], order)  # type: ignore[arg-type]
-        address_size, segment_size = data[position + 2 + size], data[position + 3 + size]
-        rows = position + 4 + size
-        rows += -(rows - start) % (2 * address_size) if address_size else 0
+        rows = layout.size
+        rows += -rows % (2 * address_size) if address_size else 0
         if version == _VERSION and address_size in (4, 8) and not segment_size:
-            found.append((unit, address_size, rows, end))
-        position = end
-    return found
+            yield unit, address_size, start + rows, end
+        start = end
 
 
 def units_listed(section: SectionBytes, prefix: str) -> set[int]:
@@ -54,8 +52,9 @@ def units_listed(section: SectionBytes, prefix: str) -> set[int]:
 
 def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | None:
     """Return the offset of the unit that covers a link address; None if the section does not say."""
+    layouts = {4: struct.Struct(f"{prefix}2I"), 8: struct.Struct(f"{prefix}2Q")}
     for unit, size, rows, end in _tables(section, prefix):
-        layout = struct.Struct(f"{prefix}2{'Q' if size == 8 else 'I'}")
+        layout = layouts[size]
         usable = (end - rows) // layout.size * layout.size
         if usable <= 0:
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from dprobes.dwarf.abbreviations import read_shapes
 from dprobes.dwarf.aranges import unit_covering, units_listed
@@ -18,23 +18,28 @@ from dprobes.dwarf.bytenumbers import text_at
 from dprobes.dwarf.entries import UNREADABLE
 from dprobes.dwarf.numbers import At, UnitKind
 from dprobes.dwarf.ranges import covers
-from dprobes.dwarf.sections import has_debug_information, section_bytes
+from dprobes.dwarf.sections import has_debug_information, section_source
 from dprobes.dwarf.units import Unit, unit_end
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from dprobes.dwarf.abbreviations import EntryShape, FormSizes
     from dprobes.dwarf.entries import Entry, EntryUnit
-    from dprobes.dwarf.sections import SectionBytes
+    from dprobes.dwarf.sections import SectionBytes, SectionSource
     from dprobes.target.elf.file import ElfFile
 
 __all__ = ["DebugFile", "debug_file_of"]
 
+Read = TypeVar("Read")
+
 _UNITS_MAX = 1 << 18
 """Units of a file; a kernel has some thousands, a browser some tens of thousands."""
+
+_READ_FIRST = 1 << 14
+"""Bytes of a section in which most of what is read at an offset ends."""
 
 _OF_PROGRAM = frozenset((".debug_addr", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink"))
 """Sections that a unit has in the program, not in a file of its own."""
@@ -66,7 +71,7 @@ class DebugFile:
         self.order = elf.byte_order
         self._directory = directory
         self._program = program
-        self._sections: dict[str, SectionBytes] = {}
+        self._sections: dict[str, SectionSource] = {}
         self._shapes: dict[tuple[int, FormSizes], Mapping[int, EntryShape]] = {}
         self._units: dict[tuple[bool, int], Unit] = {}
         self._split: dict[int, Unit] = {}
@@ -82,12 +87,32 @@ class DebugFile:
 
     def section(self, name: str) -> SectionBytes:
         """Return a section, decompressed; an empty one if there is none."""
+        source = self._source(name)
+        return source.until(source.size)
+
+    def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
+        """
+        Return what is read at an offset of a section, of which not much more is decompressed than that takes.
+
+        ``read`` gets the beginning of the section, and raises one of UNREADABLE if that does not reach.
+        """
+        source, size = self._source(name), _READ_FIRST
+        while True:
+            section = source.until(offset + size)
+            try:
+                return read(section)
+            except UNREADABLE:
+                if section.is_whole:
+                    raise
+            size *= 2
+
+    def _source(self, name: str) -> SectionSource:
         if self._program is not None and name in _OF_PROGRAM:
-            return self._program.section(name)
+            return self._program._source(name)  # noqa: SLF001 - of the same class
         found = self._sections.get(name)
         if found is None:
             full_name = name if self._program is None else f"{name}.dwo"
-            found = self._sections[name] = section_bytes(self.elf, full_name)
+            found = self._sections[name] = section_source(self.elf, full_name)
         return found
 
     @property
@@ -139,7 +164,7 @@ class DebugFile:
     def units(self) -> Iterator[Unit]:
         """Give all units of ``.debug_info`` in order."""
         offset = 0
-        size = self.section(".debug_info").size
+        size = self._source(".debug_info").size
         number = 0
         while offset < size:
             yield self.unit_at(offset)
@@ -148,14 +173,15 @@ class DebugFile:
 
     def _start_of(self, number: int) -> int:
         """Return where a unit begins by its number; the end of the section behind the last one."""
-        section, starts = self.section(".debug_info"), self._starts
-        while len(starts) <= number and starts[-1] < section.size:
-            self._pass(section, starts)
-        return starts[number] if number < len(starts) else section.size
+        size, starts = self._source(".debug_info").size, self._starts
+        while len(starts) <= number and starts[-1] < size:
+            self._pass(starts)
+        return starts[number] if number < len(starts) else size
 
-    def _pass(self, section: SectionBytes, starts: list[int]) -> None:
+    def _pass(self, starts: list[int]) -> None:
+        start = starts[-1]
         try:
-            starts.append(unit_end(section, starts[-1], self.order))
+            starts.append(self.read_at(".debug_info", start, lambda section: unit_end(section, start, self.order)))
         except UNREADABLE:
             self.malformed(f"the unit at {starts[-1]:#x} cannot be understood")
         if len(starts) > _UNITS_MAX:
@@ -165,9 +191,9 @@ class DebugFile:
         """Return the unit that begins at an offset of ``.debug_info``, or ``.debug_types``."""
         found = self._units.get((is_types, offset))
         if found is None:
-            section = self.section(".debug_types" if is_types else ".debug_info")
+            name = ".debug_types" if is_types else ".debug_info"
             try:
-                found = Unit(self, section, offset, is_types=is_types)
+                found = self.read_at(name, offset, lambda section: Unit(self, section, offset, is_types=is_types))
             except UNREADABLE:
                 self.malformed(f"the unit at {offset:#x} cannot be understood")
             self._units[is_types, offset] = found
@@ -175,11 +201,11 @@ class DebugFile:
 
     def unit_of(self, offset: int) -> Unit:
         """Return the unit that has an entry at an offset of ``.debug_info``."""
-        section, starts = self.section(".debug_info"), self._starts
-        if not 0 <= offset < section.size:
+        starts = self._starts
+        if not 0 <= offset < self._source(".debug_info").size:
             self.malformed(f"there is no entry at {offset:#x}")
         while starts[-1] <= offset:
-            self._pass(section, starts)
+            self._pass(starts)
         return self.unit_at(starts[bisect_right(starts, offset) - 1])
 
     def entry_at(self, offset: int) -> Entry:
@@ -230,7 +256,7 @@ class DebugFile:
         key = (offset, sizes)
         if key not in self._shapes:
             try:
-                self._shapes[key] = read_shapes(self.section(".debug_abbrev"), offset, sizes)
+                self._shapes[key] = self.read_at(".debug_abbrev", offset, lambda s: read_shapes(s, offset, sizes))
             except UNREADABLE:
                 self.malformed(f"the shapes of entries at {offset:#x} cannot be understood")
         return self._shapes[key]

@@ -7,7 +7,7 @@ of references is followed without end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from dprobes.dwarf.abbreviations import skip_entry
 from dprobes.dwarf.bytenumbers import unsigned_at
@@ -22,7 +22,7 @@ from dprobes.dwarf.forms import (
 from dprobes.dwarf.numbers import At, Form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dprobes.dwarf.abbreviations import EntryShape, FormSizes
     from dprobes.dwarf.forms import RawValue
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
 
 __all__ = ["ORIGINS_MAX", "UNREADABLE", "Entry", "EntryFile", "EntryUnit"]
+
+Read = TypeVar("Read")
 
 UNREADABLE = (IndexError, ValueError, KeyError, OverflowError)
 """What reading bytes that are not as they should be raises."""
@@ -57,6 +59,9 @@ class EntryFile(Protocol):
 
     def section(self, name: str) -> SectionBytes:
         """Return a section, decompressed; an empty one if there is none."""
+
+    def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
+        """Return what is read at an offset of a section, of which not much more is decompressed than that takes."""
 
     def shapes_at(self, offset: int, sizes: FormSizes) -> Mapping[int, EntryShape]:
         """Return the shapes of entries at an offset of their section."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.dwarf.entries import Entry, EntryUnit
+    from dprobes.dwarf.sections import SectionBytes
 
 __all__ = ["ListedExpression", "listed_expressions"]
 
@@ -44,13 +45,15 @@ def listed_expressions(entry: Entry, attribute: int) -> Sequence[ListedExpressio
             place = list_offset(unit, ".debug_loclists", At.LOCLISTS_BASE, index)
         if place is None:
             return None
-        return _old_list(unit, place) if unit.sizes.version < 5 else _new_list(unit, place)
+        if unit.sizes.version < 5:
+            return unit.file.read_at(".debug_loc", place, lambda section: _old_list(unit, section, place))
+        return unit.file.read_at(".debug_loclists", place, lambda section: _new_list(unit, section, place))
     except UNREADABLE:
         unit.file.malformed(f"the locations of the entry at {entry.offset:#x} cannot be understood")
 
 
-def _old_list(unit: EntryUnit, place: int) -> Sequence[ListedExpression]:
-    section, size, order = unit.file.section(".debug_loc"), unit.sizes.address, unit.sizes.order
+def _old_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
+    size, order = unit.sizes.address, unit.sizes.order
     data, position, base = section.data, section.start + place, unit.low_pc
     ones = (1 << 8 * size) - 1
     found: list[ListedExpression] = []
@@ -72,8 +75,8 @@ def _old_list(unit: EntryUnit, place: int) -> Sequence[ListedExpression]:
     return found
 
 
-def _new_list(unit: EntryUnit, place: int) -> Sequence[ListedExpression]:
-    section, size, order, file = unit.file.section(".debug_loclists"), unit.sizes.address, unit.sizes.order, unit.file
+def _new_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
+    size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     data, position, base = section.data, section.start + place, unit.low_pc
     found: list[ListedExpression] = []
     while len(found) < _ENTRIES_MAX:

@@ -7,13 +7,15 @@ The sections of a file with debug information, as they were before a linker comp
     .zdebug_*        "ZLIB" | u64 size, big-endian | data
 
 Rules: System V ABI, "Section Compression"; GNU as, ``--compress-debug-sections=zlib-gnu``. A section that is not
-compressed is not copied: the bytes of its file are used where they are.
+compressed is not copied: the bytes of its file are used where they are. One that zlib has compressed is decompressed
+from its beginning as far as somebody reads it: of most sections that is a small part.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.elf.headers import Section
 
-__all__ = ["NO_SECTION", "SectionBytes", "has_debug_information", "section_bytes"]
+__all__ = ["NO_SECTION", "SectionBytes", "SectionSource", "has_debug_information", "section_bytes", "section_source"]
 
 _COMPRESSED = 0x800
 _ZLIB, _ZSTD = 1, 2
@@ -35,12 +37,17 @@ _RATIO_MAX = 200
 """How many bytes one compressed byte may become: real sections stay below 20."""
 
 
+_STEP = 1 << 16
+"""Bytes that are decompressed at least."""
+
+
 class SectionBytes(NamedTuple):
-    """A section: the bytes from ``start`` to ``end`` (excluded) of ``data``."""
+    """A section, or the beginning of one: the bytes from ``start`` to ``end`` (excluded) of ``data``."""
 
     data: FileBytes
     start: int
     end: int
+    is_whole: bool = True
 
     @property
     def size(self) -> int:
@@ -52,6 +59,63 @@ NO_SECTION = SectionBytes(b"", 0, 0)
 """A section that a file does not have."""
 
 
+class SectionSource(Protocol):
+    """Give the bytes of a section as far as somebody asks."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes the whole section has."""
+
+    def until(self, end: int) -> SectionBytes:
+        """Return the first ``end`` bytes, or more; raise ``TargetError`` if they cannot be decompressed."""
+
+
+class _Present(NamedTuple):
+    """A section that is there."""
+
+    section: SectionBytes
+
+    @property
+    def size(self) -> int:
+        return self.section.size
+
+    def until(self, end: int) -> SectionBytes:  # noqa: ARG002 - there are all
+        return self.section
+
+
+class _Inflated:
+    """A section that zlib has compressed, in a file from ``place`` on, of ``size`` bytes."""
+
+    def __init__(self, elf: ElfFile, section: Section, place: int, size: int) -> None:
+        import zlib
+
+        _check_size(elf, section, size)
+        self.size = size
+        self._elf = elf
+        self._name = section.name
+        self._machine = zlib.decompressobj()
+        self._rest = bytes(elf.data[place : section.offset + section.size])
+        self._data = mmap.mmap(-1, max(size, 1))
+        self._known = 0
+
+    def until(self, end: int) -> SectionBytes:
+        import zlib
+
+        while self._known < min(end, self.size):
+            wanted = min(max(end - self._known, _STEP), self.size - self._known)
+            part = b""
+            try:
+                part = self._machine.decompress(self._rest, wanted)
+            except zlib.error:
+                self._rest = b""
+            if not part:
+                self._elf.malformed(f"section '{self._name}' cannot be decompressed")
+            self._data[self._known : self._known + len(part)] = part
+            self._known += len(part)
+            self._rest = self._machine.unconsumed_tail
+        return SectionBytes(self._data, 0, self._known, self._known == self.size)
+
+
 def has_debug_information(elf: ElfFile) -> bool:
     """Return whether a file has entries of debug information."""
     return _section(elf, ".debug_info") is not None
@@ -59,25 +123,27 @@ def has_debug_information(elf: ElfFile) -> bool:
 
 def section_bytes(elf: ElfFile, name: str) -> SectionBytes:
     """Return a section of a file; an empty one if there is none; raise ``TargetError`` if it cannot be decompressed."""
+    source = section_source(elf, name)
+    return source.until(source.size)
+
+
+def section_source(elf: ElfFile, name: str) -> SectionSource:
+    """Return what gives a section of a file, an empty one if there is none; raise ``TargetError`` if nothing can."""
     section = _section(elf, name)
     if section is None:
-        return NO_SECTION
+        return _Present(NO_SECTION)
     data = elf.data
     start, end = section.offset, section.offset + section.size
     if end > len(data) or not hasattr(data, "find"):
         elf.malformed(f"section '{section.name}' lies outside the file")
     if section.flags & _COMPRESSED:
-        return _whole(_decompressed(elf, section))
+        return _decompressed(elf, section)
     if section.name.startswith(".zdebug"):
         head = bytes(data[start : start + 12])
         if head[:4] != b"ZLIB" or len(head) < 12:
             elf.malformed(f"section '{section.name}' does not begin as a compressed one")
-        return _whole(_inflated(elf, section, start + 12, int.from_bytes(head[4:], "big")))
-    return SectionBytes(data, start, end)  # type: ignore[arg-type] # known pieces are no debug information
-
-
-def _whole(data: bytes) -> SectionBytes:
-    return SectionBytes(data, 0, len(data))
+        return _Inflated(elf, section, start + 12, int.from_bytes(head[4:], "big"))
+    return _Present(SectionBytes(data, start, end))  # type: ignore[arg-type] # known pieces are no debug information
 
 
 def _section(elf: ElfFile, name: str) -> Section | None:
@@ -85,37 +151,24 @@ def _section(elf: ElfFile, name: str) -> Section | None:
     return next((each for each in elf.sections if each.name in names and each.in_file), None)
 
 
-def _decompressed(elf: ElfFile, section: Section) -> bytes:
+def _decompressed(elf: ElfFile, section: Section) -> SectionSource:
     header = struct.Struct(f"{elf.struct_prefix}I4xQQ" if elf.word_size == 8 else f"{elf.struct_prefix}III")
     if section.size < header.size:
         elf.malformed(f"section '{section.name}' is too short to be compressed")
     kind, size, _ = header.unpack(elf.data[section.offset : section.offset + header.size])
     place = section.offset + header.size
     if kind == _ZLIB:
-        return _inflated(elf, section, place, size)
+        return _Inflated(elf, section, place, size)
     if kind != _ZSTD:
         raise TargetError(f"section '{section.name}' of '{elf.path}' is compressed in a way that is not known ({kind})")
     _check_size(elf, section, size)
-    return _unpacked(elf, section, bytes(elf.data[place : section.offset + section.size]), size)
+    plain = _unpacked(elf, section, bytes(elf.data[place : section.offset + section.size]), size)
+    return _Present(SectionBytes(plain, 0, len(plain)))
 
 
 def _check_size(elf: ElfFile, section: Section, size: int) -> None:
     if size > min(_INFLATED_MAX, _RATIO_MAX * section.size):
         elf.malformed(f"section '{section.name}' says that its {section.size} bytes become {size}")
-
-
-def _inflated(elf: ElfFile, section: Section, place: int, size: int) -> bytes:
-    import zlib
-
-    _check_size(elf, section, size)
-    machine = zlib.decompressobj()
-    try:
-        data = machine.decompress(bytes(elf.data[place : section.offset + section.size]), max(size, 1))
-    except zlib.error:
-        data = b""
-    if len(data) != size:
-        elf.malformed(f"section '{section.name}' cannot be decompressed")
-    return data
 
 
 def _unpacked(elf: ElfFile, section: Section, data: bytes, size: int) -> bytes:

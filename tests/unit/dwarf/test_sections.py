@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.dwarf.sections import NO_SECTION, has_debug_information, section_bytes
+from dprobes.dwarf import debugfile, sections
+from dprobes.dwarf.locationlists import listed_expressions
+from dprobes.dwarf.numbers import At
+from dprobes.dwarf.sections import NO_SECTION, has_debug_information, section_bytes, section_source
 from dprobes.errors import TargetError
 from dprobes.target.elf.file import ElfFile
-from unit.dwarf.conftest import compiled
+from unit.dwarf.conftest import compiled, read
+from unit.dwarf.test_entries import below
 from unit.target.conftest import Toolbox
 
 if TYPE_CHECKING:
@@ -30,6 +34,34 @@ def test_a_compressed_section_is_what_objcopy_makes_of_it(programs: Path, tmp_pa
     for section in (".debug_info", ".debug_str", ".debug_abbrev"):
         assert contents(tmp_path / "plain", section) == contents(path, section)
         assert section_bytes(ElfFile.open(path), section).size > 100
+
+
+def test_a_section_is_decompressed_as_far_as_somebody_asks(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "_STEP", 64)
+    path = compiled(programs, "d5-zlib")
+    whole = contents(path, ".debug_info")
+    source = section_source(ElfFile.open(path), ".debug_info")
+    assert len(whole) == source.size
+    for asked, known in ((0, 0), (10, 64), (64, 64), (65, 128), (1000, 1000), (1 << 40, len(whole))):
+        found = source.until(asked)
+        assert (known, known == len(whole)) == (found.size, found.is_whole)
+        assert whole[:known] == bytes(found.data[found.start : found.end])
+
+
+def test_what_is_read_of_parts_is_what_is_read_of_the_whole(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "_STEP", 8)
+    monkeypatch.setattr(debugfile, "_READ_FIRST", 8)
+    path = compiled(programs, "d5-zlib")
+    Toolbox(tmp_path).run("objcopy", "--decompress-debug-sections", path, "plain")
+    seen: list[list[object]] = []
+    for each in (path, tmp_path / "plain"):
+        entries = (entry for unit in read(each).units() for entry in below(unit.root))
+        seen.append([(e.offset, e.tag, e.attributes, listed_expressions(e, At.LOCATION)) for e in entries])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 100
+    assert any(row[3] for row in seen[0])  # type: ignore[index]
 
 
 def test_a_section_that_is_not_there_is_empty(program: Path) -> None:
