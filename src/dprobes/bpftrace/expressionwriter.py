@@ -87,7 +87,7 @@ class ExpressionWriter:
     ) -> None:
         self._places = places
         self._kinds = {place.kind for place in places}
-        self._knows_kernel = bool(places) and all(place.in_kernel for place in places)
+        self._knows_kernel = bool(places) and all(place.knows_kernel for place in places)
         self._maps = maps
         self._arrays = arrays
         self._structures = structures

@@ -77,9 +77,9 @@ class Place:
     subsystem: str = ""
 
     @property
-    def in_kernel(self) -> bool:
-        """Whether it is in the kernel's code, of which types are known."""
-        return self.text.removeprefix("return ").startswith(("kernel:", "kmod "))
+    def knows_kernel(self) -> bool:
+        """Whether the types of the kernel are known there: in its code, at its tracepoints and system calls."""
+        return self.text.removeprefix("return ").startswith(("kernel:", "kmod ", "tracepoint ", "syscall "))
 
 
 def places_of(point: tree.Point, machine: Machine, diagnostics: Diagnostics) -> list[Place]:

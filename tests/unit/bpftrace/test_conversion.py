@@ -46,6 +46,14 @@ def said_of(script: str) -> str:
 
 
 @pytest.mark.parametrize(
+    "point", ["kprobe:f", "kretprobe:m:f", "tracepoint:sched:sched_switch", "tracepoint:syscalls:sys_enter_execve"]
+)
+def test_structures_of_the_kernel_are_known_where_it_is_probed(point: str) -> None:
+    program = converted(f"{point} {{ $t = (struct task_struct *)1; @[$t->pid] = count() }}").text
+    assert "    struct task_struct *t = (struct task_struct *)1;\n    @[t->pid] = count();\n" in program
+
+
+@pytest.mark.parametrize(
     ("script", "place"),
     [
         ("uprobe:/bin/bash:readline { @ = count() }", "/bin/bash:readline"),
