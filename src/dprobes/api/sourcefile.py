@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.scope import TypeListener
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
@@ -63,12 +64,13 @@ def parse_c(
     options: CompileOptions,
     module: str,
     files: ModuleFiles | None = None,
+    tell_type: TypeListener | None = None,
 ) -> ParsedSource:
-    """Return what is in a source in DProbes C."""
+    """Return what is in a source in DProbes C; ``tell_type`` hears of the types of expressions and parameters."""
     from dprobes.dpc.pipeline import compile_source as compile_c
     from dprobes.formatters.templates.directory import DIRECTORY_FILE
 
-    compiled = compile_c(source, diagnostics, options, module=module, files=files)
+    compiled = compile_c(source, diagnostics, options, module=module, files=files, tell_type=tell_type)
     if not compiled.templates:
         return ParsedSource(compiled.programs, {}, compiled.tool)
     listed = f"{compiled.programs[0].major} {_TEMPLATE_FILE}\n"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.debugplaces import PlaceFinder
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
-    from dprobes.dpc.scope import ProbedModule
+    from dprobes.dpc.scope import ProbedModule, TypeListener
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
     from dprobes.preprocessor import Preprocessed
@@ -55,14 +55,16 @@ def compile_text(
     places: PlaceFinder | None = None,
     tell_modules: Callable[[Sequence[str]], None] = lambda _names: None,
     note: Callable[[str, object], None] = lambda _name, _made: None,
+    tell_type: TypeListener | None = None,
 ) -> CompiledText:
     """
     Compile a program.
 
-    ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8; ``module_of`` what describes it; before they are asked, ``tell_modules`` is told of all modules. There is a
+    ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4
+    or 8; ``module_of`` what describes it; before they are asked, ``tell_modules`` is told of all modules. There is a
     compilation for each module. ``places`` finds instructions by debug information; without it, no module has any.
-    ``note`` is told what passes have made (``dump``). Raise ``SourceError`` if the program is wrong.
+    ``note`` is told what passes have made (``dump``), ``tell_type`` the types of expressions and parameters. Raise
+    ``SourceError`` if the program is wrong.
     """
     program = parse(text, diagnostics)
     is_understood = not diagnostics.has_errors
@@ -71,9 +73,8 @@ def compile_text(
     program = with_instructions(program, module, places or DebugPlaces(), diagnostics)
     note("places", program)
     word_size = _word_size(program, module, word_size_of, diagnostics)
-    typer = ProgramTyper(
-        program, word_size, diagnostics, ProbedModules(program, module, module_of), allow_write=allow_write
-    )
+    modules = ProbedModules(program, module, module_of)
+    typer = ProgramTyper(program, word_size, diagnostics, modules, allow_write=allow_write, tell=tell_type)
     typer.declare()
     functions = [made for function in program.functions if (made := typer.function(function)) is not None]
     probes: list[TypedProbe] = []

@@ -11,12 +11,12 @@ from dprobes.dpc.token import TokenKind
 if TYPE_CHECKING:
     from dprobes.dpc.cursor import Cursor
 
-__all__ = ["BASIC_WORDS", "NAMED_TYPES", "DeclarationParser"]
+__all__ = ["BASIC_WORDS", "NAMED_TYPES", "QUALIFIERS", "STORAGES", "TAGGED", "DeclarationParser"]
 
 BASIC_WORDS = frozenset({"void", "char", "short", "int", "long", "signed", "unsigned", "_Bool", "bool"})
 _UNSUPPORTED = frozenset({"float", "double", "_Complex"})
-_QUALIFIERS = frozenset({"const", "volatile", "restrict"})
-_TAGGED = ("struct", "union", "enum")
+QUALIFIERS = frozenset({"const", "volatile", "restrict"})
+TAGGED = ("struct", "union", "enum")
 
 NAMED_TYPES = {
     **{f"{sign}int{bits}_t": (bits // 8, not sign) for bits in (8, 16, 32, 64) for sign in ("", "u")},
@@ -27,7 +27,7 @@ NAMED_TYPES = {
 }  # fmt: skip
 """Types that are known without a declaration: size in bytes, 0 for a word, and whether they are signed."""
 
-_STORAGES = {
+STORAGES = {
     "static": tree.Storage.STATIC,
     "global": tree.Storage.GLOBAL,
     "percpu": tree.Storage.PERCPU,
@@ -49,8 +49,8 @@ class DeclarationParser:
         token = self._cursor.peek(distance)
         if token.kind is not TokenKind.NAME:
             return False
-        known = BASIC_WORDS | _QUALIFIERS | _UNSUPPORTED
-        if token.text in known or token.text in _TAGGED or token.text in NAMED_TYPES:
+        known = BASIC_WORDS | QUALIFIERS | _UNSUPPORTED
+        if token.text in known or token.text in TAGGED or token.text in NAMED_TYPES:
             return True
         if token.text in self._cursor.typedefs:
             return True
@@ -62,7 +62,7 @@ class DeclarationParser:
 
     def has_storage(self) -> bool:
         """Return whether a declaration comes next that says where its variables are."""
-        return self._cursor.sees(*_STORAGES)
+        return self._cursor.sees(*STORAGES)
 
     def begins_declaration(self) -> bool:
         """Return whether a declaration comes next."""
@@ -122,8 +122,8 @@ class DeclarationParser:
         cursor = self._cursor
         first = cursor.peek()
         storage = tree.Storage.AUTO
-        if (word := cursor.accept(*_STORAGES)) is not None:
-            storage = _STORAGES[word.text]
+        if (word := cursor.accept(*STORAGES)) is not None:
+            storage = STORAGES[word.text]
         specifier = self.specifier()
         declarators: list[tree.Declarator] = []
         if not cursor.sees(";"):
@@ -147,20 +147,20 @@ class DeclarationParser:
             token = cursor.peek()
             if token.kind is not TokenKind.NAME:
                 break
-            if token.text in _QUALIFIERS:
+            if token.text in QUALIFIERS:
                 cursor.take()
             elif token.text in _UNSUPPORTED:
                 hint = "declare an integer of its size, and log it"
                 raise cursor.wrong(f"there are no values of type '{token.text}' in DProbes C", hint=hint)
-            elif token.text in _TAGGED and not words:
+            elif token.text in TAGGED and not words:
                 tagged = self._tagged()
-                while cursor.accept(*_QUALIFIERS):
+                while cursor.accept(*QUALIFIERS):
                     pass
                 return tagged
             elif token.text in BASIC_WORDS or not words:
                 words.append(cursor.take().text)
                 if token.text not in BASIC_WORDS:
-                    while cursor.accept(*_QUALIFIERS):
+                    while cursor.accept(*QUALIFIERS):
                         pass
                     break
             else:
@@ -208,7 +208,7 @@ class DeclarationParser:
         while True:
             if cursor.accept("*"):
                 pointers += 1
-            elif not cursor.accept(*_QUALIFIERS):
+            elif not cursor.accept(*QUALIFIERS):
                 break
         name = ""
         if cursor.peek().kind is TokenKind.NAME:

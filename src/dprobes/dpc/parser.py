@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.preprocessor import Preprocessed
 
-__all__ = ["parse"]
+__all__ = ["POINT_WORDS", "parse"]
 
 _MODULE_END = lazy_pattern(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
 _SOURCE_LINE = lazy_pattern(
@@ -54,7 +54,8 @@ _HEADERS = {_OF_MODULES: Header.FILE, _OF_PROBES: Header.POINT}
 _TIME = "write every 1s"
 """The shortest and the longest time between two executions of a block, in nanoseconds."""
 
-_POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
+POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
+"""What points and blocks of the tool begin with."""
 
 
 def parse(text: Preprocessed, diagnostics: Diagnostics) -> programtree.ProgramTree:
@@ -109,7 +110,7 @@ class _ProgramParser:
     def _is_function(self) -> bool:
         """Return whether ``type name(`` comes next."""
         cursor = self._cursor
-        if cursor.sees(*_POINT_WORDS, "return", "module") or cursor.sees("when", distance=1):
+        if cursor.sees(*POINT_WORDS, "return", "module") or cursor.sees("when", distance=1):
             return False
         if not self._declarations.begins_declaration():
             return False

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.dpc.programemitter import Compilation
+    from dprobes.dpc.scope import TypeListener
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
@@ -48,9 +49,12 @@ def compile_source(
     *,
     module: str = "",
     files: ModuleFiles | None = None,
+    tell_type: TypeListener | None = None,
 ) -> CompiledSource:
     """
     Compile a source; ``module`` is that of points that name none, ``files`` finds those of modules.
+
+    ``tell_type`` hears of the types of expressions and parameters, also of a source that is wrong.
 
     Raise ``SourceError`` if it is wrong; if only its handlers are, with an outline.
     """
@@ -79,6 +83,7 @@ def compile_source(
             places=files.places,
             tell_modules=files.tell_modules,
             allow_write=options.allow_write,
+            tell_type=tell_type,
         )
     except SourceError as error:
         outline = [parse(compilation.preprocessed(), Diagnostics()) for compilation in error.outline]

@@ -22,7 +22,7 @@ from dprobes.errors import TargetError
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
     from dprobes.dpc.probedmodules import ProbedModules
-    from dprobes.dpc.scope import PlaceNames
+    from dprobes.dpc.scope import PlaceNames, TypeListener
 
 __all__ = ["VARIABLE_COUNTS", "ProgramTyper"]
 
@@ -46,7 +46,7 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """Type the parts of a program that probes ``modules``."""
+    """Type the parts of a program that probes ``modules``; ``tell`` hears of the types."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class ProgramTyper:
         modules: ProbedModules,
         *,
         allow_write: bool,
+        tell: TypeListener | None = None,
     ) -> None:
+        self._tell = tell
         self._program = program
         self._diagnostics = diagnostics
         self._allow_write = allow_write
@@ -71,6 +73,9 @@ class ProgramTyper:
         return ValueTyper(
             self.types, self.functions, self._scope, self._diagnostics, self.tables, Surroundings()
         ).constant(expression)
+
+    def _values(self, scope: Scope, where: Surroundings) -> ValueTyper:
+        return ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
 
     def declare(self) -> None:
         """Give the names of the program their meanings."""
@@ -157,7 +162,7 @@ class ProgramTyper:
             names=self._modules.names_of_all(),
             module=self._modules.name_at(None),
         )
-        values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+        values = self._values(scope, where)
         statements = StatementTyper(values, self._diagnostics, result=signature.type)
         body = statements.block(function.body)
         return TypedFunction(signature, body, values.slots)
@@ -211,7 +216,7 @@ class ProgramTyper:
             names=names,
             module=self._modules.name_at(point),
         )
-        values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+        values = self._values(scope, where)
         condition = None
         if probe.condition is not None:
             try:
@@ -220,7 +225,7 @@ class ProgramTyper:
                 return None
             if needs_entry(condition):
                 slots, where = values.slots, replace(where, is_entry_known=True)
-                values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+                values = self._values(scope, where)
                 values.slots = slots
         statements = StatementTyper(values, self._diagnostics)
         body = statements.block(probe.body)
@@ -231,7 +236,7 @@ class ProgramTyper:
         """Return a block of the tool with its types; all tables that probes use have theirs by then."""
         where = Surroundings(is_tool=True)
         scope = Scope(self._scope)
-        values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+        values = self._values(scope, where)
         statements = StatementTyper(values, self._diagnostics, is_tool=True)
         return TypedBlock(block, statements.block(block.body), values.slots)
 
@@ -255,6 +260,8 @@ class ProgramTyper:
             if self._width(type_) > 1 and number > _PARAMETERS_MAX:
                 self._diagnostics.error(parameter.span, "only the first 6 words of the parameters are known")
                 return
+            if self._tell is not None:
+                self._tell(parameter.span, type_)
             meaning = Named(first, type_, parameter.span, is_declared)
             if parameter.name and scope.add(parameter.name, meaning) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")

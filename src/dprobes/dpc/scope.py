@@ -164,6 +164,13 @@ class ProbedModule(Protocol):
         """Return what names mean at a place in the code; without one, anywhere."""
 
 
+class TypeListener(Protocol):
+    """Hear of the types that expressions and parameters have: what editors show."""
+
+    def __call__(self, span: Span, type_: CType) -> None:
+        """Note a type; what is at several places may have several."""
+
+
 class PlaceNames(Protocol):
     """What names mean at a place in a module, by its debug information; ``TargetError`` if that is damaged."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.token import Token
     from dprobes.source import Span
 
-__all__ = ["StatementParser"]
+__all__ = ["KEYWORDS", "StatementParser"]
 
 
 class StatementParser:
@@ -73,7 +73,7 @@ class StatementParser:
         if cursor.sees("{"):
             return self.block()
         first = cursor.peek()
-        if first.kind is TokenKind.NAME and (parse := _KEYWORDS.get(first.text)) is not None:
+        if first.kind is TokenKind.NAME and (parse := KEYWORDS.get(first.text)) is not None:
             with cursor:
                 return parse(self)
         if self.declarations.begins_declaration():
@@ -193,7 +193,7 @@ class StatementParser:
         raise self._cursor.wrong("there is no 'goto' in DProbes C", hint="use a loop, 'break' and 'continue'")
 
 
-_KEYWORDS = {
+KEYWORDS = {
     "if": StatementParser._if,  # noqa: SLF001 - its own
     "while": StatementParser._while,  # noqa: SLF001
     "do": StatementParser._do,  # noqa: SLF001

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.ctype import CType
-    from dprobes.dpc.scope import FunctionSignature
+    from dprobes.dpc.scope import FunctionSignature, TypeListener
     from dprobes.dpc.tabletyper import Tables
     from dprobes.dpc.typed import Place, Value
     from dprobes.dpc.typetable import TypeTable
@@ -42,7 +42,11 @@ __all__ = ["TypingError", "ValueTyper"]
 
 
 class ValueTyper:
-    """Type the expressions of a handler or function; ``where`` says which of the two, and at what kind of place."""
+    """
+    Type the expressions of a handler or function; ``where`` says which of the two, and at what kind of place.
+
+    ``tell`` is called with the type of each.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,9 @@ class ValueTyper:
         diagnostics: Diagnostics,
         tables: Tables,
         where: Surroundings,
+        tell: TypeListener | None = None,
     ) -> None:
+        self._tell = tell
         self.types = types
         self.scope = scope
         self._functions = functions
@@ -78,6 +84,8 @@ class ValueTyper:
     def value(self, expression: tree.Expression) -> Value:
         """Return the value of an expression; of an array it is the address of its first element."""
         value = folded(self._value(expression))
+        if self._tell is not None:
+            self._tell(expression.span, value.type)
         return self.operators.checked_size(value, expression.span)
 
     def condition(self, expression: tree.Expression) -> Value:
@@ -183,6 +191,12 @@ class ValueTyper:
 
     def place(self, expression: tree.Expression) -> Place:
         """Return the place that an expression names."""
+        place = self._place(expression)
+        if self._tell is not None:
+            self._tell(expression.span, place.type)
+        return place
+
+    def _place(self, expression: tree.Expression) -> Place:
         match expression:
             case tree.Unary("*") | tree.Index() | tree.MemberAccess():
                 return self._place_of_memory(expression)

@@ -12,7 +12,9 @@ from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
+    from dprobes.dpc.ctype import CType
     from dprobes.rpn.program import Program
+    from dprobes.source import Span
 
 __all__ = ["Analysis", "analyse", "is_c", "word_at"]
 
@@ -26,6 +28,8 @@ class Analysis:
     source: SourceFile
     diagnostics: tuple[Diagnostic, ...]
     programs: tuple[Program, ...]
+    types: tuple[tuple[Span, CType], ...] = ()
+    """The types of expressions and parameters in DProbes C, in the order in which they were found."""
 
 
 def is_c(name: str) -> bool:
@@ -44,11 +48,14 @@ def analyse(name: str, text: str) -> Analysis:
     options = CompileOptions(allow_write=True)
     programs: tuple[Program, ...] = ()
     found: dict[Diagnostic, None] = {}
+    types: list[tuple[Span, CType]] = []
     try:
         if is_c(name):
             from dprobes.api.sourcefile import parse_c
 
-            programs = parse_c(source, diagnostics, options, "").programs
+            programs = parse_c(
+                source, diagnostics, options, "", tell_type=lambda span, type_: types.append((span, type_))
+            ).programs
         else:
             programs = (parse_source(source, diagnostics, options),)
         for program in programs:
@@ -62,7 +69,7 @@ def analyse(name: str, text: str) -> Analysis:
     except RecursionError:
         found[Diagnostic(Severity.ERROR, "this program is nested too deeply")] = None
     found.update(dict.fromkeys(diagnostics))
-    return Analysis(source, tuple(found), programs)
+    return Analysis(source, tuple(found), programs, tuple(types))
 
 
 def _source(name: str, text: str) -> SourceFile:

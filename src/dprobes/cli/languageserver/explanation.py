@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli.languageserver.analysis import is_c, word_at
 from dprobes.cli.languageserver.definition import definition_of
+from dprobes.cli.languageserver.typetext import type_at
 from dprobes.errors import DprobesError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def explain(analysis: Analysis, offset: int) -> Explanation | None:
     start, end = word_at(text, offset)
     said = _of_c(text[start:end]) if is_c(analysis.source.name) else _of_rpn(text, start)
     said = said or _declaration(analysis.source.name, text, offset)
+    if start < end and (typed := type_at(analysis, start)) is not None:
+        said = "\n\n".join(filter(None, (typed, said)))
     return (said, start, end) if said else None
 
 

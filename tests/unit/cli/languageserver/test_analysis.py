@@ -49,14 +49,18 @@ def test_of_a_probe_rpn_and_costs_are_explained() -> None:
 def test_names_are_explained() -> None:
     analysis = analyse("a.dpc", PROGRAM)
     assert explain(analysis, PROGRAM.index("nsecs") + 1) == (
-        "`nsecs`: CLOCK_MONOTONIC in nanoseconds", PROGRAM.index("nsecs"), PROGRAM.index("nsecs") + 5,
-    )  # fmt: skip
+        "```c\nunsigned long long  // nsecs\n```\n\n`nsecs`: CLOCK_MONOTONIC in nanoseconds",
+        PROGRAM.index("nsecs"),
+        PROGRAM.index("nsecs") + 5,
+    )
     size = PROGRAM.index("size, nsecs")
-    assert explain(analysis, size) == ("```c\nlibc.so.6:malloc(size) when (size > 10) {\n```", size, size + 4)
+    shown = "```c\nunsigned long  // size\n```\n\n```c\nlibc.so.6:malloc(size) when (size > 10) {\n```"
+    assert explain(analysis, size) == (shown, size, size + 4)
     assert explain(analysis, PROGRAM.index("10)")) is None
     text = "static long total;   // of all\nf { total++; }\n"
     at = text.index("total++")
-    assert explain(analyse("b.dpc", text), at) == ("```c\nstatic long total;   // of all\n```", at, at + 5)
+    shown = "```c\nlong  // total\n```\n\n```c\nstatic long total;   // of all\n```"
+    assert explain(analyse("b.dpc", text), at) == (shown, at, at + 5)
     text = "name = libc.so.6\noffset = malloc // where\n    push r, arg0; log 1\n    exit\n"
     rpn = analyse("a.rpn", text)
     said = [explain(rpn, text.index(word)) for word in ("name", "push", "log")]
