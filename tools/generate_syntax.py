@@ -12,11 +12,16 @@ import sys
 from pathlib import Path
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
+from dprobes.dpc.declarationparser import BASIC_WORDS, NAMED_TYPES, QUALIFIERS, STORAGES, TAGGED
+from dprobes.dpc.parser import POINT_WORDS
+from dprobes.dpc.provided import ACTIONS, PROVIDED, RESERVED_CALLS
+from dprobes.dpc.statementparser import KEYWORDS as STATEMENTS
 from dprobes.rpn.isa import ALIASES, ROWS
 from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS
 
 EDITORS = Path(__file__).parent.parent / "editors"
 GRAMMAR = EDITORS / "vscode" / "syntaxes" / "dprobes.tmLanguage.json"
+GRAMMAR_OF_C = EDITORS / "vscode" / "syntaxes" / "dprobes-c.tmLanguage.json"
 VIM = EDITORS / "vim" / "syntax" / "dprobes.vim"
 
 LOGGING = ("log", "exit", "abort", "remove")
@@ -82,6 +87,34 @@ def grammar() -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
+def grammar_of_c() -> str:
+    """Return the TextMate grammar of DProbes C."""
+    calls = sorted({*RESERVED_CALLS, *ACTIONS})
+    points = ["module", "return", "when", *POINT_WORDS]
+    patterns = [
+        {"name": "comment.line.double-slash.dprobes-c", "match": r"//.*$"},
+        {"name": "comment.block.dprobes-c", "begin": r"/\*", "end": r"\*/"},
+        {"name": "meta.preprocessor.dprobes-c", "match": r"^\s*#\s*\w+.*$"},
+        {"name": "string.quoted.double.dprobes-c", "match": r'"(?:\\.|[^"\\\n])*"'},
+        {"name": "constant.character.dprobes-c", "match": r"'(?:\\.|[^'\\\n])*'"},
+        {"name": "variable.other.table.dprobes-c", "match": r"@[A-Za-z_]?\w*"},
+        {"name": "keyword.control.dprobes-c", "match": rf"\b(?:{one_of(['else', 'catch', *STATEMENTS])})\b(?!:)"},
+        {"name": "keyword.other.point.dprobes-c", "match": rf"\b(?:{one_of(points)})\b(?![:(+])"},
+        {"name": "storage.modifier.dprobes-c", "match": rf"\b(?:{one_of([*STORAGES, *QUALIFIERS])})\b"},
+        {"name": "storage.type.dprobes-c", "match": rf"\b(?:{one_of([*BASIC_WORDS, *NAMED_TYPES, *TAGGED])})\b"},
+        {"name": "support.function.dprobes-c", "match": rf"\b(?:{one_of([*calls, 'sizeof', 'offsetof'])})\b(?=\s*\()"},
+        {"name": "variable.language.dprobes-c", "match": rf"\b(?:{one_of(list(PROVIDED))})\b"},
+        {"name": "constant.numeric.dprobes-c", "match": r"\b(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[A-Za-z]*\b"},
+    ]
+    content = {
+        "name": "DProbes C",
+        "scopeName": "source.dprobes-c",
+        "fileTypes": ["dpc"],
+        "patterns": patterns,
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
 def vim() -> str:
     """Return the syntax file for Vim."""
     others = [word for word in operators() if word not in LOGGING]
@@ -124,7 +157,7 @@ def main() -> int:
     """Write or compare the files."""
     is_check = "--check" in sys.argv[1:]
     status = 0
-    for path, text in ((GRAMMAR, grammar()), (VIM, vim())):
+    for path, text in ((GRAMMAR, grammar()), (GRAMMAR_OF_C, grammar_of_c()), (VIM, vim())):
         if is_check:
             if not path.exists() or path.read_text() != text:
                 print(f"{path.relative_to(EDITORS.parent)} is not up to date: run make docs")

@@ -32,9 +32,9 @@ def load() -> ModuleType:
     return module
 
 
-def scopes_of(line: str) -> dict[str, str]:
+def scopes_of(line: str, name: str = "grammar") -> dict[str, str]:
     """Return the scope of each word of a line, found as editors do: the leftmost match, of several the first rule."""
-    grammar: Any = json.loads(load().grammar())
+    grammar: Any = json.loads(getattr(load(), name)())
     rules = [
         (re.compile(rule["match"].replace(r"(?<=^|[\s;])", r"(?:(?<=\s)|(?<=;)|^)")), rule)
         for rule in grammar["patterns"]
@@ -75,6 +75,29 @@ def scopes_of(line: str) -> dict[str, str]:
 )
 def test_words_are_what_they_are(line: str, expected: dict[str, str]) -> None:
     scopes = scopes_of(line)
+    assert {word: scopes.get(word) for word in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "return libc.so.6:malloc(size_t size) when (size > 1K) {  // large",
+            {"return": "keyword.control", "size_t": "storage.type", "when": "keyword.other.point",
+             "1K": "constant.numeric", "// large": "comment.line.double-slash"},
+        ),
+        ("watch w bash:x { @n[pid] = count(); }", {"watch": "keyword.other.point", "@n": "variable.other.table",
+                                                   "pid": "variable.language", "count": "support.function"}),
+        ("static unsigned long n;", {"static": "storage.modifier", "unsigned": "storage.type", "long": "storage.type"}),
+        ('printf("%s", comm);', {"printf": "support.function", '"%s"': "string.quoted.double",
+                                 "comm": "variable.language"}),
+        ("every 5s { clear(@n); }", {"every": "keyword.other.point", "5s": "constant.numeric",
+                                     "clear": "support.function"}),
+        ("#define LIMIT 8", {"#define LIMIT 8": "meta.preprocessor"}),
+    ],
+)  # fmt: skip
+def test_words_of_c_are_what_they_are(line: str, expected: dict[str, str]) -> None:
+    scopes = scopes_of(line, "grammar_of_c")
     assert {word: scopes.get(word) for word in expected} == expected
 
 
