@@ -37,6 +37,9 @@ DEBUG_COMMON = 0xFFFFFFFF
 _ENTRY_MAX = 1 << 20
 """Bytes of an entry: the longest ones that compilers write have some thousands."""
 
+_OMITTED = 0xFF
+"""The encoding of a pointer that is not there."""
+
 _EXTENDED = 0xFFFFFFF0
 """Lengths from here on stand for other formats, which are in no file below 4 GiB."""
 
@@ -62,7 +65,8 @@ class CommonEntry:
     What the descriptions of several functions have in common.
 
     ``return_register`` is the column of the return address, by DWARF's number. ``encoding`` is that of pointers. In a
-    signal frame the return address is that of the interrupted instruction, not of the one behind a call.
+    signal frame the return address is that of the interrupted instruction, not of the one behind a call. Descriptions
+    name tables of landing pads if there is an encoding for that.
     """
 
     code_alignment: int
@@ -72,16 +76,22 @@ class CommonEntry:
     has_augmentation: bool
     is_signal_frame: bool
     instructions: FrameBytes
+    table_encoding: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FrameDescription:
-    """How the code from ``start`` up to ``end`` uses the stack."""
+    """
+    How the code from ``start`` up to ``end`` uses the stack.
+
+    ``landing_table`` is the address of what says where exceptions are caught, 0 if they are not.
+    """
 
     start: int
     end: int
     common: CommonEntry
     instructions: FrameBytes
+    landing_table: int = 0
 
 
 def read_description(image: FrameImage, address: int) -> FrameDescription:
@@ -90,9 +100,16 @@ def read_description(image: FrameImage, address: int) -> FrameDescription:
     common = _common_entry(*_entry(image, address + 4 - distance), image.word_size)
     start = own.pointer(common.encoding, image.word_size)
     size = own.pointer(common.encoding & 0x0F, image.word_size)
+    table = 0
     if common.has_augmentation:
-        own.skip(own.unsigned())
-    return FrameDescription(start, start + size, common, own.rest())
+        length = own.unsigned()
+        if common.table_encoding is None:
+            own.skip(length)
+        else:
+            augmentation = own.rest()
+            if any(own.take(length)):
+                table = augmentation.pointer(common.table_encoding, image.word_size)
+    return FrameDescription(start, start + size, common, own.rest(), table)
 
 
 def read_debug_description(image: FrameImage, address: int) -> FrameDescription:
@@ -126,6 +143,7 @@ def _common_entry(data: FrameBytes, kind: int, word_size: int, expected: int = 0
     if augmentation[:1] not in (b"", b"z"):
         raise ValueError("another augmentation")
     encoding, is_signal_frame = 0, False
+    table_encoding = None
     if augmentation:
         size = data.unsigned()
         own = data.rest()
@@ -137,7 +155,8 @@ def _common_entry(data: FrameBytes, kind: int, word_size: int, expected: int = 0
                 case "P":
                     own.skip(POINTER_SIZES.get(own.number(1) & 0x0F, word_size))
                 case "L":
-                    own.skip(1)
+                    table_encoding = own.number(1)
+                    table_encoding = None if table_encoding == _OMITTED else table_encoding
                 case "S":
                     is_signal_frame = True
                 case "B":
@@ -145,5 +164,12 @@ def _common_entry(data: FrameBytes, kind: int, word_size: int, expected: int = 0
                 case _:
                     break
     return CommonEntry(
-        code_alignment, data_alignment, return_register, encoding, bool(augmentation), is_signal_frame, data.rest()
+        code_alignment,
+        data_alignment,
+        return_register,
+        encoding,
+        bool(augmentation),
+        is_signal_frame,
+        data.rest(),
+        table_encoding,
     )
