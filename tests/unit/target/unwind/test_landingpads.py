@@ -37,7 +37,7 @@ TABLE = re.compile(r"^\.LLSDACSB\w+:\n(.*?)^\.LLSDACSE", re.MULTILINE | re.DOTAL
 
 def listed_pads(assembly: str) -> set[str]:
     """Return the labels in the third of each four numbers of the tables."""
-    pads = set()
+    pads: set[str] = set()
     for table in TABLE.findall(assembly):
         numbers = re.findall(r"\.uleb128 (\S+)", table)
         pads.update(number.partition("-")[0] for number in numbers[2::4])
