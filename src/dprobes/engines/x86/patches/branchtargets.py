@@ -1,0 +1,260 @@
+"""
+Where control may come to in the code of a file, but for falling through: what a window must not have in its middle.
+
+These are starts of functions, targets of direct branches and of jump tables, addresses that code or data names, and the
+landing pads of exceptions. The code is decoded from each start that is known to the next one. What is data in between
+is decoded as well, and yields targets that are none: those cost a window at most.
+
+The same pass finds *dead* bytes: padding behind an instruction that control does not come back from.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from dataclasses import field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dprobes.engines.x86.patches.kinds import kind_of
+from dprobes.lazydataclass import dataclass
+from dprobes.target.decoderpackage import prepare_decoder
+from dprobes.target.elf.codepointers import code_pointers, restartable_sections
+from dprobes.target.unwind.landingpads import landing_pads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.target.location import Module
+
+__all__ = ["CodeRange", "ControlFlow", "Spans", "code_ranges", "control_flow"]
+
+_ENTRY = struct.Struct("<i")
+_NEVER = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRange:
+    """Hold the code from one link address to another (excluded)."""
+
+    start: int
+    end: int
+    data: bytes
+
+
+class Spans:
+    """Ranges of link addresses that do not overlap, ends excluded."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        in_order = sorted(ranges)
+        self._starts = [start for start, _ in in_order]
+        self._ends = [end for _, end in in_order]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def __contains__(self, address: int) -> bool:
+        return self.end_at(address) > address
+
+    def end_at(self, address: int) -> int:
+        """Return the end of the range that holds an address; the address itself if none does."""
+        i = bisect_right(self._starts, address) - 1
+        return max(address, self._ends[i]) if i >= 0 else address
+
+    def between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Give what the ranges have in common with that from ``start`` to ``end``."""
+        for i in range(max(0, bisect_right(self._starts, start) - 1), bisect_right(self._starts, end)):
+            first, last = max(start, self._starts[i]), min(end, self._ends[i])
+            if first < last:
+                yield first, last
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFlow:
+    """
+    Hold the link addresses that control may come to, of which ``starts`` begin functions, in order.
+
+    ``dead`` are bytes that are not executed. In ``vague`` code nobody knows: it computes where it jumps to. Threads
+    must not be led out of ``restartable`` sequences.
+    """
+
+    targets: frozenset[int]
+    starts: tuple[int, ...] = ()
+    dead: Spans = field(default_factory=Spans)
+    vague: Spans = field(default_factory=Spans)
+    restartable: Spans = field(default_factory=Spans)
+
+
+def code_ranges(module: Module) -> list[CodeRange]:
+    """Return the executable sections of a file, or without sections its executable segments, in order."""
+    elf = module.elf
+    places = [(s.address, s.size) for s in elf.sections if s.executable and s.in_file]
+    places = places or [(s.vaddr, s.filesz) for s in elf.load_segments if s.executable]
+    return [CodeRange(start, start + size, elf.read(start, size)) for start, size in sorted(places) if size]
+
+
+def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
+    """Return what is known of the control flow of a file's code."""
+    prepare_decoder()
+    starts = {*module.elf.frames.starts, *(symbol.address for symbol in module.symbols.functions()), module.elf.entry}
+    search = _Search(module, ranges, starts)
+    for code in ranges:
+        search.decode(code)
+    search.follow()
+    targets = search.targets | starts | code_pointers(module.elf) | landing_pads(module.elf)
+    restartable = restartable_sections(module.elf)
+    targets.update(abort for _, _, abort in restartable)
+    return ControlFlow(
+        frozenset(targets),
+        tuple(sorted(starts)),
+        Spans(_cut(search.dead, targets)),
+        Spans(search.vague),
+        Spans((start, end) for start, end, _ in restartable),
+    )
+
+
+@dataclass(slots=True)
+class _Function:
+    """The code from one start to the next one; ``named`` are the addresses that it has as operands."""
+
+    start: int
+    end: int
+    named: list[int]
+    jumps_to_sum: bool = False
+    jumps_to_register: bool = False
+
+
+class _Search:
+    def __init__(self, module: Module, ranges: list[CodeRange], starts: set[int]) -> None:
+        self._elf = module.elf
+        self._absolute: list[int] = []
+        if not module.elf.is_pie_or_shared:
+            first, last = ranges[0].start, ranges[-1].end
+            self._absolute = sorted(place for code in ranges for place in _addresses_in(code, first, last))
+        self._ranges = ranges
+        self._starts = sorted(starts)
+        self._functions: list[_Function] = []
+        self._named: set[int] = set()
+        self.targets: set[int] = set()
+        self.dead: list[tuple[int, int]] = []
+        self.vague: list[tuple[int, int]] = []
+
+    def decode(self, code: CodeRange) -> None:
+        """Decode a range, from each start to the next one."""
+        starts = self._starts[bisect_right(self._starts, code.start) : bisect_right(self._starts, code.end - 1)]
+        for start, end in pairwise((code.start, *starts, code.end)):
+            function = _Function(start, end, [])
+            self._decode(function, code.data[start - code.start : end - code.start])
+            self._named.update(function.named)
+            if function.jumps_to_register:
+                self._functions.append(function)
+
+    def _decode(self, function: _Function, data: bytes) -> None:
+        from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind, Register
+
+        branches = (FlowControl.CONDITIONAL_BRANCH, FlowControl.CALL, FlowControl.UNCONDITIONAL_BRANCH)
+        padding, sums = (Mnemonic.NOP, Mnemonic.INT3), (Mnemonic.ADD, Mnemonic.SUB, Mnemonic.LEA)
+        found, named = self.targets, function.named
+        number = bisect_left(self._absolute, function.start)
+        absolute = self._absolute[number] if number < len(self._absolute) else _NEVER
+        dead = sum_ends = 0
+        sum_register = Register.NONE
+        decoder = Decoder(64, data, ip=function.start)
+        for instruction in decoder:
+            if dead:
+                if instruction.mnemonic in padding:
+                    continue
+                if instruction.ip > dead:
+                    self.dead.append((dead, instruction.ip))
+                dead = 0
+            flow = instruction.flow_control
+            if flow == FlowControl.NEXT:
+                if instruction.is_ip_rel_memory_operand:
+                    named.append(instruction.ip_rel_memory_address)
+                if instruction.mnemonic in sums:
+                    sum_ends, sum_register = instruction.next_ip, instruction.op0_register
+                while instruction.next_ip > absolute:
+                    place = absolute - instruction.ip
+                    offsets = decoder.get_constant_offsets(instruction)
+                    is_named = place in (offsets.immediate_offset, offsets.displacement_offset) and place > 0
+                    if is_named and not instruction.is_ip_rel_memory_operand:
+                        start = absolute - function.start
+                        named.append(int.from_bytes(data[start : start + 4], "little"))
+                    number += 1
+                    absolute = self._absolute[number] if number < len(self._absolute) else _NEVER
+                continue
+            if flow in branches:
+                found.add(instruction.near_branch_target)
+            elif flow == FlowControl.INDIRECT_BRANCH and instruction.op0_kind == OpKind.REGISTER:
+                function.jumps_to_register = True
+                is_sum = sum_ends == instruction.ip and sum_register == instruction.op0_register
+                function.jumps_to_sum |= is_sum
+            if kind_of(instruction.code).leaves and flow not in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
+                dead = 0 if instruction.is_invalid else instruction.next_ip
+        if 0 < dead < function.end:
+            self.dead.append((dead, function.end))
+
+    def follow(self) -> None:
+        """
+        Add where addresses that the code names lead to, and jump tables: distances from their start, of 32 bits each.
+
+        A function that jumps to a sum of other things than that is vague.
+        """
+        self.targets.update(address for address in self._named if self._is_code(address))
+        segments = [(s.vaddr, self._elf.read(s.vaddr, s.filesz)) for s in self._elf.load_segments]
+        tables: set[int] = set()
+        for start, following in pairwise([*sorted(self._named), 1 << 64]):
+            for base, data in segments:
+                if 0 <= start - base <= len(data) - _ENTRY.size:
+                    targets = set(self._table(data, start - base, start, following))
+                    self.targets |= targets
+                    if targets:
+                        tables.add(start)
+        for function in self._functions:
+            has_label = any(function.start < address < function.end for address in function.named)
+            if has_label or (function.jumps_to_sum and tables.isdisjoint(function.named)):
+                self.vague.append((function.start, function.end))
+
+    def _table(self, data: bytes, place: int, start: int, following: int) -> Iterator[int]:
+        """
+        Give what the entries of a table lead to, which begins at ``place`` of ``data``.
+
+        It ends at an entry that leads elsewhere; behind what is named next it goes on only while it stays in one
+        function, because that may be one of its entries.
+        """
+        within = None
+        for position in range(place, len(data) - _ENTRY.size + 1, _ENTRY.size):
+            target = start + _ENTRY.unpack_from(data, position)[0]
+            if not self._is_code(target):
+                return
+            within = within or self._function_around(target)
+            if position - place >= following - start and target not in within:
+                return
+            yield target
+
+    def _function_around(self, address: int) -> range:
+        i = bisect_right(self._starts, address)
+        start = self._starts[i - 1] if i else self._ranges[0].start
+        return range(start, self._starts[i] if i < len(self._starts) else self._ranges[-1].end)
+
+    def _is_code(self, address: int) -> bool:
+        i = bisect_right(self._ranges, address, key=lambda code: code.start) - 1
+        return i >= 0 and address < self._ranges[i].end
+
+
+def _addresses_in(code: CodeRange, first: int, last: int) -> Iterator[int]:
+    """Give the places in code at which 32 bits stand that are an address from ``first`` to ``last`` (excluded)."""
+    for shift in range(4):
+        data = code.data[shift:]
+        words = memoryview(data[: len(data) & ~3]).cast("I")
+        yield from (code.start + shift + 4 * i for i, word in enumerate(words) if first <= word < last)
+
+
+def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[int, int]]:
+    """Give dead ranges up to the first byte that control may come to."""
+    for start, end in sorted(dead):
+        stop = next((address for address in range(start, end) if address in targets), end)
+        if stop > start:
+            yield start, stop
