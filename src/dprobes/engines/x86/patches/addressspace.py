@@ -1,0 +1,235 @@
+"""
+Addresses for trampolines, in the gaps between the mappings of a process.
+
+Most trampolines may lie anywhere within reach of their site, and share *blocks*. A punned jump leads to few addresses
+or to one: it gets the page that holds them, which others share whose addresses are there as well.
+
+Nothing is put where the process will want to grow: above the heap, below the stack, and into the low 4 GiB, unless the
+module itself is there; below that nothing is put then either.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+from dprobes.target.processmaps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["AddressSpace", "Margins"]
+
+_LOW = 1 << 32
+_HIGH = (1 << 47) - 2 * PAGE_SIZE
+"""Where the addresses of programs end (TASK_SIZE_MAX of arch/x86/include/asm/page_64_types.h), and a page before it."""
+_HEAP_RANDOMNESS = 32 << 20
+"""How far behind the program the heap may begin (``arch_randomize_brk`` of arch/x86/kernel/process.c)."""
+_NOWHERE = 1 << 64
+_BLOCK = 1 << 16
+_ALIGNMENT = 16
+_DISTANCE = 16 << 20
+"""How far from a mapping a block lies where there is room, so that the mapping's neighbour can be larger one day."""
+_SHARED_FROM = PAGE_SIZE
+"""From so many possible addresses on a punned jump looks for a page that is used already."""
+_LOOKED_AT = 8
+"""Pages with room that are looked at before a new one is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """How many bytes are kept free above the heap and below the stack."""
+
+    heap: int = 128 << 20
+    stack: int = 129 << 20  # the least that the kernel leaves (MIN_GAP of arch/x86/mm/mmap.c), and its guard
+
+
+class AddressSpace:
+    """
+    Give out addresses near a module, which is mapped from ``start`` to ``end`` (excluded).
+
+    No more than ``regions_max`` regions are begun: the kernel limits mappings (vm.max_map_count).
+    """
+
+    def __init__(
+        self, mappings: Iterable[Mapping], start: int, end: int, *, margins: Margins | None = None,
+        regions_max: int = 30_000,
+    ) -> None:  # fmt: skip
+        self._gap_starts, self._gap_ends = _gaps(mappings, margins or Margins(), _LOW if start >= _LOW else end)
+        self._near = start, end
+        self._regions_left = regions_max
+        self._used: list[tuple[int, int]] = []
+        self._blocks: list[list[int]] = []  # cursor and end; the latest last
+        self._pages: list[int] = []
+        self._cursors: dict[int, int] = {}
+
+    def allocate(self, first: int, last: int, size: int) -> int | None:
+        """Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room."""
+        for block in reversed(self._blocks):
+            cursor, end = block
+            if first <= cursor <= last and cursor + size <= end:
+                block[0] = _aligned(cursor + size)
+                return cursor
+        start = self._room_for_block(first, last, max(_BLOCK, _page_end(size)))
+        if start is None or not self._begin_region():
+            return None
+        end = start + max(_BLOCK, _page_end(size))
+        insort(self._used, (start, end))
+        self._blocks.append([_aligned(start + size), end])
+        return start
+
+    def claim(self, first: int, last: int, size: int) -> int | None:
+        """Return one of the few addresses from ``first`` to ``last`` for ``size`` bytes, with pages of its own."""
+        if last - first >= _SHARED_FROM:
+            found = self._in_shared_page(first, last, size)
+            return found if found is not None else self._in_new_page(first, last, size)
+        i = max(0, bisect_right(self._used, (first, _HIGH)) - 1)
+        address = first
+        while address <= last:
+            while i < len(self._used) and self._used[i][1] <= address:
+                i += 1
+            if i < len(self._used) and self._used[i][0] < address + size:
+                address = self._used[i][1]
+            elif not self._is_free(address, size):
+                address = self._next_gap(address)
+            else:
+                return address if self._take(address, size) else None
+        return None
+
+    def release(self, address: int, size: int) -> None:
+        """Let the bytes of a claim be given out again; those of a block are not."""
+        i = bisect_left(self._used, (address, address + size))
+        if i < len(self._used) and self._used[i] == (address, address + size):
+            del self._used[i]
+
+    def regions(self) -> list[tuple[int, int]]:
+        """Return start and end of all that must be mapped, in whole pages, in order."""
+        found: list[tuple[int, int]] = []
+        for start, end in self._used:
+            first, last = start & -PAGE_SIZE, _page_end(end)
+            if found and first <= found[-1][1]:
+                found[-1] = found[-1][0], max(last, found[-1][1])
+            else:
+                found.append((first, last))
+        return found
+
+    def _is_free(self, address: int, size: int) -> bool:
+        """Return whether the process has nothing in the pages of these bytes."""
+        i = bisect_right(self._gap_starts, address) - 1
+        return i >= 0 and address + size <= self._gap_ends[i]
+
+    def _next_gap(self, address: int) -> int:
+        """Return the start of the first gap behind an address."""
+        i = bisect_right(self._gap_starts, address)
+        return self._gap_starts[i] if i < len(self._gap_starts) else _NOWHERE
+
+    def _take(self, address: int, size: int) -> bool:
+        """Note that bytes are used; False if their page would be one region too many."""
+        interval = address, address + size
+        i = bisect_left(self._used, interval)
+        page, end = address & -PAGE_SIZE, _page_end(address + size)
+        touches = (i > 0 and self._used[i - 1][1] > page) or (i < len(self._used) and self._used[i][0] < end)
+        if not touches and not self._begin_region():
+            return False
+        self._used.insert(i, interval)
+        return True
+
+    def _begin_region(self) -> bool:
+        self._regions_left -= 1
+        return self._regions_left >= 0
+
+    def _in_shared_page(self, first: int, last: int, size: int) -> int | None:
+        i = bisect_right(self._pages, last)
+        for page in reversed(self._pages[max(0, i - _LOOKED_AT) : i]):
+            cursor = self._cursors[page]
+            if first <= cursor <= last and cursor + size <= page + PAGE_SIZE and self._is_unused(cursor, size):
+                self._cursors[page] = _aligned(cursor + size)
+                insort(self._used, (cursor, cursor + size))
+                return cursor
+        return None
+
+    def _is_unused(self, address: int, size: int) -> bool:
+        i = bisect_left(self._used, (address, 0))
+        return not (i and self._used[i - 1][1] > address) and not (
+            i < len(self._used) and self._used[i][0] < address + size
+        )
+
+    def _in_new_page(self, first: int, last: int, size: int) -> int | None:
+        """Return an address in the first page among these that nobody uses."""
+        page = _page_end(first)
+        while page <= last:
+            if not self._is_free(page, _page_end(size)):
+                page = _page_end(self._next_gap(page))
+            elif not self._is_unused(page, _page_end(size)):
+                page += PAGE_SIZE
+            elif not self._take(page, size):
+                return None
+            else:
+                insort(self._pages, page)
+                self._cursors[page] = _aligned(page + size)
+                return page
+        return None
+
+    def _room_for_block(self, first: int, last: int, size: int) -> int | None:
+        """Return where a block can begin, as near to the module as its gap allows."""
+        best: tuple[int, int] | None = None
+        for gap_start, gap_end in zip(self._gap_starts, self._gap_ends, strict=True):
+            distance = min(_DISTANCE, (gap_end - gap_start - size) // 2 & -PAGE_SIZE)
+            low = max(_page_end(first), gap_start + distance)
+            high = min(last & -PAGE_SIZE, gap_end - size - distance)
+            if distance < 0 or low > high:
+                continue
+            is_above = low >= self._near[1]
+            start = self._beside_used(low, high, size, 1 if is_above else -1)
+            if start is not None:
+                away = start - self._near[1] if is_above else self._near[0] - start
+                best = min(best or (away, start), (away, start))
+        return None if best is None else best[1]
+
+    def _beside_used(self, low: int, high: int, size: int, direction: int) -> int | None:
+        """Return a free place from ``low`` to ``high``, coming from the module's side."""
+        start = low if direction > 0 else high
+        while low <= start <= high:
+            i = bisect_left(self._used, (start + size, 0))
+            before = self._used[i - 1] if i else None
+            if before is None or before[1] <= start:
+                return start
+            start = _page_end(before[1]) if direction > 0 else (before[0] - size) & -PAGE_SIZE
+        return None
+
+
+def _gaps(mappings: Iterable[Mapping], margins: Margins, floor: int) -> tuple[list[int], list[int]]:
+    """Return starts and ends of what is free from ``floor`` on."""
+    starts, ends = [], []
+    position = floor
+    in_order = sorted(mappings, key=lambda mapping: mapping.start)
+    # A program without a heap will have it behind its own file, which is the lowest one.
+    has_heap = any(mapping.path == "[heap]" for mapping in in_order)
+    program = next((mapping.path for mapping in in_order if mapping.is_file), "")
+    for mapping in in_order:
+        start, end = mapping.start, mapping.end
+        if not has_heap and mapping.path == program:
+            end += _HEAP_RANDOMNESS + margins.heap
+        if mapping.path == "[stack]":
+            start -= margins.stack
+        elif mapping.path == "[heap]":
+            end += margins.heap
+        if start > position:
+            starts.append(position)
+            ends.append(min(start, _HIGH))
+        position = max(position, end)
+        if position >= _HIGH:
+            return starts, ends
+    return [*starts, position], [*ends, _HIGH]
+
+
+def _aligned(address: int) -> int:
+    return address + _ALIGNMENT - 1 & -_ALIGNMENT
+
+
+def _page_end(address: int) -> int:
+    """Return the first page boundary that is not below an address."""
+    return address + PAGE_SIZE - 1 & -PAGE_SIZE
