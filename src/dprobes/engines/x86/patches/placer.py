@@ -1,0 +1,148 @@
+"""
+Place many probes in one module: for each instruction the first plan whose bytes and addresses are free.
+
+Sites are planned from the highest address downwards: so a punned jump, which shares bytes with what follows, sees the
+jumps there as they will be. Each jump is decoded where it stands before it counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.x86.patches.candidates import Site, look_at
+from dprobes.engines.x86.patches.displaced import displaced
+from dprobes.engines.x86.patches.plans import Method, Plan, Reach, Refusal
+from dprobes.engines.x86.patches.writes import Write, leads_to, writes_of
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from dprobes.engines.x86.patches.addressspace import AddressSpace
+    from dprobes.engines.x86.patches.codebytes import ModuleCode
+
+__all__ = ["MANY", "Placement", "Placer"]
+
+MANY = 2000
+"""From so many sites on windows come before punned jumps, which take a page each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """
+    A plan with an address for its trampoline, and the bytes that are written for it, in order.
+
+    The code up to ``relied_on`` must stay as it is.
+    """
+
+    plan: Plan
+    trampoline: int
+    writes: tuple[Write, ...]
+    relied_on: int
+
+
+class Placer:
+    """Give sites of a module places for trampolines of ``room`` bytes each."""
+
+    def __init__(self, module: ModuleCode, space: AddressSpace, room: int) -> None:
+        self._module = module
+        self._space = space
+        self._room = room
+
+    def place(self, sites: Iterable[int], *, windows_first: bool | None = None) -> Iterator[Placement | Refusal]:
+        """
+        Give what becomes of each site, from the highest one downwards.
+
+        Windows come before punned jumps if there are many sites, or as ``windows_first`` says.
+        """
+        wanted = sorted(set(sites), reverse=True)
+        if windows_first is None:
+            windows_first = len(wanted) > MANY
+        others = frozenset(wanted)
+        for address in wanted:
+            yield self._placed(address, others, windows_first=windows_first)
+
+    def remove(self, placement: Placement) -> bool:
+        """Give the bytes of a placement back; return False, and leave them, if another jump relies on them."""
+        code = self._module.around(placement.plan.start)
+        assert code is not None
+        if any(not code.restore(write.address, len(write.data)) for write in reversed(placement.writes)):
+            return False
+        end = placement.plan.start + placement.plan.written
+        code.rely(end, placement.relied_on, -1)
+        if placement.plan.method is Method.PUN:
+            self._space.release(placement.trampoline, self._room)
+        return True
+
+    def _placed(self, address: int, others: Collection[int], *, windows_first: bool) -> Placement | Refusal:
+        site = look_at(self._module, address)
+        if isinstance(site, str):
+            return Refusal(address, site)
+        obstacles: list[str] = []
+        crossing: list[Plan] = []
+        for plan in self._plans(site, others, obstacles, windows_first=windows_first):
+            if plan.crosses_page:
+                crossing.append(plan)
+            elif (placed := self._try(site, plan, obstacles)) is not None:
+                return placed
+        for plan in crossing:
+            if (placed := self._try(site, plan, obstacles)) is not None:
+                return placed
+        return Refusal(address, "; ".join(dict.fromkeys(obstacles)))
+
+    @staticmethod
+    def _plans(site: Site, others: Collection[int], obstacles: list[str], *, windows_first: bool) -> Iterator[Plan]:
+        """Give the plans of a site in the order in which they are tried; note why there is none of a kind."""
+        found = site.jump()
+        if isinstance(found, Plan):
+            yield found
+        else:
+            obstacles.append(found)
+        for is_window in (windows_first, not windows_first):
+            found = site.window(others) if is_window else site.puns()
+            if not isinstance(found, Plan):
+                obstacles.append(found)
+            elif found.method is not Method.WINDOW or found.instructions > 1:
+                yield found
+        yield from site.shorts()
+        found = site.lead(others)
+        if isinstance(found, Plan):
+            yield found
+        else:
+            obstacles.append(found)
+
+    def _try(self, site: Site, plan: Plan, obstacles: list[str]) -> Placement | None:
+        """Take the bytes and an address for a plan, if they are free."""
+        code = site.code
+        if code.is_written(plan.start, plan.written):
+            obstacles.append("its bytes belong to the jump of another probe")
+            return None
+        if code.is_relied_on(plan.start, plan.written):
+            obstacles.append("the punned jump of another probe relies on its bytes")
+            return None
+        for reach in plan.reaches:
+            trampoline = self._trampoline(plan, reach)
+            if trampoline is None:
+                continue
+            writes = writes_of(plan, reach, trampoline)
+            for write in writes:
+                code.write(write.address, write.data)
+            relied_on = plan.end(reach)
+            code.rely(plan.start + plan.written, relied_on)
+            assert leads_to(code, plan.start) == trampoline, f"the jump at {plan.start:#x} leads elsewhere"
+            return Placement(plan, trampoline, writes, relied_on)
+        obstacles.append(
+            "no address that punned jumps of its bytes lead to is free"
+            if plan.method is Method.PUN
+            else "no memory near it is free"
+        )
+        return None
+
+    def _trampoline(self, plan: Plan, reach: Reach) -> int | None:
+        if plan.method is not Method.PUN:
+            return self._space.allocate(reach.first, reach.last, self._room)
+        found = self._space.claim(reach.first, reach.last, self._room)
+        if found is None or all(displaced(plan.raw, plan.start, at) for at in (found, found + self._room)):
+            return found
+        self._space.release(found, self._room)
+        return None
