@@ -54,6 +54,8 @@ SLOW = {
     "dwarf/test_corrupt_files.py",
     "engines/ebpf/read/test_spool.py",
     "engines/foreign/test_examiner.py",
+    "engines/x86/patches/test_displaced_differential.py",
+    "engines/x86/patches/test_placer_coverage.py",
     "engines/x86/test_emulation.py",
     "formatters/templates/test_hostile.py",
     "native/x86/test_translator.py",

@@ -1,0 +1,114 @@
+"""
+Real modules as places of jumps to trampolines: their files, all of their instructions, and where they may be mapped.
+
+The mappings are made up, so that results are the same each time: the module lies where the kernel could have put it,
+with a heap, a stack, and libraries around it as a large program has them.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from iced_x86 import Decoder
+
+from dprobes.engines.x86.patches.addressspace import AddressSpace
+from dprobes.engines.x86.patches.codebytes import ModuleCode
+from dprobes.target.ldcache import read_ld_cache
+from dprobes.target.location import Module
+from dprobes.target.processmaps import Mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iced_x86 import Instruction
+
+__all__ = ["MODULES", "address_space", "code_of", "entries", "instructions", "mappings_around", "module_of"]
+
+MODULES = ("libc.so.6", "libcrypto.so.3", "libsqlite3.so.0", "python3")
+"""What plans are made for: two libraries with hand-written code, one without, and a program for fixed addresses."""
+
+LIBRARY_AT, PROGRAM_AT = 0x7F3A_1C20_0000, 0x5581_6D40_0000
+_LIBRARIES = 60
+_LIBRARY_SIZE, _STEP = 0x20_0000, 0x23_1000
+_PAGE = 0x1000
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a module; skip the test if this machine does not have it."""
+    if name == "python3":
+        path = Path("/usr/bin/python3")
+    else:
+        found = [
+            library.path for library in read_ld_cache() if library.name == name and library.architecture == "x86_64"
+        ]
+        path = Path(found[0] if found else ctypes.util.find_library(name) or name)
+    if not path.exists():
+        pytest.skip(f"{name} is not installed")
+    return path.resolve()
+
+
+@functools.cache
+def module_of(name: str) -> Module:
+    """Return a module with its symbols."""
+    return Module.load(path_of(name))
+
+
+@functools.cache
+def _analysed(name: str) -> ModuleCode:
+    module = module_of(name)
+    return ModuleCode.of(module, LIBRARY_AT if module.elf.is_pie_or_shared else 0)
+
+
+def code_of(name: str) -> ModuleCode:
+    """Return the code of a module, without any jump in it, where the made-up process has it."""
+    made = _analysed(name)
+    return made.unchanged()
+
+
+def mappings_around(name: str) -> list[Mapping]:
+    """Return the mappings of a process that has the module, a program, and some libraries before and behind it."""
+    elf = module_of(name).elf
+    first = min(segment.vaddr for segment in elf.load_segments) & -_PAGE
+    size = (max(segment.vaddr + segment.memsz for segment in elf.load_segments) - first + _PAGE) & -_PAGE
+    if elf.is_pie_or_shared:
+        own, program = (LIBRARY_AT + first, LIBRARY_AT + first + size), (PROGRAM_AT, PROGRAM_AT + 0x8000)
+    else:
+        own, program = (first, first + size), (first, first + size)
+    ranges = {own: f"/{name}", program: "/program"} if own != program else {own: f"/{name}"}
+    position = (LIBRARY_AT + size + _PAGE) & -_PAGE
+    for n in range(_LIBRARIES):
+        start = LIBRARY_AT - (n + 1) * _STEP if n % 2 else position + n * _STEP
+        ranges[start, start + _LIBRARY_SIZE] = f"/lib{n}"
+    heap = program[1] + 0x15F_3000
+    ranges[heap, heap + 0x40_0000] = "[heap]"
+    ranges[0x7FFD_0EB0_0000, 0x7FFD_0EB2_1000] = "[stack]"
+    return [Mapping(start, end, "r-xp", 0, 0, 0, path, False) for (start, end), path in sorted(ranges.items())]
+
+
+def address_space(name: str, *, regions_max: int = 30_000) -> AddressSpace:
+    """Return the free addresses around a module."""
+    mappings = mappings_around(name)
+    own = next(mapping for mapping in mappings if mapping.path == f"/{name}")
+    return AddressSpace(mappings, own.start, own.end, regions_max=regions_max)
+
+
+def entries(name: str) -> list[int]:
+    """Return where the functions start that symbols and unwind tables name, in the made-up process."""
+    module, code = module_of(name), _analysed(name)
+    starts = {*module.elf.frames.starts, *(symbol.address for symbol in module.symbols.functions())}
+    return sorted(start + code.bias for start in starts if code.around(start + code.bias) is not None)
+
+
+def instructions(name: str) -> Iterator[Instruction]:
+    """Give all instructions of the functions that a module's unwind table describes, where the process has them."""
+    elf, code = module_of(name).elf, _analysed(name)
+    for start in elf.frames.starts:
+        extent, around = elf.frames.extent(elf, start), code.around(start + code.bias)
+        if extent is not None and around is not None:
+            first = start + code.bias - around.start
+            data = around.original[first : first + extent[1] - extent[0]]
+            yield from (found for found in Decoder(64, data, ip=start + code.bias) if not found.is_invalid)
