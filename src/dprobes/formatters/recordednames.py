@@ -21,7 +21,7 @@ from dprobes.record.items import KERNEL_STACK, USER_STACK
 from dprobes.record.layout import Item
 from dprobes.record.mixed import parts_of
 from dprobes.record.packed import PROBE_SIZE
-from dprobes.record.packedparts import PackedBytes, PackedPlaces
+from dprobes.record.packedparts import PackedBytes, PackedPlaces, rows_with_stacks
 from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:
@@ -73,11 +73,26 @@ class RecordedNames:
 
     def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
         """Return where the addresses in records are that can be located; most programs have none."""
+        found: dict[int, LocatedCode] = {}
+        if isinstance(records, PackedBytes) and isinstance(places, PackedPlaces):
+            for part in parts_of(records.packed):
+                if part:
+                    self._locate(PackedBytes(part), PackedPlaces(part, places.table), found)
+        else:
+            self._locate(records, places, found)
+        return list(found.values())
+
+    def _locate(self, records: Sequence[bytes], places: Iterable[Place], found: dict[int, LocatedCode]) -> None:
         ways = {begin: self._way(begin) for begin in _begins(records)}
         odd = {id(place) for place in _distinct(places) if not names_itself(place)}
         if not odd and not any(way.has_addresses for way in ways.values()):
-            return []
-        found: dict[int, LocatedCode] = {}
+            return
+        if not odd and isinstance(records, PackedBytes) and not any(way.fields for way in ways.values()):
+            rows = rows_with_stacks(parts_of(records.packed)[0])
+            if not rows:
+                return
+            known = list(places)
+            records, places = [records[row] for row in rows], [known[row] for row in rows]
         for encoded, place in zip(records, places, strict=True):
             way = ways[encoded[:_CODES_END]]
             if id(place) not in odd and not way.has_addresses:
@@ -92,7 +107,6 @@ class RecordedNames:
                     located = self._symboliser.located(address, record, place)
                 if located is not None:
                     found[id(located)] = located
-        return list(found.values())
 
     @staticmethod
     def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:
@@ -132,10 +146,10 @@ class RecordedNames:
 
 def _begins(records: Sequence[bytes]) -> set[bytes]:
     if isinstance(records, PackedBytes):
-        parts = parts_of(records.packed)
-        ends = [part.row_size if part.shape.name is None else part.shape.name for part in parts]
-        if min(ends) >= PROBE_SIZE + _CODES_END:
-            return set().union(*(part.begins(_CODES_END) for part in parts if part))
+        (packed,) = parts_of(records.packed)
+        place = packed.shape.name
+        if (packed.row_size if place is None else place) >= PROBE_SIZE + _CODES_END:
+            return packed.begins(_CODES_END)
     return {record[:_CODES_END] for record in records}
 
 

@@ -16,7 +16,7 @@ from dprobes.rpn.isa import Token
 if TYPE_CHECKING:
     from dprobes.arch import ByteOrder
 
-__all__ = ["KERNEL_STACK", "USER_STACK", "ItemHead", "LogItem", "item_head", "split_items"]
+__all__ = ["ITEM_TOKENS", "KERNEL_STACK", "USER_STACK", "ItemHead", "LogItem", "item_head", "split_items"]
 
 KERNEL_STACK, USER_STACK = "kstack", "ustack"
 """The kinds of the items that are call stacks."""
@@ -32,7 +32,8 @@ _WORDS = {
     Token.KERNEL_STACK: KERNEL_STACK,
     Token.USER_STACK: USER_STACK,
 }
-_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
+ITEM_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
+"""The bytes with which items begin."""
 _PREFIX_SIZE = 3
 
 
@@ -68,7 +69,7 @@ class ItemHead(NamedTuple):
 def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder) -> ItemHead | None:
     """Return the prefix at ``position`` of a log buffer, or None if no item begins there."""
     start = position + _PREFIX_SIZE
-    if start > len(data) or data[position] not in _TOKENS:
+    if start > len(data) or data[position] not in ITEM_TOKENS:
         return None
     token = Token(data[position])
     length = int.from_bytes(data[position + 1 : start], byte_order)

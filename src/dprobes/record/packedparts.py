@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, overload
 
+from dprobes.record.items import ITEM_TOKENS
 from dprobes.record.mixed import parts_of
 from dprobes.record.packed import NAME_SPACE, PROBE_SIZE
+from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
     from dprobes.record.packed import PackedRecords
     from dprobes.record.probeinfo import Place
 
-__all__ = ["PackedBytes", "PackedPlaces"]
+__all__ = ["PackedBytes", "PackedPlaces", "rows_with_stacks"]
+
+_STACKS = bytes(byte in (Token.KERNEL_STACK, Token.USER_STACK) for byte in range(256))
+_ITEMS = bytes(byte in ITEM_TOKENS for byte in range(256))
+"""Whether a byte can begin a call stack, and an item."""
 
 
 class PackedBytes(Sequence[bytes]):
@@ -64,6 +70,26 @@ def _size(packed: PackedRecords) -> int:
             return size - (NAME_SPACE - 1 - len(name)) * len(packed)
         case names:
             return size - (NAME_SPACE - 1) * len(packed) + sum(map(len, names))
+
+
+def rows_with_stacks(packed: PackedRecords) -> list[int]:
+    """Return the rows whose data may be items with a call stack among them; the others have none."""
+    first, end = packed.shape.data, packed.row_size
+    if first >= end:
+        return []
+    mask = 0
+    for place in range(first, end):
+        mask |= _rows_with(packed, place, _STACKS)
+    mask &= _rows_with(packed, first, _ITEMS)
+    return [row for row, byte in enumerate(mask.to_bytes(len(packed), "little")) if byte] if mask else []
+
+
+def _rows_with(packed: PackedRecords, place: int, table: bytes) -> int:
+    """Return what a table has for the bytes at one place of all rows, as one number."""
+    plane = packed.planes.get(place)
+    if plane is None:
+        plane = packed.first[place : place + 1] * len(packed)
+    return int.from_bytes(plane.translate(table), "little")
 
 
 class PackedPlaces(Sequence["Place"]):

@@ -6,10 +6,16 @@ import ctypes
 import os
 import time
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dprobes.formatters.recordednames import RecordedNames
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
+from dprobes.record.mixed import MixedRecords
 from dprobes.record.origin import RecordSource
+from dprobes.record.packed import PackedRecords
+from dprobes.record.packedparts import PackedBytes, PackedPlaces, rows_with_stacks
 from dprobes.record.probeinfo import Place
 from dprobes.rpn.isa import StackEnd, Token
 
@@ -66,3 +72,27 @@ def test_return_addresses_are_looked_for_at_the_call() -> None:
     getpid = address_of("getpid")
     assert named(record(3, stack(address_of("getppid"), getpid))) == {"getppid", "getpid"}  # nothing is before it
     assert named(record(3, stack(getpid, StackEnd.UNREADABLE))) == {"getpid"}
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(0, 3)), min_size=1, max_size=30))
+def test_of_packed_records_the_same_are_named(kinds: list[tuple[int, int]]) -> None:
+    getpid, getppid = address_of("getpid"), address_of("getppid")
+    data = [words(getpid, 9), words(9, 10), stack(getppid), bytes([Token.MEMORY, 0, 0]) + stack(getpid + 1)]
+    records = [(0, record(minor, data[number])) for minor, number in kinds]
+    packed = MixedRecords.of_records(records)
+    assert packed is not None
+    names = RecordedNames(SOURCE)
+    each = names.located([record for _, record in records], [MALLOC] * len(records))
+    together = names.located(PackedBytes(packed), PackedPlaces(packed, [MALLOC]))
+    assert {found.function for found in together} == {found.function for found in each}
+
+
+def test_rows_with_call_stacks_are_found_by_columns() -> None:
+    data = [stack(1), stack(1)[::-1], words(1, 9), b"\x01\x08\0" + words(9), b"\x0c" * 11]
+    wanted = [n for n, each in enumerate(data) if len(each) == 11]
+    packed = PackedRecords.of_records([(0, record(3, data[n])) for n in wanted])
+    assert packed is not None
+    assert [wanted[row] for row in rows_with_stacks(packed)] == [0, 1, 3]
+    short = PackedRecords.of_records([(0, record(3, b""))])
+    assert short is not None
+    assert rows_with_stacks(short) == []

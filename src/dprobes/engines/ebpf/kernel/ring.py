@@ -57,14 +57,30 @@ class _Runs:
         self._words = words
         self._limit = 2 * _ALIKE_MIN
         self._patience = _ALIKE_MIN
-        self._left = 0
-        """How many entries are still to be looked at one by one."""
+        self.left = 0
+        """How many entries are still to be passed one by one, before it is worth to count again."""
+        self._steps: dict[int, int] = {}
+        """What the head of an entry says of how many words it takes."""
+
+    def passed(self, place: int, end: int) -> int:
+        """Return the place behind entries that are passed one by one: before a busy one, and not beyond ``end``."""
+        words, steps = self._words, self._steps
+        at, stop = place >> 2, end >> 2
+        for _ in range(self.left):
+            if at >= stop:
+                break
+            try:
+                at += steps[words[at]]
+            except KeyError:
+                length = words[at]
+                if length & _BUSY:
+                    break
+                at += steps.setdefault(length, _stride(length & ~_DISCARDED) >> 2)
+        self.left = 0
+        return at << 2
 
     def count(self, place: int, stride: int, room: int) -> int:
         """Return how many entries from ``place`` on have the length of the first one, or 0; ``room`` bytes are left."""
-        if self._left:
-            self._left -= 1
-            return 0
         limit = min(room // stride, self._limit)
         if limit < _ALIKE_MIN:
             return 0
@@ -74,7 +90,7 @@ class _Runs:
         while count >= _ALIKE_MIN and heads[: count * _LENGTH.size] != heads[: _LENGTH.size] * count:
             count //= 2
         if count < _ALIKE_MIN:
-            self._left = self._patience
+            self.left = self._patience
             self._patience = min(2 * self._patience, _LAST_PATIENCE)
             self._limit = 2 * _ALIKE_MIN
             return 0
@@ -102,6 +118,9 @@ def spans_in(window: bytes) -> Iterator[Span]:
     with memoryview(window) as view, view.cast("I") as words:
         runs = _Runs(words)
         while position < end:
+            if runs.left:
+                position = runs.passed(position, end)
+                continue
             (length,) = unpack(window, position)
             stride = _stride(length & ~_DISCARDED)
             count = runs.count(position, stride, end - position) if length < _DISCARDED else 0
@@ -207,23 +226,26 @@ class RingBuffer(Descriptor):
         Those that begin in the first ``size`` bytes are returned. Their room is given back by ``advance``, behind which
         the view shows other entries.
         """
-        position = start = self._consumer[0]
-        end = min(self._producer[0], start + size)
-        mask = self.size - 1
+        begin = self._consumer[0]
+        place = start = begin & self.size - 1
+        end = start + min(self._producer[0] - begin, size)
         words = self._words
         runs = _Runs(words)
-        while position < end:
-            length = words[(position & mask) >> 2]
+        while place < end:
+            if runs.left:
+                place = runs.passed(place, end)
+                if place >= end:
+                    break
+            length = words[place >> 2]
             count = 1
             if length >= _DISCARDED:
                 if length & _BUSY:
                     break
                 length ^= _DISCARDED
             else:
-                count = runs.count(position & mask, _stride(length), end - position) or 1
-            position += count * _stride(length)
-        place = start & mask
-        return self._data[place : place + position - start]
+                count = runs.count(place, _stride(length), end - place) or 1
+            place += count * _stride(length)
+        return self._data[start:place]
 
     def advance(self, size: int) -> None:
         """Give back the room of the first ``size`` bytes, which are whole entries of ``window``."""

@@ -57,6 +57,8 @@ class RecordStream:
         self._spool = Spool(held, _SPOOL_SIZE, bank_size, stacks)
         self._taking: Iterator[RecordBatch | Ended | None] | None = None
         self._last_record = float("-inf")
+        self._room = min(_PIECE // 4, ring.size // 16)
+        """How much may wait in the ring while records are given out: many are looked at together."""
 
     @property
     def is_quiet(self) -> bool:
@@ -91,7 +93,8 @@ class RecordStream:
                 continue
             if each is not None:
                 yield each
-            self._take()
+            if self._ring.pending >= self._room:
+                self._take()
             if each is not None and (time.monotonic() > until or is_stopping()):
                 return  # the rest comes in the next turn
         self._taking = None
