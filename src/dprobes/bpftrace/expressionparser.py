@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
-from dprobes.bpftrace.token import Token, TokenKind, TokenStream
+from dprobes.bpftrace.token import TokenStream
+from dprobes.clike.cursor import TokenCursor
+from dprobes.clike.token import Token, TokenKind
 from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.source import Span
 
-__all__ = ["Cursor", "ExpressionParser", "ParseError", "height_of", "parts_of"]
+__all__ = ["Cursor", "ExpressionParser", "height_of", "parts_of"]
 
 _DEPTH_MAX = 60
 _PRECEDENCE = {
@@ -34,62 +35,11 @@ _SUFFIX = lazy_pattern(r"(?i:u|l|ul|ll|ull)\Z")
 _EXPONENT_MAX = 18
 
 
-class ParseError(Exception):
-    """Leave what is being parsed; the error has been reported."""
-
-
-class Cursor:
+class Cursor(TokenCursor[TokenStream]):
     """Walk through the tokens of a script."""
 
     def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
-        self.tokens = tokens
-        self.diagnostics = diagnostics
-        self.last = Token(TokenKind.END, "", 0, 0)
-        """The token that was taken last."""
-        self._depth = 0
-
-    def peek(self, distance: int = 0) -> Token:
-        """Return the next token, or one behind it."""
-        return self.tokens.peek(distance)
-
-    def take(self) -> Token:
-        """Take the next token."""
-        self.last = self.tokens.take()
-        return self.last
-
-    def sees(self, *words: str, distance: int = 0) -> bool:
-        """Return whether the next token, or one behind it, is one of these names or punctuation marks."""
-        token = self.peek(distance)
-        return token.kind in (TokenKind.NAME, TokenKind.PUNCTUATION) and token.text in words
-
-    def accept(self, *words: str) -> Token | None:
-        """Take the next token if it is one of these."""
-        return self.take() if self.sees(*words) else None
-
-    def expect(self, text: str, where: str) -> Token:
-        """Take the next token, which has to be this one."""
-        token = self.accept(text)
-        if token is None:
-            raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
-        return token
-
-    def wrong(self, message: str, span: Span | None = None, hint: str | None = None) -> ParseError:
-        """Report an error, by default at the next token, and return what leaves what is being parsed."""
-        self.diagnostics.error(span or self.tokens.span(self.peek()), message, hint=hint)
-        return ParseError()
-
-    def span_from(self, first: Token) -> Span:
-        """Return the place of all that was taken from ``first`` on."""
-        return self.tokens.span(first, self.last)
-
-    def __enter__(self) -> None:
-        """Go a level deeper; what is too deep is an error."""
-        if self._depth >= _DEPTH_MAX:
-            raise self.wrong(f"this is nested more than {_DEPTH_MAX} levels deep")
-        self._depth += 1
-
-    def __exit__(self, *exception: object) -> None:
-        self._depth -= 1
+        super().__init__(tokens, diagnostics, _DEPTH_MAX)
 
 
 class ExpressionParser:
@@ -199,9 +149,7 @@ class ExpressionParser:
             if (operator := cursor.accept("->", ".")) is not None:
                 if cursor.peek().kind is TokenKind.NUMBER:
                     raise cursor.wrong("tuples have no like in DProbes C")
-                if cursor.peek().kind is not TokenKind.NAME:
-                    raise cursor.wrong(f"expected the name of a field, found {cursor.peek().described}")
-                name = cursor.take().text
+                name = cursor.expect_name("the name of a field").text
                 found = tree.Field(found, name, operator.text == "->", cursor.span_from(first))
             elif cursor.accept("["):
                 (index,) = self._one(self.arguments("]"))
@@ -229,7 +177,7 @@ class ExpressionParser:
                 return tree.Variable(token.text[1:], span)
             case TokenKind.PARAMETER:
                 return tree.Parameter(token.text, span)
-            case TokenKind.MAP:
+            case TokenKind.TABLE:
                 keys = self.arguments("]") if cursor.accept("[") else ()
                 return tree.Map(token.text[1:], keys, cursor.span_from(token))
             case TokenKind.NAME:

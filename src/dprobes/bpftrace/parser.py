@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
-from dprobes.bpftrace.expressionparser import Cursor, ExpressionParser, ParseError
-from dprobes.bpftrace.token import TokenKind, TokenStream
+from dprobes.bpftrace.expressionparser import Cursor, ExpressionParser
+from dprobes.bpftrace.token import TokenStream
+from dprobes.clike.cursor import ParseError
+from dprobes.clike.token import TokenKind
 
 if TYPE_CHECKING:
-    from dprobes.bpftrace.token import Token
+    from dprobes.clike.token import Token
     from dprobes.diagnostics import Diagnostics
     from dprobes.source import SourceFile
 
@@ -80,7 +82,7 @@ class _ScriptParser:
                 try:
                     found.append(self._statement())
                 except ParseError:
-                    self._skip_statement()
+                    self._cursor.skip_statement()
             cursor.take()
             return tuple(found)
 
@@ -134,22 +136,8 @@ class _ScriptParser:
         value = self._expressions.expression()
         return tree.Assignment(target, operator.text[:-1], value, cursor.span_from(first))
 
-    def _skip_statement(self) -> None:
-        """Go on behind the ``;`` of a statement in error, or before the ``}`` of its block."""
-        cursor = self._cursor
-        depth = 0
-        while (token := cursor.peek()).kind is not TokenKind.END:
-            if token.kind is TokenKind.PUNCTUATION:
-                if token.text == "}" and depth == 0:
-                    return
-                depth += (token.text == "{") - (token.text == "}")
-                if depth == 0 and token.text in (";", "}"):
-                    cursor.take()
-                    return
-            cursor.take()
-
     def _skip_probe(self) -> None:
         """Go on behind the block of a probe in error."""
-        self._skip_statement()
+        self._cursor.skip_statement()
         while self._cursor.sees("}"):
             self._cursor.take()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.clike.token import TokenKind
 from dprobes.dpc import programtree, tree
 from dprobes.dpc.expressionparser import ExpressionParser
-from dprobes.dpc.token import TokenKind
 
 if TYPE_CHECKING:
     from dprobes.dpc.cursor import Cursor

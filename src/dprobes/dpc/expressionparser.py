@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.clike.token import TokenKind
 from dprobes.dpc import tree
-from dprobes.dpc.token import TokenKind
 from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
+    from dprobes.clike.token import Token
     from dprobes.dpc.cursor import Cursor
-    from dprobes.dpc.token import Token
 
 __all__ = ["ExpressionParser", "number_of", "string_value"]
 

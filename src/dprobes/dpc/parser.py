@@ -21,13 +21,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.clike.cursor import ParseError
+from dprobes.clike.token import Token, TokenKind
 from dprobes.dpc import programtree, tree
 from dprobes.dpc.bpftracewords import condition_of, place_hint
-from dprobes.dpc.cursor import Cursor, ParseError
+from dprobes.dpc.cursor import Cursor
 from dprobes.dpc.expressionparser import string_value
 from dprobes.dpc.programtree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.statementparser import StatementParser
-from dprobes.dpc.token import Token, TokenKind, TokenStream
+from dprobes.dpc.token import TokenStream
 from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.keywords import Header, keywords_of
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.clike.cursor import ParseError
+from dprobes.clike.token import TokenKind
 from dprobes.diagnostics import Note
 from dprobes.dpc import tree
 from dprobes.dpc.bpftracewords import call_hint
-from dprobes.dpc.cursor import ParseError
 from dprobes.dpc.declarationparser import DeclarationParser
-from dprobes.dpc.token import TokenKind
 
 if TYPE_CHECKING:
+    from dprobes.clike.token import Token
     from dprobes.dpc.cursor import Cursor
-    from dprobes.dpc.token import Token
     from dprobes.source import Span
 
 __all__ = ["KEYWORDS", "StatementParser"]

@@ -1,0 +1,136 @@
+"""
+A text to tokens, one after the other, as a parser asks for them.
+
+What tokens there are, a language says by a regular expression. Names of places are no tokens of C: where one may stand,
+a parser asks for a word of its own instead.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source import Span
+
+__all__ = ["TextTokens", "Token", "TokenKind"]
+
+
+class TokenKind(enum.Enum):
+    """Classify a token; the values are the names of groups in a language's expression."""
+
+    NAME = "name"
+    NUMBER = "number"
+    STRING = "string"
+    CHARACTER = "character"
+    TABLE = "table"
+    VARIABLE = "variable"
+    PARAMETER = "parameter"
+    PUNCTUATION = "punctuation"
+    PLACE = "place"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Hold a token: its text as written and its place in the text; that of the end is what messages call it."""
+
+    kind: TokenKind
+    text: str
+    start: int
+    end: int
+
+    @property
+    def described(self) -> str:
+        """The token in a message."""
+        return self.text if self.kind is TokenKind.END else f"'{self.text}'"
+
+
+_BLANK = lazy_pattern(r"\s*")
+_KINDS = {kind.value: kind for kind in TokenKind}
+
+
+class TextTokens:
+    """
+    Give the tokens of a text.
+
+    ``pattern`` has a group for each kind of them, ``span_of`` makes the place in the user's files of two offsets, and
+    messages call the end ``end``. ``diagnostics`` is told of characters that begin no token, which are left out.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        pattern: re.Pattern[str],
+        span_of: Callable[[int, int], Span],
+        diagnostics: Diagnostics,
+        end: str,
+    ) -> None:
+        self.text = text
+        self._pattern = pattern
+        self._span_of = span_of
+        self._diagnostics = diagnostics
+        self._end = Token(TokenKind.END, end, len(text), len(text))
+        self._position = 0
+        self._ahead: list[Token] = []
+
+    def peek(self, distance: int = 0) -> Token:
+        """Return the next token, or one behind it, without taking it."""
+        while len(self._ahead) <= distance:
+            self._ahead.append(self._scan())
+        return self._ahead[distance]
+
+    def take(self) -> Token:
+        """Take the next token; at the end it is END, as often as one likes."""
+        token = self.peek()
+        if token.kind is not TokenKind.END:
+            self._ahead.pop(0)
+        return token
+
+    def take_match(self, pattern: re.Pattern[str]) -> Token | None:
+        """Take what an expression matches where the next token begins, as one word; None if it matches nothing."""
+        match = pattern.match(self.text, self.peek().start)
+        return None if match is None else self.take_to(match.end())
+
+    def take_to(self, end: int) -> Token:
+        """Take all from the start of the next token to an offset, as one word."""
+        start = self.peek().start
+        self._ahead.clear()
+        self._position = end
+        return Token(TokenKind.PLACE, self.text[start:end], start, end)
+
+    def span(self, first: Token, last: Token | None = None) -> Span:
+        """Return the place in the user's files of the tokens from ``first`` to ``last``."""
+        return self._span_of(first.start, (last or first).end)
+
+    def _scan(self) -> Token:
+        text = self.text
+        while True:
+            blank = _BLANK.match(text, self._position)
+            assert blank is not None
+            self._position = blank.end()
+            if self._position >= len(text):
+                return self._end
+            match = self._pattern.match(text, self._position)
+            if match is not None:
+                self._position = match.end()
+                return Token(_KINDS[match.lastgroup or ""], match.group(), match.start(), match.end())
+            self._report(text[self._position])
+            self._position += 1
+
+    def _report(self, character: str) -> None:
+        span = self._span_of(self._position, self._position + 1)
+        if character in "\"'":
+            self._diagnostics.error(span, f"a {character} without its partner on the same line")
+            end = self.text.find("\n", self._position)
+            self._position = end if end >= 0 else len(self.text)
+        else:
+            shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
+            self._diagnostics.error(span, f"unexpected character {shown}")
