@@ -23,7 +23,7 @@ def tokens_of(text: str) -> tuple[TextTokens, Diagnostics]:
 
 def taken(text: str) -> tuple[list[tuple[TokenKind, str]], list[str]]:
     tokens, diagnostics = tokens_of(text)
-    found = []
+    found: list[tuple[TokenKind, str]] = []
     while (token := tokens.take()).kind is not TokenKind.END:
         found.append((token.kind, token.text))
     return found, [f"{each.span.text if each.span else ''}: {each.message}" for each in diagnostics]
