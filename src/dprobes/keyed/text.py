@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.contents import TableContents, TableRow
     from dprobes.rpn.tables import Table
 
-__all__ = ["bar_lines", "ordered_rows", "table_lines", "value_text"]
+__all__ = ["bar_lines", "lost_text", "ordered_rows", "quantiles_text", "shown_name", "table_lines", "value_text"]
 
 _BAR = 40
 _GAP = 3
@@ -44,7 +44,7 @@ def ordered_rows(contents: TableContents, rows: int | None = None) -> list[Table
 
 def table_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
     """Iterate over the lines of a table; ``rows`` is how many rows are shown, ``names`` names addresses."""
-    table, name = contents.table, _shown_name(contents.table)
+    table, name = contents.table, shown_name(contents.table)
     shown = ordered_rows(contents, rows)
     if (hidden := len(contents.rows) - len(shown)) > 0:
         yield f"{name}: {hidden} rows with smaller values are not shown"
@@ -54,16 +54,22 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
             yield from head.split("\n")
             labels = [bucket_label(table, bucket) for bucket in buckets]
             yield from bar_lines(list(zip(labels, row.cells, strict=True)))
-            yield _quantiles(table, row.cells)
+            yield quantiles_text(table, row.cells)
             yield ""
         else:
             yield from f"{head} {value_text(table, row.cells)}".split("\n")
     if contents.lost:
-        values = f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
-        yield f"{name}: {values} found no room: there are {table.capacity} keys already ('room =')"
+        yield f"{name}: {lost_text(contents)}"
 
 
-def _shown_name(table: Table) -> str:
+def lost_text(contents: TableContents) -> str:
+    """Return how many values found no room for their keys."""
+    values = f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
+    return f"{values} found no room: there are {contents.table.capacity} keys already ('room =')"
+
+
+def shown_name(table: Table) -> str:
+    """Return the name of a table for people."""
     return "@" if table.name == UNNAMED else f"@{table.name}"
 
 
@@ -103,7 +109,8 @@ def _key_text(table: Table, row: TableRow, names: Names) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _quantiles(table: Table, cells: Sequence[int]) -> str:
+def quantiles_text(table: Table, cells: Sequence[int]) -> str:
+    """Return how many values a histogram has, and about where they lie."""
     text = f"{sum(cells)} in all"
     found = [(percent, estimated_quantile(buckets_of(table), cells, percent)) for percent in QUANTILES]
     shown = [f"p{percent} {_estimate(value, table)}" for percent, value in found if value is not None]

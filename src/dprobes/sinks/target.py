@@ -83,6 +83,7 @@ class LogTarget:
         self._on_problem = on_problem
         self._sink: Sink | None = open_sink()  # what is wrong at once is an error of who asked for it
         self._takes_tables = hasattr(self._sink, "log_tables")
+        self._has_refused_tables = False
         self._active: dict[int, RecordSource] = {}
         """What the sink was told of, or would be if it were open; the thread's own."""
         self._queue = RecordQueue()
@@ -129,10 +130,16 @@ class LogTarget:
 
     def put_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
         """Queue what keyed tables hold, if the sink takes that; of a program that has to wait only the latest."""
-        if self.takes(source) and self._takes_tables:
-            with self._changed:
-                self._queue.put_tables(Tables(source, contents))
-                self._changed.notify_all()
+        if not self.takes(source):
+            return
+        if not self._takes_tables:
+            if self._on_problem is not None and not self._has_refused_tables:
+                self._on_problem("it takes no keyed tables; a trace file ('-o FILE.dpt') keeps them")
+            self._has_refused_tables = True
+            return
+        with self._changed:
+            self._queue.put_tables(Tables(source, contents))
+            self._changed.notify_all()
 
     def _tell(self, messages: list[Created] | list[Destroyed]) -> None:
         with self._changed:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import SinkError
+from dprobes.keyed.store import TableStore
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
+from dprobes.record.origin import RecordSource
+from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.local.journal import MESSAGE_ID
+from dprobes.sinks.local.journal import MESSAGE_ID, JournalSink
 from integration.sinks.journald import Journald, entries_of
 from integration.sinks.test_syslog import OFFSET, PLACE, batch_of, opened
 from integration.sinks.test_syslog import send as send_to
@@ -214,3 +217,30 @@ def test_systemd_journal_remote_takes_the_entries(receiver: Receiver, short_path
     assert FIELDS.items() <= entries[4].items()
     assert entries[4]["MESSAGE"] == TEXT.format(4)
     assert PLACE.symbol == entries[4]["DPROBES_SYMBOL"]
+
+
+def test_a_row_of_a_table_is_an_entry(receiver: Receiver, short_path: Path) -> None:
+    store = TableStore(Table("hits", TableKind.STATS, (Key(KeyKind.WORD),)))
+    for value in (4, 6):
+        store.tally((7).to_bytes(8, "little"), value)
+    sink = JournalSink(str(short_path / "journal"), "text")
+    source = RecordSource(1, "svc")
+    sink.create_event(source)
+    sink.log_tables(source, [store.contents()])
+    sink.close()
+    assert {name: value.decode() for name, value in receiver.entry().items()} == {
+        "MESSAGE": "@hits[7]: count 2, average 5, total 10, min 4, max 6",
+        "MESSAGE_ID": MESSAGE_ID,
+        "PRIORITY": "6",
+        "SYSLOG_FACILITY": "1",
+        "SYSLOG_IDENTIFIER": "dprobes",
+        "DPROBES_PROGRAM": "svc",
+        "DPROBES_TABLE": "hits",
+        "DPROBES_KIND": "stats",
+        "DPROBES_KEY0": "7",
+        "DPROBES_COUNT": "2",
+        "DPROBES_SUM": "10",
+        "DPROBES_MIN": "4",
+        "DPROBES_MAX": "6",
+        "DPROBES_AVERAGE": "5.0",
+    }

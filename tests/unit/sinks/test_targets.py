@@ -445,3 +445,13 @@ def test_targets_of_one_program_go_with_it(two: tuple[LogTargets, Receiver, Rece
     assert [status.written for status in targets.close()] == [2]
     assert first.taken == [record(1)]
     assert second.told == ["open", "create app", "create other", "close"]
+
+
+def test_a_target_that_takes_no_tables_says_so_once() -> None:
+    receiver = Receiver()
+    problems: list[str] = []
+    target = LogTarget("plain", receiver.open, on_problem=problems.append)
+    for _ in range(3):
+        target.put_tables(SOURCE, [])
+    assert target.close().problem is None
+    assert problems == ["it takes no keyed tables; a trace file ('-o FILE.dpt') keeps them"]

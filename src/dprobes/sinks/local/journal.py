@@ -17,15 +17,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.escapes import json_text
 from dprobes.sinks.bytesinks import refuse_binary
 from dprobes.sinks.recordfields import FieldReader, names_text, place_items, value_text
 from dprobes.sinks.textsinks import BatchFormatter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.rows import ShownRow
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
+    from dprobes.rpn.tables import Table
     from dprobes.sinks.interface import Batch, Sink, SinkOptions
 
 __all__ = ["MESSAGE_ID", "JournalSink", "open"]
@@ -93,8 +97,11 @@ class JournalSink:
                 self._send(self._entry(batch, record, place, text))
                 taken += 1
         except OSError as error:
-            said = f"nothing was taken for {_PATIENCE:.0f} s" if isinstance(error, TimeoutError) else reason_of(error)
-            raise SinkError(f"the journal at '{self._path}': {said}", taken=taken) from error
+            raise self._error(error, taken) from error
+
+    def _error(self, error: OSError, taken: int = 0) -> SinkError:
+        said = f"nothing was taken for {_PATIENCE:.0f} s" if isinstance(error, TimeoutError) else reason_of(error)
+        return SinkError(f"the journal at '{self._path}': {said}", taken=taken)
 
     def _entry(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
         message = text.rstrip("\r\n")
@@ -114,6 +121,31 @@ class JournalSink:
             (f"DPROBES_FIELD_{field.name.upper()}"[:_NAME_MAX], value_text(field, value)) for field, value in fields
         ]
         items += [(f"DPROBES_FIELD_{name.upper()}"[:_NAME_MAX], names_text(each)) for name, each in names]
+        return _encoded(items)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Send each row of keyed tables as an entry."""
+        from dprobes.formatters.tablenames import names_for
+        from dprobes.keyed.rows import shown_rows
+
+        names = names_for(source, [each.table for each in contents])
+        try:
+            for each in contents:
+                for row in shown_rows(each, names):
+                    self._send(self._table_entry(source, each.table, row))
+        except OSError as error:
+            raise self._error(error) from error
+
+    @staticmethod
+    def _table_entry(source: RecordSource, table: Table, row: ShownRow) -> bytes:
+        items: list[tuple[str, str | bytes | None]] = [
+            *_common(row.line, _WARNING if "lost" in row.value else _INFO),
+            ("DPROBES_PROGRAM", source.name),
+            ("DPROBES_TABLE", table.name),
+            ("DPROBES_KIND", table.kind.value),
+        ]
+        items += [(f"DPROBES_KEY{number}", key) for number, key in enumerate(row.keys)]
+        items += [(f"DPROBES_{name.upper()}", json_text(value)) for name, value in row.value.items()]
         return _encoded(items)
 
     @staticmethod

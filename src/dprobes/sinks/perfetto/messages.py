@@ -11,7 +11,7 @@ import enum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dprobes.sinks.perfetto.protobuf import length_field, text_field, varint, varint_field
+from dprobes.sinks.perfetto.protobuf import double_field, length_field, text_field, varint, varint_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,8 @@ __all__ = [
     "EventType",
     "Packets",
     "array",
+    "counter",
+    "counter_track",
     "dictionary",
     "dictionary_of",
     "entry",
@@ -74,6 +76,7 @@ class _TrackDescriptor(enum.IntEnum):
     PROCESS = 3
     THREAD = 4
     PARENT_UUID = 5
+    COUNTER = 8
 
 
 _PROCESS_PID, _PROCESS_NAME = 1, 6
@@ -86,6 +89,8 @@ class _TrackEvent(enum.IntEnum):
     TRACK_UUID = 11
     CATEGORIES = 22
     NAME = 23
+    COUNTER_VALUE = 30
+    DOUBLE_COUNTER_VALUE = 44
 
 
 class EventType(enum.IntEnum):
@@ -94,6 +99,7 @@ class EventType(enum.IntEnum):
     SLICE_BEGIN = 1
     SLICE_END = 2
     INSTANT = 3
+    COUNTER = 4
 
 
 class _DebugAnnotation(enum.IntEnum):
@@ -163,6 +169,12 @@ def named_track(uuid: int, name: str) -> bytes:
     return varint_field(_TrackDescriptor.UUID, uuid) + text_field(_TrackDescriptor.NAME, name)
 
 
+def counter_track(uuid: int, parent: int, name: str) -> bytes:
+    """Describe the track of a number that changes, below another one."""
+    ids = varint_field(_TrackDescriptor.UUID, uuid) + varint_field(_TrackDescriptor.PARENT_UUID, parent)
+    return ids + text_field(_TrackDescriptor.NAME, name) + length_field(_TrackDescriptor.COUNTER, b"")
+
+
 def process_track(uuid: int, pid: int, name: str | None) -> bytes:
     """Describe the track of a process."""
     process = varint_field(_PROCESS_PID, pid)
@@ -200,6 +212,14 @@ def event(kind: EventType, track: int, category: str, name: str, annotations: Se
     for annotation in annotations:
         parts += (_ANNOTATION, varint(len(annotation)), annotation)
     return b"".join(parts)
+
+
+def counter(track: int, value: float) -> bytes:
+    """Return the event that says what a number is from now on."""
+    start = varint_field(_TrackEvent.TYPE, EventType.COUNTER) + varint_field(_TrackEvent.TRACK_UUID, track)
+    if isinstance(value, int):
+        return start + varint_field(_TrackEvent.COUNTER_VALUE, value)
+    return start + double_field(_TrackEvent.DOUBLE_COUNTER_VALUE, value)
 
 
 # Debug annotations: named values, or values without a name in an array

@@ -2,14 +2,16 @@
 The few things of protobuf's encoding that writing takes (protobuf.dev/programming-guides/encoding).
 
 A message is its fields, one behind the other. A field is a key, its number shifted left by 3 with the wire type below,
-and a varint (wire type 0) or, behind their length, bytes (wire type 2): a string, or a message.
+and a varint (wire type 0), eight bytes (wire type 1) or, behind their length, bytes (wire type 2): a string, or a
+message.
 """
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 
-__all__ = ["length_field", "text_field", "varint", "varint_field"]
+__all__ = ["double_field", "length_field", "text_field", "varint", "varint_field"]
 
 _MASK = (1 << 64) - 1
 
@@ -29,6 +31,11 @@ def varint(value: int) -> bytes:
 def varint_field(number: int, value: int) -> bytes:
     """Return a field that is a number."""
     return varint(number << 3) + varint(value)
+
+
+def double_field(number: int, value: float) -> bytes:
+    """Return a field that is a floating-point number."""
+    return varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def length_field(number: int, data: bytes) -> bytes:

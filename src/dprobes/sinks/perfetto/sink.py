@@ -2,7 +2,8 @@
 Perfetto traces as a log target.
 
 Each thread has a track. A call is a slice on it where the program probes the function's entry and its return; all else
-is an instant. What the record says is in debug annotations.
+is an instant. What the record says is in debug annotations. A row of a keyed table is a counter below the track of the
+program, several where its value has several numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dprobes.formatters.addressfields import function_of
 from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
+from dprobes.record.clock import wall_offset
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
 from dprobes.sinks.perfetto import messages
@@ -27,6 +29,10 @@ from dprobes.sinks.perfetto.tracks import Tracks
 from dprobes.sinks.typedvalues import ArgumentReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.rows import ShownRow
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch, Sink, SinkOptions
@@ -42,6 +48,17 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - t
     if not argument:
         raise SinkError("log target 'perfetto' needs a path: perfetto:FILE")
     return PerfettoSink(argument)
+
+
+_COUNTERS_MAX = 1000
+"""Rows of a table that have counters: those with the greatest values. Viewers show a track for each."""
+
+
+def _numbers_of(row: ShownRow) -> Iterator[tuple[str, float]]:
+    """Iterate over the numbers of a value; the only one has no name."""
+    for name, value in (row.value | row.value.get("estimates", {})).items():
+        if isinstance(value, int | float):
+            yield "" if name == "value" else name, value
 
 
 @dataclass(slots=True)
@@ -96,6 +113,23 @@ class PerfettoSink:
             if self._lost:
                 self._say_lost(out, program, record)
             self._add(out, program, place, record)
+        self._file.append(b"".join(out))
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Append what keyed tables hold now as values of counters."""
+        from dprobes.formatters.tablenames import names_for
+        from dprobes.keyed.rows import shown_rows
+
+        names = names_for(source, [each.table for each in contents])
+        now = time.monotonic_ns()
+        out: list[bytes] = []
+        if (offset := wall_offset()) != self._wall_offset:
+            out.append(self._clocks(offset))
+        for each in contents:
+            for row in shown_rows(each, names, _COUNTERS_MAX):
+                for name, value in _numbers_of(row):
+                    track = self._tracks.of_counter(out, source, f"{row.title} {name}".rstrip())
+                    out.append(self._packets.event(now, messages.counter(track, value)))
         self._file.append(b"".join(out))
 
     def destroy_event(self, source: RecordSource) -> None:

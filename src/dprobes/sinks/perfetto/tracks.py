@@ -1,5 +1,5 @@
 """
-The tracks of a trace: one for each thread, below that of its process, and one for each program.
+The tracks of a trace: one for each thread, below that of its process, and one for each program, above its counters.
 
 A track is described before its first event, and again when its process or thread has got another name.
 """
@@ -7,9 +7,10 @@ A track is described before its first event, and again when its process or threa
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from dprobes.sinks.perfetto.messages import named_track, process_track, thread_track
+from dprobes.sinks.perfetto.messages import counter_track, named_track, process_track, thread_track
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
@@ -53,6 +54,16 @@ class Tracks:
         track = (self._first - 1 - source.number) & _MASK
         if self._is_new(track, source.name):
             self._describe(out, track, source.name, named_track(track, f"dprobes: {source.name}"))
+        return track
+
+    def of_counter(self, out: list[bytes], source: RecordSource, name: str) -> int:
+        """Return the track of a number of a program's tables."""
+        parent = self.of_program(out, source)
+        # The same in all traces of a writer, and unlike those of threads, as far as 64 bits can be.
+        digest = blake2b(f"{source.number} {name}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
+        track = (self._first ^ int.from_bytes(digest, "little")) & _MASK
+        if self._is_new(track, name):
+            self._describe(out, track, name, counter_track(track, parent, name))
         return track
 
     def _is_new(self, track: int, name: str | None) -> bool:

@@ -21,15 +21,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
-from dprobes.escapes import escaped
+from dprobes.escapes import escaped, json_text
+from dprobes.keyed.rows import shown_rows
 from dprobes.sinks.recordfields import FieldReader, names_text, place_items, value_text
 from dprobes.sinks.textsinks import BatchFormatter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.parts import Names
+    from dprobes.keyed.rows import ShownRow
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
+    from dprobes.rpn.tables import Table
     from dprobes.sinks.interface import Batch
 
 __all__ = ["FORMS", "SyslogFormatter"]
@@ -61,6 +66,7 @@ class SyslogFormatter:
         self._strings = BatchFormatter(format_name, has_items=True)
         self._fields = FieldReader()
         self._is_old = form == "3164"
+        self._json = format_name == "json"
         self._limit = limit
         self._process = str(os.getpid())
         self._host = _host_name()
@@ -94,6 +100,29 @@ class SyslogFormatter:
         structured = _element(_HEADER_ID, [("program", name), ("lost", str(count))])
         text = f"{count} records of '{name}' were lost here"
         return self._put_together(_WARNING, time.time_ns(), "lost", structured, "", text)
+
+    def table_messages(self, source: RecordSource, contents: Sequence[TableContents], names: Names) -> list[bytes]:
+        """Return a message for each row of keyed tables."""
+        now = time.time_ns()
+        return [
+            self._table_message(source, each.table, row, now) for each in contents for row in shown_rows(each, names)
+        ]
+
+    def _table_message(self, source: RecordSource, table: Table, row: ShownRow, now: int) -> bytes:
+        is_lost = "lost" in row.value
+        items = [("program", source.name), ("table", table.name), ("kind", table.kind.value)]
+        items += [("lost", str(row.value["lost"]))] if is_lost else []
+        values = [(f"key{number}", key) for number, key in enumerate(row.keys)]
+        values += [(name, str(value)) for name, value in row.value.items() if isinstance(value, int | float)]
+        fields = "" if is_lost else _element(_FIELDS_ID, values)
+        if self._json:
+            head = {"table": table.name, "kind": table.kind.value, "keys": row.keys}
+            text = json_text(head | row.value)
+        else:
+            text = row.line
+        return self._put_together(
+            _WARNING if is_lost else _INFO, now, "table", _element(_HEADER_ID, items), fields, text
+        )
 
     def _message(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
         try:

@@ -26,7 +26,10 @@ from dprobes.sinks.syslog.transports import Datagrams, Stream, Tls
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
 
+    from dprobes.keyed.contents import TableContents
+    from dprobes.record.origin import RecordSource
     from dprobes.sinks.interface import Batch, Sink, SinkOptions
 
 __all__ = ["SyslogAddress", "SyslogSink", "open"]
@@ -156,6 +159,13 @@ class SyslogSink:
         if batch.lost:
             self._transport.send([self._formatter.lost_message(batch)], are_records=False)
         self._transport.send(messages)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Send each row of keyed tables as a message."""
+        from dprobes.formatters.tablenames import names_for
+
+        names = names_for(source, [each.table for each in contents])
+        self._transport.send(self._formatter.table_messages(source, contents, names), are_records=False)
 
     def flush(self) -> None:
         """Do nothing: what is sent is on its way."""

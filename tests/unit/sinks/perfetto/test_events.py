@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from dprobes.errors import SinkError
+from dprobes.keyed.store import TableStore
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import ByteOrder, LogRecord
 from dprobes.record.origin import RecordSource
 from dprobes.record.probeinfo import Place
+from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 from perfetto_reading import packets_of, read_perfetto
@@ -263,3 +265,32 @@ def test_the_target_needs_a_path() -> None:
     with pytest.raises(SinkError) as caught:
         parse_target("perfetto:").open(SinkOptions())
     assert caught.value.message == "log target 'perfetto' needs a path: perfetto:FILE"
+
+
+def test_a_row_of_a_table_is_a_counter_and_a_value_of_several_numbers_several(path: Path) -> None:
+    hits = TableStore(Table("hits", TableKind.COUNT, (Key(KeyKind.WORD),)))
+    sizes = TableStore(Table("sizes", TableKind.AVG))
+    sink = opened(path)
+    for number in (1, 2):
+        hits.tally((7).to_bytes(8, "little"))
+        sizes.tally(b"", 4 * number + 1)
+        sink.log_tables(SOURCE, [hits.contents(), sizes.contents()])
+    packets = packets_of(path)
+    tracks = {
+        packet.track_descriptor.uuid: packet.track_descriptor
+        for packet in packets
+        if packet.HasField("track_descriptor")
+    }
+    found = []
+    for packet in packets:
+        event = packet.track_event
+        if event.type == event.TYPE_COUNTER:
+            track = tracks[event.track_uuid]
+            assert track.HasField("counter")
+            assert tracks[track.parent_uuid].name == "dprobes: app"
+            is_whole = event.HasField("counter_value")
+            found.append((track.name, event.counter_value if is_whole else event.double_counter_value))
+    assert found == [
+        ("@hits[7]", 1), ("@sizes count", 1), ("@sizes sum", 5), ("@sizes average", 5.0),
+        ("@hits[7]", 2), ("@sizes count", 2), ("@sizes sum", 14), ("@sizes average", 7.0),
+    ]  # fmt: skip

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import RecordsRefusedError, SinkError
+from dprobes.keyed.contents import TableContents
+from dprobes.keyed.parts import NO_NAMES
+from dprobes.keyed.store import TableStore
+from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 from dprobes.sinks.syslog import transports
 from dprobes.sinks.syslog.messages import SyslogFormatter
-from dprobes.sinks.syslog.sink import SyslogAddress
+from dprobes.sinks.syslog.sink import SyslogAddress, SyslogSink
 from dprobes.sinks.syslog.transports import Datagrams, Stream
 from unit.sinks.records import PLACE, SOURCE, batch, record
 from unit.sinks.test_targets import await_true
@@ -331,3 +335,53 @@ def test_a_message_that_is_too_long_for_a_datagram_is_lost_alone(tmp_path: Path)
         assert (caught.value.message, caught.value.lost) == ("syslog: message too long", 1)
         assert [server.recv(100) for _ in range(2)] == [b"first", b"last"]
         end.close()
+
+
+def table_of(*counts: int) -> TableContents:
+    store = TableStore(Table("hits", TableKind.COUNT, (Key(KeyKind.STRING, 8),)))
+    for number, count in enumerate(counts):
+        for _ in range(count):
+            store.tally(f"k{number}]".encode().ljust(16, b"\0"))
+    return store.contents()
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("text", "@hits[k0]]: 3"),
+        ("json", '{"table": "hits", "kind": "count", "keys": ["k0]"], "value": 3}'),
+    ],
+)
+def test_a_row_of_a_table_is_a_message(format_name: str, text: str) -> None:
+    formatter = SyslogFormatter(format_name, "5424", 2048, is_local=False)
+    first, second = formatter.table_messages(SOURCE, [table_of(3, 4)], NO_NAMES)
+    head, _, rest = first.decode().partition(f" dprobes {os.getpid()} ")
+    assert head.startswith("<14>1 ")
+    structured = '[dprobes@32473 program="app" table="hits" kind="count"][fields@32473 key0="k0\\]" value="3"]'
+    assert rest == f"table {structured} {text}"
+    assert b' value="4"' in second
+
+
+def test_the_old_form_has_the_line_alone() -> None:
+    formatter = SyslogFormatter("text", "3164", 2048, is_local=True)
+    (message,) = formatter.table_messages(SOURCE, [table_of(1)], NO_NAMES)
+    assert message.endswith(b"dprobes[%d]: @hits[k0]]: 1" % os.getpid())
+
+
+def test_values_that_found_no_room_are_a_warning() -> None:
+    formatter = SyslogFormatter("text", "5424", 2048, is_local=False)
+    contents = TableContents(Table("n", TableKind.COUNT, (Key(KeyKind.WORD),)), lost=2)
+    (message,) = formatter.table_messages(SOURCE, [contents], NO_NAMES)
+    assert message.startswith(b"<12>1 ")
+    assert b'[dprobes@32473 program="app" table="n" kind="count" lost="2"] @n: 2 values found no room' in message
+
+
+def test_tables_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind("log")
+        sink = SyslogSink(SyslogAddress.parse(f"unix://{tmp_path}/log"), "text")
+        sink.create_event(SOURCE)
+        sink.log_tables(SOURCE, [table_of(1, 2)])
+        sink.close()
+        assert [end.recv(2048).rpartition(b" @")[2] for _ in range(2)] == [b"hits[k0]]: 1", b"hits[k1]]: 2"]
