@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.rpn.isa import OperandKind
+from dprobes.rpn.encoder import closed
+from dprobes.rpn.isa import Flow, OperandKind, rows_by_syntax
 from dprobes.rpn.program import Address, Expression, ModuleType
 from dprobes.rpn.tables import TableKind
 
@@ -23,6 +24,7 @@ __all__ = [
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
+    "makes_records",
     "record_majors",
     "sets_codes",
     "shared_tables",
@@ -49,6 +51,14 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
         for instruction in code.instructions
         if instruction.row.writes or stops_target(instruction, program.modtype)
     )
+
+
+def makes_records(program: Program) -> bool:
+    """Return whether a hit may leave a record: of an exception that nobody caught it always may."""
+    ending = rows_by_syntax()["exit"]
+    handlers = (closed(definition.handler, ending) for definition in program.definitions)
+    codes = (*handlers, *(procedure.code for procedure in program.procedures))
+    return any(i.row.flow is Flow.END and i.row.syntax != "abort" for code in codes for i in code.instructions)
 
 
 def record_majors(program: Program) -> frozenset[int] | None:

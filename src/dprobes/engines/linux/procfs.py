@@ -33,8 +33,11 @@ def process_field(tid: int, name: str) -> str:
 def thread_state(tid: int) -> str:
     """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
     try:
-        with open(f"/proc/{tid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
+        descriptor = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _STAT_MAX).rpartition(b")")[2].split()[0].decode()
+        finally:
+            os.close(descriptor)
     except OSError:
         return "X"
 
@@ -60,6 +63,10 @@ def system_call_of(tid: int) -> int | None:
     except (OSError, IndexError):
         return None
     return None if first == b"running" else int(first)
+
+
+_STAT_MAX = 4096
+"""Bytes of ``/proc/TID/stat``: a name of at most 64 and fifty numbers."""
 
 
 def children_of(pid: int, tid: int) -> list[int]:

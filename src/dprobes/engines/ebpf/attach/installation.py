@@ -29,7 +29,7 @@ from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.needs import shared_tables
+from dprobes.rpn.needs import makes_records, shared_tables
 from dprobes.target.kernel.tracedfields import entry_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint
 
 __all__ = ["Installation"]
+
+_RING_WITHOUT_RECORDS = 1 << 21
+"""Bytes of the ring where hits leave records of exceptions only: to make a large one takes longer than all else."""
 
 _LISTED = 3  # offsets named in a message
 
@@ -110,9 +113,12 @@ class Installation:
         if shared is not None:
             shared.check(program.gvars)
         self.notes_tickets = has_tickets(program)
+        ring_size = settings.ring_size
+        if not makes_records(program):
+            ring_size = min(ring_size, _RING_WITHOUT_RECORDS)
         self.maps = SharedMaps(
             Sizes(
-                2 * self.bank_size, state, settings.ring_size, tables.states, cpus,
+                2 * self.bank_size, state, ring_size, tables.states, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars, program.tvars,
                 scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
                 budget is not None, largest_entry(program),
