@@ -20,11 +20,12 @@ Visible all the same: the address of a faulting instruction, and the last-instru
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.x86.patches.kinds import kind_of, legacy_prefixes, undisplaceable
 from dprobes.engines.x86.relocation import Copy, relocated
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from iced_x86 import Decoder, Instruction

@@ -18,9 +18,9 @@ and the trampoline must lie where they say. With prefixes in front that change n
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 
 __all__ = ["CACHE_LINE", "JUMP_SIZE", "SHORT_JUMP_SIZE", "Method", "Plan", "Reach", "Refusal"]
 

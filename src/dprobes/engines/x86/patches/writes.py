@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dprobes.engines.x86.patches.displaced import jump
 from dprobes.engines.x86.patches.plans import JUMP_SIZE, SHORT_JUMP_SIZE, Plan, Reach
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.engines.x86.patches.codebytes import CodeBytes
