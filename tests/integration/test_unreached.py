@@ -125,3 +125,22 @@ def test_inlined_calls_of_the_function_are_named(run: Runner, tmp_path: Path, en
     assert "@n: 2\n" in done.stdout  # what the hint says is true
     subprocess.run(["strip", "-g", program], check=True)
     assert run(source, ["--", str(program)], ["--engine", engine]).stderr.endswith(INSERTED)
+
+
+@needs_root
+@pytest.mark.parametrize("engine", ["ptrace", "ebpf"])
+def test_of_many_functions_those_are_named_that_another_library_has(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    names = ("putenv", "setenv", "clearenv", "unsetenv")
+    library = compiled(
+        tmp_path, "libenv.so", "".join(f"int {name}(void) {{ return 0; }}\n" for name in names), "-shared", "-fPIC"
+    )
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    source = 'name = "libc.so.6"\noffset = *env\nexit\noffset = getpw*\nexit\n'
+    said = run(source, ["--", str(compiled(tmp_path, "caller", CALLER))], ["--engine", engine]).stderr
+    found = re.search(r"hint: (.*) and 1 more are in '(.*)', too, which may be called instead: probe '(.*)'\n$", said)
+    assert found is not None
+    assert set(re.findall("'(.*?)'", found[1])) < set(names)
+    assert found[2] == str(library)
+    assert found[3].startswith("libenv.so:")

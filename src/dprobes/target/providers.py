@@ -1,4 +1,4 @@
-"""Which other files have a function of the same name: the dynamic loader gives callers the first one that it finds."""
+"""Which other files have functions of the same names: the dynamic loader gives callers the first one that it finds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 __all__ = ["providers_of"]
 
 
-def providers_of(name: str, files: Iterable[Path]) -> list[Path]:
-    """Return the files that provide a function for others; those that cannot be read do not."""
-    return [path for path in dict.fromkeys(files) if _provides(path, name)]
+def providers_of(names: Sequence[str], files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the files that provide functions for others, by the names of these; what cannot be read provides none."""
+    found: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(files):
+        for name in _provided(path, names):
+            found.setdefault(name, []).append(path)
+    return found
 
 
-def _provides(path: Path, name: str) -> bool:
+def _provided(path: Path, names: Sequence[str]) -> list[str]:
     try:
         tables = elf_symbols(ElfFile.open(path))
-        return any(symbol.is_code and symbol.binding != "local" for table in tables for symbol in table.find(name))
+        return [
+            name
+            for name in names
+            if any(symbol.is_code and symbol.binding != "local" for table in tables for symbol in table.find(name))
+        ]
     except (TargetError, OSError):
-        return False
+        return []

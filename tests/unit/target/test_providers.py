@@ -21,5 +21,6 @@ def test_files_that_only_use_a_function_or_keep_it_for_themselves_do_not_count(t
     keeper = tools.build("keeper", {"keeper.c": private}, "-O0")
     (tmp_path / "text").write_text("putenv")
     files = [tmp_path / "text", tmp_path / "missing", keeper, user, own, LIBC, own]
-    assert [own, LIBC] == providers_of("putenv", files)
-    assert [] == providers_of("no_such_function", files)
+    expected = {"putenv": [own, LIBC], "main": [keeper, user, own], "getenv": [LIBC]}
+    assert expected == providers_of(["putenv", "no_such_function", "getenv", "main"], files)
+    assert {} == providers_of(["no_such_function"], files)

@@ -27,8 +27,8 @@ __all__ = ["advice_on_unreached"]
 _NAMED = 3
 """How many names an advice has at most."""
 
-_FUNCTIONS_MAX = 8
-"""Functions that are looked for elsewhere."""
+_LOOKED_UP_MAX, _FUNCTIONS_MAX = 256, 8
+"""Functions that are looked for in other files, and in the debug information."""
 
 _START = lazy_pattern(r"(?P<name>[A-Za-z_][\w.$]*)", re.ASCII)
 """The start of a function, as a probepoint's ``where`` names it."""
@@ -79,24 +79,34 @@ def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[st
     """Return where else the functions are that were probed."""
     starts = [(probe.path, _START.fullmatch(probe.where)) for probe in probes if probe.is_in_code]
     functions = list(dict.fromkeys((path, start["name"]) for path, start in starts if start is not None))
-    if not functions or len(functions) > _FUNCTIONS_MAX:
+    if not functions:
         return None
-    loaded = list(_loaded(scope, mapped))
-    advice: list[str] = []
-    for path, name in functions:
-        advice += _on_function(path, name, [each for each in loaded if not _is_same(path, each)])
+    advice = list(_in_others(functions[:_LOOKED_UP_MAX], list(_loaded(scope, mapped))))
+    for path, name in functions if len(functions) <= _FUNCTIONS_MAX else ():
+        advice += _elsewhere(path, name)
     return "; ".join(dict.fromkeys(advice)) or None
 
 
-def _on_function(path: str, name: str, loaded: Sequence[Path]) -> Iterator[str]:
+def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> Iterator[str]:
+    """Say which functions other files have, too."""
+    from dprobes.target.providers import providers_of
+
+    names_in: dict[tuple[Path, ...], list[str]] = {}
+    for path in dict.fromkeys(path for path, _ in functions):
+        others = [each for each in loaded if not _is_same(path, each)]
+        for name, files in providers_of([name for its, name in functions if its == path], others).items():
+            names_in.setdefault(tuple(files), []).append(name)
+    for those, names in names_in.items():
+        what = f"{_quoted(names)} {'is' if len(names) == 1 else 'are'} in {_quoted([str(each) for each in those])}"
+        yield f"{what}, too, which may be called instead: probe '{those[0].name}:{names[0]}'"
+
+
+def _elsewhere(path: str, name: str) -> Iterator[str]:
+    """Say where the code of a function is that the compiler has put elsewhere."""
     from dprobes.resolve.inlinedfunctions import inlined_places
     from dprobes.target.clones import clones_among, is_cold_part
     from dprobes.target.location import Module
-    from dprobes.target.providers import providers_of
 
-    if others := providers_of(name, loaded):
-        files, instead = _quoted([str(each) for each in others]), f"{others[0].name}:{name}"
-        yield f"'{name}' is in {files}, too, which may be called instead: probe '{instead}'"
     try:
         module = Module.load(path)
         named = (symbol.name for symbol in module.symbols.functions())
