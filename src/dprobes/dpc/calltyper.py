@@ -25,6 +25,8 @@ _STRING_MAX = 65535
 _COMM_MAX = PROCESS_NAME_SIZE - 1
 """Bytes of a process name, without its NUL."""
 
+_STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
+
 
 class CallTyper:
     """Type calls; ``values`` types their arguments. What is hit at a return is the function that began at its entry."""
@@ -52,7 +54,8 @@ class CallTyper:
                     call.span, "'startswith' takes a string and a text in quotes", 'write startswith(str(p), "/etc")'
                 )
         if call.function in RESERVED_CALLS:
-            raise self._values.wrong(call.span, f"'{call.function}' {RESERVED_CALLS[call.function]}")
+            hint = _STACK_HINT if call.function in ("ustack", "kstack") else None
+            raise self._values.wrong(call.span, f"'{call.function}' {RESERVED_CALLS[call.function]}", hint)
         hint = call_hint(call.function) or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 

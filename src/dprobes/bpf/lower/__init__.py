@@ -342,7 +342,7 @@ def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
     if table is not None and table.has_user_stack:
         raise NotSupportedError(
             f"'{row.operator}' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
-            hint="use --engine ptrace",
+            hint="use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows",
         )
 
 

@@ -19,9 +19,9 @@ LAYOUT = VmaLayout(0, 80, 32, 88, 32, 64, 40, 16)
 ABLE = Request(abilities=Abilities(writes_memory=True, writes_registers=True, vma=LAYOUT))
 
 
-def lowered(statements: str, request: Request) -> None:
+def lowered(statements: str, request: Request, header: str = "") -> None:
     diagnostics = Diagnostics()
-    source = SourceFile("x.rpn", f"name = x\noffset = 0\n{statements}\nexit\n")
+    source = SourceFile("x.rpn", f"name = x\n{header}offset = 0\n{statements}\nexit\n")
     program = parse_source(source, diagnostics, CompileOptions(allow_write=True))
     target = architecture("x86_64")
     image = encode(program, target)
@@ -53,3 +53,17 @@ def test_a_uretprobe_knows_no_addresses_where_the_kernel_does_not_say_which_func
     )
     assert caught.value.hint == "use --engine ptrace, or Linux 6.6 or later"
     lowered("push 1", old)
+
+
+@pytest.mark.parametrize("operator", ["delete", "push table,"])
+def test_what_is_kept_by_call_stacks_is_not_looked_at_in_the_kernel(operator: str) -> None:
+    header = "table = from, sum, ustack[2]\n"
+    lowered("push 1; tally from", ABLE, header)
+    with pytest.raises(NotSupportedError) as caught:
+        lowered(f"{operator} from", ABLE, header)
+    assert caught.value.message == (
+        f"'{operator.partition(' ')[0]}' cannot look at table 'from': its call stacks are followed outside of the kernel"
+    )
+    assert caught.value.hint == (
+        "use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows"
+    )
