@@ -17,6 +17,7 @@ from dprobes.formatters.addressfields import function_of
 from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
+from dprobes.record.clock import wall_offset
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
 from dprobes.sinks.ctf.classes import HeaderItems
@@ -24,6 +25,9 @@ from dprobes.sinks.ctf.trace import Trace
 from dprobes.sinks.typedvalues import ArgumentReader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.ctf.classes import EventClass
@@ -110,6 +114,22 @@ class CtfSink:
             lost = 0
         self._lost = lost
 
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Write the rows of keyed tables as events."""
+        from dprobes.formatters.tablenames import names_for
+        from dprobes.sinks.ctf.tables import table_events
+
+        names = names_for(source, [each.table for each in contents])
+        try:
+            trace = self._trace or self._new_trace(wall_offset())
+            if events := table_events(trace, contents, names, time.monotonic_ns()):
+                trace.write({None: events}, self._lost)
+                self._lost = 0
+        except OSError as error:
+            if self._trace is not None:
+                self._trace.remove_if_empty()
+            raise self._error(error) from error
+
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
         self._programs.pop(source.number, None)
@@ -124,10 +144,7 @@ class CtfSink:
     def _write(self, batch: Batch, lost: int) -> None:
         trace = self._trace
         if trace is None or trace.wall_offset != batch.wall_offset:
-            self._kinds.clear()
-            trace = self._trace = Trace(self._directory, batch.wall_offset)
-            for program in self._programs.values():
-                trace.describe(program.source)
+            trace = self._new_trace(batch.wall_offset)
         number, kinds = batch.source.number, self._kinds
         symboliser = self._programs[number].symboliser
         places: dict[int, int] = {}  # by identity, since a batch has few of them, and many times
@@ -157,6 +174,13 @@ class CtfSink:
             except KeyError:
                 events[record.cpu] = [event]
         trace.write(events, lost)
+
+    def _new_trace(self, offset: int) -> Trace:
+        self._kinds.clear()
+        trace = self._trace = Trace(self._directory, offset)
+        for program in self._programs.values():
+            trace.describe(program.source)
+        return trace
 
     def _new_kind(self, source: RecordSource, place: Place, record: LogRecord) -> _Kind:
         program = self._programs[source.number]

@@ -123,8 +123,8 @@ class PerfettoSink:
         names = names_for(source, [each.table for each in contents])
         now = time.monotonic_ns()
         out: list[bytes] = []
-        if (offset := wall_offset()) != self._wall_offset:
-            out.append(self._clocks(offset))
+        if self._wall_offset is None:
+            out.append(self._clocks(wall_offset()))
         for each in contents:
             for row in shown_rows(each, names, _COUNTERS_MAX):
                 for name, value in _numbers_of(row):

@@ -61,8 +61,9 @@ def test_what_is_kept_by_call_stacks_is_not_looked_at_in_the_kernel(operator: st
     lowered("push 1; tally from", ABLE, header)
     with pytest.raises(NotSupportedError) as caught:
         lowered(f"{operator} from", ABLE, header)
+    what = operator.partition(" ")[0]
     assert caught.value.message == (
-        f"'{operator.partition(' ')[0]}' cannot look at table 'from': its call stacks are followed outside of the kernel"
+        f"'{what}' cannot look at table 'from': its call stacks are followed outside of the kernel"
     )
     assert caught.value.hint == (
         "use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows"
