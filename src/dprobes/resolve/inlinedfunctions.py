@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.target.clones import clones_among
 
 if TYPE_CHECKING:
     from dprobes.target.location import Module
@@ -24,12 +25,17 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
         return error  # the debug information is damaged: nothing is known of the function
     if not places:
         return error
-    more = f" and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
-    listed = ", ".join(places[:_LISTED])
+    clones = clones_among((symbol.name for symbol in module.symbols.functions()), name)
+    made = f"; the compiler has also made {_listed([repr(each) for each in clones])} of it" if clones else ""
     return TargetError(
-        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {listed}{more}",
+        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {_listed(places)}{made}",
         hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {module.path.name}:{name}' for all of them",
     )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def inlined_places(module: Module, name: str) -> list[str]:

@@ -48,3 +48,25 @@ def test_what_was_not_inlined_keeps_its_error(module: Module, tmp_path: Path) ->
     subprocess.run(["gcc", "-O2", PROGRAM, "-o", plain], check=True)
     assert told(Module.load(plain), "inner").message == f"'{plain}' has no symbol 'inner'"
     assert told(module, "printf").message == f"'printf' is imported by '{module.path}', not defined in it"
+
+
+def test_parts_and_clones_are_named_as_well(tmp_path: Path) -> None:
+    step = 'n ^= printf("%d", n); n += rand(); n ^= puts("x"); '
+    source = f"""
+    #include <stdio.h>
+    #include <stdlib.h>
+    static int work(int n) {{ if (__builtin_expect(n < 3, 1)) return 0; {step * 12} return n; }}
+    __attribute__((noinline)) int one(int n) {{ return work(n) + 1; }}
+    __attribute__((noinline)) int two(int n) {{ return work(n + 1) + 2; }}
+    int main(int argc, char **argv) {{ (void)argv; return one(argc) + two(argc) > work(argc + 2); }}
+    """
+    program = tmp_path / "parts"
+    command = ["gcc", "-g", "-O2", "-fpartial-inlining", "-x", "c", "-", "-o", str(program)]
+    subprocess.run(command, input=source, text=True, check=True)
+    parted = Module.load(program)
+    assert parted.address_of("work.part.0") > 0
+    error = told(parted, "work")
+    assert error.message.endswith("; the compiler has also made 'work.part.0' of it")
+    assert ": its calls were inlined, at " in error.message
+    assert error.hint is not None
+    assert error.hint.endswith("or in DProbes C 'inline parts:work' for all of them")
