@@ -3,7 +3,8 @@ Where control may come to in the code of a file, but for falling through: what a
 
 These are starts of functions, targets of direct branches and of jump tables, addresses that code or data names, and the
 landing pads of exceptions. The code is decoded from each start that is known to the next one. What is data in between
-is decoded as well, and yields targets that are none: those cost a window at most.
+is decoded as well, and bytes that look like near branches count wherever they stand: targets that are none cost a
+window at most.
 
 The same pass finds *dead* bytes: padding behind an instruction that control does not come back from.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.x86.patches.kinds import kind_of
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.decoderpackage import prepare_decoder
 from dprobes.target.elf.codepointers import code_pointers, restartable_sections
 from dprobes.target.unwind.landingpads import landing_pads
@@ -25,12 +27,17 @@ from dprobes.target.unwind.landingpads import landing_pads
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from iced_x86 import ConstantOffsets, Instruction
+
     from dprobes.target.location import Module
 
 __all__ = ["CodeRange", "ControlFlow", "Spans", "code_ranges", "control_flow"]
 
 _ENTRY = struct.Struct("<i")
 _NEVER = 1 << 64
+
+_NEAR_BRANCH = lazy_pattern(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
+"""What stands before the 32-bit distance of a call or jump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +111,14 @@ def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
         search.decode(code)
     search.follow()
     targets = search.targets | starts | code_pointers(module.elf) | landing_pads(module.elf)
+    vague = Spans(search.vague)
     restartable = restartable_sections(module.elf)
     targets.update(abort for _, _, abort in restartable)
     return ControlFlow(
         frozenset(targets),
         tuple(sorted(starts)),
-        Spans(_cut(search.dead, targets)),
-        Spans(search.vague),
+        Spans(span for span in _cut(search.dead, targets) if span[0] not in vague),
+        vague,
         Spans((start, end) for start, end, _ in restartable),
     )
 
@@ -139,11 +147,12 @@ class _Search:
         self._named: set[int] = set()
         self.targets: set[int] = set()
         self.dead: list[tuple[int, int]] = []
-        self.vague: list[tuple[int, int]] = []
+        self.vague: set[tuple[int, int]] = set()
 
     def decode(self, code: CodeRange) -> None:
         """Decode a range, from each start to the next one."""
         starts = self._starts[bisect_right(self._starts, code.start) : bisect_right(self._starts, code.end - 1)]
+        self.targets.update(_near_branch_targets(code))
         for start, end in pairwise((code.start, *starts, code.end)):
             function = _Function(start, end, [])
             self._decode(function, code.data[start - code.start : end - code.start])
@@ -176,10 +185,7 @@ class _Search:
                 if instruction.mnemonic in sums:
                     sum_ends, sum_register = instruction.next_ip, instruction.op0_register
                 while instruction.next_ip > absolute:
-                    place = absolute - instruction.ip
-                    offsets = decoder.get_constant_offsets(instruction)
-                    is_named = place in (offsets.immediate_offset, offsets.displacement_offset) and place > 0
-                    if is_named and not instruction.is_ip_rel_memory_operand:
+                    if _is_number(instruction, decoder.get_constant_offsets(instruction), absolute - instruction.ip):
                         start = absolute - function.start
                         named.append(int.from_bytes(data[start : start + 4], "little"))
                     number += 1
@@ -213,9 +219,10 @@ class _Search:
                     if targets:
                         tables.add(start)
         for function in self._functions:
-            has_label = any(function.start < address < function.end for address in function.named)
-            if has_label or (function.jumps_to_sum and tables.isdisjoint(function.named)):
-                self.vague.append((function.start, function.end))
+            labels = [address for address in function.named if self._is_inside_function(address)]
+            if labels or (function.jumps_to_sum and tables.isdisjoint(function.named)):
+                parts = (self._function_around(address) for address in (function.start, *labels))
+                self.vague.update((part.start, part.stop) for part in parts)
 
     def _table(self, data: bytes, place: int, start: int, following: int) -> Iterator[int]:
         """
@@ -239,9 +246,31 @@ class _Search:
         start = self._starts[i - 1] if i else self._ranges[0].start
         return range(start, self._starts[i] if i < len(self._starts) else self._ranges[-1].end)
 
+    def _is_inside_function(self, address: int) -> bool:
+        """Return whether an address is one of code, but not the start of a function."""
+        i = bisect_left(self._starts, address)
+        return self._is_code(address) and (i == len(self._starts) or self._starts[i] != address)
+
     def _is_code(self, address: int) -> bool:
         i = bisect_right(self._ranges, address, key=lambda code: code.start) - 1
         return i >= 0 and address < self._ranges[i].end
+
+
+def _near_branch_targets(code: CodeRange) -> Iterator[int]:
+    """Give where the bytes lead to that look like a near branch, if that is in the same code."""
+    distance_at, data = _ENTRY.unpack_from, code.data
+    for match in _NEAR_BRANCH.finditer(data, 0, max(0, len(data) - _ENTRY.size)):
+        target = code.start + match.end() + _ENTRY.size + distance_at(data, match.end())[0]
+        if code.start <= target < code.end:
+            yield target
+
+
+def _is_number(instruction: Instruction, offsets: ConstantOffsets, place: int) -> bool:
+    """Return whether 32 bits at a place of an instruction are an immediate number or an absolute address."""
+    if offsets.immediate_size == _ENTRY.size and offsets.immediate_offset == place:
+        return True
+    is_address = offsets.displacement_size == _ENTRY.size and not instruction.is_ip_rel_memory_operand
+    return is_address and offsets.displacement_offset == place
 
 
 def _addresses_in(code: CodeRange, first: int, last: int) -> Iterator[int]:

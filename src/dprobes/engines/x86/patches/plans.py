@@ -13,6 +13,7 @@ What a plan says: by which method an instruction makes room for a jump, what is 
 
 A *punned jump* shares its last bytes with what follows, which stays as it is: so the distance has given upper bytes,
 and the trampoline must lie where they say. With prefixes in front that change nothing, other bytes are its upper ones.
+A breakpoint on those bytes would lead it elsewhere: nobody may put one there, nor take another jump away.
 """
 
 from __future__ import annotations

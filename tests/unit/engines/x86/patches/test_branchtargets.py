@@ -128,6 +128,26 @@ def test_code_that_computes_where_it_jumps_to_is_vague(tmp_path: Path, flags: tu
     assert at["plain"] not in flow.vague
 
 
+def test_numbers_in_a_program_for_fixed_addresses_may_be_addresses(tmp_path: Path) -> None:
+    source = (
+        ".text\n.globl _start\n.type _start, @function\n_start:\nmovl $by_number, %eax\nmovl table(,%rax,8), %ecx\n"
+        "by_number: nop\nnot_named: nop\nret\n.globl in_data\nin_data: nop\nret\n.data\ntable: .quad in_data\n"
+    )
+    flow, at = flow_of(tmp_path, "x.s", source, "-static", "-nostdlib", "-no-pie")
+    assert {at["by_number"], at["in_data"]} <= flow.targets
+    assert at["not_named"] not in flow.targets
+    flow, at = flow_of(tmp_path, "x.s", source.replace("$by_number", "$1"), "-static", "-nostdlib", "-no-pie")
+    assert at["by_number"] not in flow.targets
+
+
+def test_what_looks_like_a_near_branch_counts_wherever_it_stands(tmp_path: Path) -> None:
+    source = (
+        ".text\n.globl f\n.type f, @function\nf:\nnop\nleads: nop\nret\n.byte 0x05, 0x0f, 0x84\n.long leads - . - 4\n"
+    )
+    flow, at = flow_of(tmp_path, "x.s", source, "-shared")
+    assert at["leads"] in flow.targets
+
+
 def test_sequences_that_the_kernel_restarts_are_noted_with_where_it_leads(tmp_path: Path) -> None:
     source = (
         ".text\n.globl f\n.type f, @function\nf:\nincl (%rdi)\nb: incl (%rsi)\ne: ret\n.long 0x53053053\na: jmp f\n"
