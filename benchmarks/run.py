@@ -24,6 +24,7 @@ from kernel_hits import kernel_hits, papers_experiments
 from latency import latency
 from managing import managing
 from manyplaces import many_places
+from patchplans import patch_plans
 from ptrace_costs import by_ptrace
 from records import records
 from returns import returns
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
-PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency}
+PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans}
 RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables, "types": debug_information}
 EBPF: Sections = {
     "hits": kernel_hits,
