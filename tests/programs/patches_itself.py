@@ -31,7 +31,7 @@ from iced_x86 import Decoder
 
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
-from dprobes.engines.x86.patches.displaced import displaced, jump
+from dprobes.engines.x86.patches.displaced import displaced
 from dprobes.engines.x86.patches.placer import Placement, Placer
 from dprobes.target.location import Module
 from dprobes.target.processmaps import parse_maps, read_maps
@@ -57,9 +57,9 @@ def trampoline(placed: Placement) -> bytes:
     plan, at = placed.plan, placed.trampoline
     code = b""
     if plan.lead:
-        lead = displaced(plan.raw[: plan.lead], plan.start, at)
+        lead = displaced(plan.raw[: plan.lead], plan.start, at, goes_back=False)
         assert lead is not None
-        code = lead.code[: -len(jump(0, 0))]  # without the way back
+        code = lead.code
     code += counting(at + len(code), at + ROOM - COUNTER_SIZE)
     rest = displaced(plan.raw[plan.lead :], plan.start + plan.lead, at + len(code))
     assert rest is not None

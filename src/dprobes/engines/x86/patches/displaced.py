@@ -61,7 +61,7 @@ class DisplacedCode:
     """
     Code at ``address`` for the ``size`` bytes at ``original``, with the boundaries of its instructions in order.
 
-    It ``comes_back`` if it ends in a jump behind the original.
+    It ``comes_back`` if control goes on behind the original.
     """
 
     original: int
@@ -84,12 +84,13 @@ class DisplacedCode:
         return next((b.copy for b in self.boundaries if b.original == original and b.exact), None)
 
 
-def displaced(raw: bytes, address: int, copy: int) -> DisplacedCode | None:
+def displaced(raw: bytes, address: int, copy: int, *, goes_back: bool = True) -> DisplacedCode | None:
     """
     Return what executes at ``copy`` the instructions with the bytes ``raw``, which stand at ``address``.
 
     None if something that they name is too far from the copy. Each must be one that can be displaced, and only the last
-    one may be one that control does not come back from, or a system call.
+    one may be one that control does not come back from, or a system call. With ``goes_back`` false control leads on to
+    what is put behind the copy: so a handler comes between instructions of a window.
     """
     from iced_x86 import Decoder
 
@@ -103,7 +104,7 @@ def displaced(raw: bytes, address: int, copy: int) -> DisplacedCode | None:
             assert undisplaceable(instruction, raw[position : position + instruction.len]) is None
             copier.add(instruction, raw[position : position + instruction.len], decoder)
             position += instruction.len
-        if copier.comes_back:
+        if copier.comes_back and goes_back:
             copier.put(jump(copier.end, address + len(raw)), address + len(raw))
     except OverflowError:
         return None

@@ -122,6 +122,14 @@ def test_a_window_has_a_boundary_for_each_instruction() -> None:
     assert [copy.copy_of(ORIGINAL + n) for n in (2, 11)] == [None, None]
 
 
+def test_code_that_leads_on_has_no_jump_at_its_end() -> None:
+    raw = bytes.fromhex("55 4889e5")
+    copy = displaced(raw, ORIGINAL, COPY, goes_back=False)
+    assert copy is not None
+    assert (copy.code, copy.comes_back) == (raw, True)
+    assert copy.boundaries == (Boundary(COPY, ORIGINAL, exact=True), Boundary(COPY + 1, ORIGINAL + 1, exact=True))
+
+
 def test_each_address_of_a_copy_belongs_to_an_instruction() -> None:
     copy = displaced(bytes.fromhex("55 4889e5 90"), ORIGINAL, COPY)
     assert copy is not None
