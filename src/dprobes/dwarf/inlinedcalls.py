@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.dwarf.numbers import At, Tag
 from dprobes.dwarf.ranges import ranges_of
-from dprobes.dwarf.search import entries_named
+from dprobes.dwarf.search import entries_named, is_c
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
@@ -76,10 +76,15 @@ def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
     Where other units refer to it, only what may contain such a reference is looked into.
     """
     for holder in (file, *_alternates(file)):
-        found = entries_named(holder, name, (Tag.SUBPROGRAM,))
+        found = (each for each in entries_named(holder, name, (Tag.SUBPROGRAM,)) if not _is_elsewhere(each))
         for abstract in {entry.origin: None for entry in found}:
             for unit, places in _references(file, holder, abstract):
                 yield from _Search(abstract, places).calls_in(unit.root, None, 0, 0)
+
+
+def _is_elsewhere(function: Entry) -> bool:
+    """Return whether a unit only calls a function: many do, and to look for references to each takes long."""
+    return function.has(At.DECLARATION) and is_c(function.unit)
 
 
 def _alternates(file: DebugFile) -> Iterator[DebugFile]:

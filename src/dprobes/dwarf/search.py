@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from dprobes.dwarf.debugfile import DebugFile
-    from dprobes.dwarf.entries import Entry
+    from dprobes.dwarf.entries import Entry, EntryUnit
     from dprobes.dwarf.sections import SectionBytes
     from dprobes.dwarf.units import Unit
 
-__all__ = ["entries_named", "function_at"]
+__all__ = ["entries_named", "function_at", "is_c"]
 
 _SPACES = frozenset((Tag.NAMESPACE, Tag.MODULE))
 _CLASSES = frozenset((Tag.CLASS_TYPE, Tag.STRUCTURE_TYPE, Tag.UNION_TYPE))
@@ -73,7 +73,7 @@ def entries_named(file: DebugFile, name: str, tags: Collection[int]) -> Iterator
     if not raw or b"\0" in raw:
         return
     for unit, places in _units_with(file, raw):
-        yield from _Search(name, frozenset(tags), places, is_c=_is_c(unit)).in_entry(unit.root, 0)
+        yield from _Search(name, frozenset(tags), places, is_c=is_c(unit)).in_entry(unit.root, 0)
 
 
 class _Search:
@@ -106,7 +106,8 @@ class _Search:
         return number < len(self._places) and self._places[number] < entry.following()
 
 
-def _is_c(unit: Unit) -> bool:
+def is_c(unit: EntryUnit) -> bool:
+    """Return whether a unit is made of C: no function of it is declared apart from its definition."""
     return unit.root.number(At.LANGUAGE) in _C_LANGUAGES
 
 

@@ -13,6 +13,7 @@ from its beginning as far as somebody reads it: of most sections that is a small
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 from typing import TYPE_CHECKING, Protocol
@@ -84,7 +85,12 @@ class _Present(NamedTuple):
 
 
 class _Inflated:
-    """A section that zlib has compressed, in a file from ``place`` on, of ``size`` bytes."""
+    """
+    A section that zlib has compressed, in a file from ``place`` on, of ``size`` bytes.
+
+    As long as only its beginning is known, that is in a mapping of the whole size; then it is ``bytes``, which are
+    searched much faster.
+    """
 
     def __init__(self, elf: ElfFile, section: Section, place: int, size: int) -> None:
         import zlib
@@ -95,25 +101,41 @@ class _Inflated:
         self._name = section.name
         self._machine = zlib.decompressobj()
         self._rest = bytes(elf.data[place : section.offset + section.size])
-        self._data = mmap.mmap(-1, max(size, 1))
+        self._beginning: mmap.mmap | None = None
         self._known = 0
+        self._whole: SectionBytes | None = None
 
     def until(self, end: int) -> SectionBytes:
+        if self._whole is not None:
+            return self._whole
+        if end >= self.size:
+            known = b"" if self._beginning is None else self._beginning[: self._known]
+            data = known + self._next(self.size - self._known)
+            self._whole = SectionBytes(data, 0, self.size)
+            return self._whole
+        if self._beginning is None:
+            self._beginning = mmap.mmap(-1, self.size)
+        if self._known < end:
+            part = self._next(min(max(end - self._known, _STEP), self.size - self._known))
+            self._beginning[self._known : self._known + len(part)] = part
+            self._known += len(part)
+        return SectionBytes(self._beginning, 0, self._known, self._known == self.size)
+
+    def _next(self, size: int) -> bytes:
+        """Return the next ``size`` bytes."""
         import zlib
 
-        while self._known < min(end, self.size):
-            wanted = min(max(end - self._known, _STEP), self.size - self._known)
+        parts: list[bytes] = []
+        while size > 0:
             part = b""
-            try:
-                part = self._machine.decompress(self._rest, wanted)
-            except zlib.error:
-                self._rest = b""
+            with contextlib.suppress(zlib.error):
+                part = self._machine.decompress(self._rest, size)
             if not part:
                 self._elf.malformed(f"section '{self._name}' cannot be decompressed")
-            self._data[self._known : self._known + len(part)] = part
-            self._known += len(part)
+            parts.append(part)
+            size -= len(part)
             self._rest = self._machine.unconsumed_tail
-        return SectionBytes(self._data, 0, self._known, self._known == self.size)
+        return b"".join(parts)
 
 
 def has_debug_information(elf: ElfFile) -> bool:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.dwarf import inlinedcalls
 from dprobes.dwarf.debugfile import debug_file_of
 from dprobes.dwarf.inlinedcalls import inlined_calls_of
 from dprobes.dwarf.inlinednames import InlinedNames
+from dprobes.dwarf.numbers import At
 from dprobes.dwarf.ranges import covers
 from dprobes.target.codenames import function_at
 from dprobes.target.elf.file import ElfFile
@@ -21,6 +23,7 @@ from unit.dwarf.linesections import compiled
 
 if TYPE_CHECKING:
     from dprobes.dwarf.debugfile import DebugFile
+    from dprobes.dwarf.entries import Entry
 
 LIBC = Path("/lib/x86_64-linux-gnu/libc.so.6")
 
@@ -68,6 +71,23 @@ def test_calls_are_where_gdb_finds_them(tmp_path: Path, options: tuple[str, ...]
     source = SOURCE.replace("extern int", 'extern "C" int') if "c++" in options else SOURCE
     program = compiled(tmp_path, *options, source=source)
     assert agrees_with_gdb(program, name) == {"inner": 5, "outer": 2}[name]
+
+
+def test_units_that_only_call_a_function_are_not_searched_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = compiled(tmp_path, "-O2", source=SOURCE)
+    looked: list[str | None] = []
+
+    def note(_file: DebugFile, _holder: DebugFile, entry: Entry) -> tuple[()]:
+        looked.append(entry.text(At.NAME))
+        return ()
+
+    monkeypatch.setattr(inlinedcalls, "_references", note)
+    assert list(inlined_calls_of(debug_file(program), "printf")) == []
+    assert looked == []
+    assert list(inlined_calls_of(debug_file(program), "inner")) == []
+    assert looked == ["inner"]
 
 
 @pytest.mark.parametrize("name", ["tcache_get", "checked_request2size", "heap_for_ptr"])
