@@ -66,6 +66,9 @@ errors {{ @++; }}
         ("@x = last(deeper(code));", "calls nested too deep"),
         ("while (code >= 0) { }", "more jumps than jmpmax allows"),
         ("@x = last(*(int *)(long)code);", "memory that is not there"),
+        ('printf("%d", 10 / (code - code));', "a division by zero"),
+        ('printf("%d %d", code, seen[code + 4]);', "an index that the array does not have"),
+        ('if (code >= 0) printf("%d", deeper(code));', "calls nested too deep"),
     ],
 )
 def test_faults_have_the_words_of_c(program: Path, engine: str, statements: str, reason: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.dpc import typed, typedstatement
 from dprobes.dpc.logpaths import is_mixed
 from dprobes.dpc.valueproperties import operands_of, reads_memory
+from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.tables import FAULTS
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class FaultExits:
         self._paths = paths
         self._push_trail = push_trail
         self._labels: dict[tuple[int, str], tuple[str, Span]] = {}
+        self.counts = False
+        """Whether exceptions are counted."""
 
     def guard(self, statement: typedstatement.Statement, span: Span) -> None:
         """Let exceptions of a statement lead to the end of the hit, unless a ``try`` catches them."""
@@ -107,7 +110,35 @@ class FaultExits:
             return
         ending = "exit" if () not in before else "abort" if len(before) == 1 else ""
         label, _ = self._labels.setdefault((span.line, ending), (self._w.new_label(), span))
+        self.counts = True
         self._w.guard(label)
+
+    def count(self, line: int) -> None:
+        """Count an exception that has happened, of a kind that its record does not tell; the handler goes on."""
+        w = self._w
+        is_told, rest = w.new_label(), w.new_label()
+        self._push_code()
+        w.depth += 1
+        w.op("push tsp, 0", 1)
+        w.number(ExceptionCode.INVALID_ADDR)
+        w.op("eq", -1)
+        w.op(f"jnz {is_told}")
+        w.drop()
+        w.op(f"push {line}", 1)
+        w.op(f"tally {FAULTS}", -2)
+        w.op(f"jmp {rest}")
+        w.label(is_told)
+        w.depth += 2
+        w.drop(2)
+        w.label(rest)
+        self.counts = True
+
+    def _push_code(self) -> None:
+        """Push the code of the last exception, and not its two parameters, which are below it."""
+        self._w.op("push x")
+        for _ in range(2):
+            self._w.op("xchg")
+            self._w.op("ros 1")
 
     def write(self) -> None:
         """Write the ends that exceptions lead to."""
@@ -115,10 +146,7 @@ class FaultExits:
         for (line, ending), (label, span) in self._labels.items():
             with w.at(span):
                 w.label(label)
-                w.op("push x")  # the code is on top of two parameters
-                for _ in range(2):
-                    w.op("xchg")
-                    w.op("ros 1")
+                self._push_code()
                 w.op(f"push {line}")
                 w.op(f"tally {FAULTS}")
                 if ending:
@@ -130,8 +158,3 @@ class FaultExits:
                 w.op("exit")
                 w.label(silent)
                 w.op("abort")
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether there is an end that exceptions lead to."""
-        return bool(self._labels)

@@ -241,7 +241,7 @@ class ProgramEmitter:
         )
         place = point.span if each.probe.condition is None else each.probe.condition.span
         emitter.handler(each.condition, each.body, place)
-        self._has_faults = self._has_faults or (emitter.faults is not None and emitter.faults.has_labels)
+        self._has_faults = self._has_faults or (emitter.faults is not None and emitter.faults.counts)
 
     def _procedure(self, w: Writer, function: TypedFunction) -> None:
         signature = function.signature

@@ -8,7 +8,7 @@ from dprobes.dpc import typed, typedstatement
 from dprobes.dpc.ctype import UNSIGNED_LONG_LONG, size_of
 from dprobes.dpc.faultemitter import FaultExits
 from dprobes.dpc.folder import integer_of
-from dprobes.dpc.valueproperties import does_something, is_item
+from dprobes.dpc.valueproperties import does_something, fails_otherwise, is_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +62,8 @@ class StatementEmitter:
         self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
         self._done: set[int] = set()
         """The statements that are written already, by their ids."""
+        self._line = 0
+        """That of the ``printf`` at hand."""
         self._breaks: list[str] = []
         self._continues: list[str] = []
 
@@ -325,6 +327,7 @@ class StatementEmitter:
     # Records
 
     def _log(self, log: typedstatement.Log) -> None:
+        self._line = log.span.line
         for items in _together(log.items, self._width_of):
             if len(items) == 1:
                 self._log_item(items[0])
@@ -410,7 +413,7 @@ class StatementEmitter:
         w.op(instruction, -2)
         if may_fail:
             w.op(f"jmp {end}")
-            self._log_fault(fault, end, depth)
+            self._log_fault(fault, end, depth, address)
         w.label(end)
         w.restore_handler()
 
@@ -425,15 +428,17 @@ class StatementEmitter:
         w.number(cells)
         w.op("log", -1 - cells)
         w.op(f"jmp {end}")
-        self._log_fault(fault, end, depth)
+        self._log_fault(fault, end, depth, value)
         w.label(end)
         w.restore_handler()
 
-    def _log_fault(self, label: str, end: str, depth: int) -> None:
+    def _log_fault(self, label: str, end: str, depth: int, value: typed.Value) -> None:
         """Log the address of an exception as a fault: what is there cannot be read now, either."""
         w = self._w
         w.label(label)
         w.settle(depth)
+        if self.faults is not None and fails_otherwise(value):
+            self.faults.count(self._line)
         w.number(1)
         w.op("push x", 3)  # its code is on top of the address
         w.drop()

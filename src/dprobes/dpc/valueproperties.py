@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "does_something",
+    "fails_otherwise",
     "form_of",
     "greatest",
     "is_item",
@@ -54,6 +55,20 @@ def reads_memory(value: typed.Value) -> bool:
         case typed.Variable(_, _, _, index):
             return index is not None
     return any(reads_memory(each) for each in operands_of(value))
+
+
+def fails_otherwise(value: typed.Value) -> bool:
+    """Return whether computing a value may raise an exception for something else than memory that is not there."""
+    match value:
+        case typed.Arithmetic("/" | "%", _, typed.Constant(divisor)) if divisor:
+            pass
+        case typed.Arithmetic("/" | "%") | typed.FunctionCall():
+            return True
+        case typed.Variable(_, _, _, index) if index is not None:
+            return True
+        case typed.Memory(address) | typed.BitField(typed.Memory(address)):
+            return fails_otherwise(address)
+    return any(fails_otherwise(each) for each in operands_of(value))
 
 
 def operands_of(value: typed.Value) -> tuple[typed.Value, ...]:
