@@ -52,7 +52,7 @@ def test_a_link_to_a_program_is_named_as_the_process_is(build: Builder, tmp_path
         rows = run(f'"{module}":tick {{ @[probe, ustack(1)] = count() }}')
         assert "@[tick [server], \n    tick [server]\n]: 3\n" in rows
         (record, *_) = map(json.loads, run(f'"{module}":tick {{ printf("%a", pc) }}', "--format", "json").splitlines())
-        assert record["fields"]["arg0"]["name"] == "tick [server]"
+        assert record["fields"]["pc"]["name"] == "tick [server]"
     # A library's function, called by the program:
     said = run('libc.so.6:_exit { printf("%k", ustack()) }')
     assert "[libc.so.6]" in said

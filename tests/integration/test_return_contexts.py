@@ -54,7 +54,7 @@ def records(program: Path, text: str, engine: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("place", ["step", "ste*"])
 def test_variables_are_those_of_the_module(program: Path, engine: str, place: str) -> None:
     text = f'extern int total; return "{program}":{place} {{ printf("total=%d", total); }}'
-    assert [record["fields"]["total"] for record in records(program, text, engine)] == [[each] for each in TOTALS]
+    assert [record["fields"]["total"] for record in records(program, text, engine)] == TOTALS
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -63,7 +63,7 @@ def test_the_entry_is_known_where_a_stack_is_logged(program: Path, engine: str) 
     text = f'return "{program}":walk(int n) {{ {block} }}'
     record, table = records(program, text, engine)
     number, elapsed, stack = record["fields"].values()
-    assert number == [9]
-    assert elapsed[0] > 1000
+    assert number == 9
+    assert elapsed > 1000
     assert stack[0]["name"].partition("+")[0] == "main"
     assert table["value"] > 1000

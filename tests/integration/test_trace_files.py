@@ -153,8 +153,8 @@ def test_records_of_several_shapes_stay_in_order_and_are_packed(build: Builder, 
     assert [re.sub(r"^\S+ +\S+ +", "", line).strip() for line in lines] == [line.strip() for line in expected]
     assert len(dprobes("log", trace, "--tail", 100).splitlines()) == 100
     assert count_of(trace) == len(expected)
-    assert count_of(trace, "--filter", 'arg1 startswith "GET"') == 1_200
-    assert dprobes("log", trace, "--count", "arg1", "--filter", "arg1 == 201").splitlines()[1].split()[:2] == [
+    assert count_of(trace, "--filter", 'text startswith "GET"') == 1_200
+    assert dprobes("log", trace, "--count", "status", "--filter", "status == 201").splitlines()[1].split()[:2] == [
         "201",
         str(sum(n % 2 and n % 7 > 0 for n in range(3_000))),
     ]

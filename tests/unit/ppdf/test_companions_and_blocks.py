@@ -66,7 +66,7 @@ def test_blocks_do_the_same_as_before() -> None:
     sample = joined_sample()
     done = executed(decode(JOINED))
     assert done == executed(sample)
-    assert done[0][0] == "begin %qd as %dd"
+    assert done[0][0] == "begin %(power)qd as %(value)dd"
 
 
 @pytest.mark.parametrize("seed", range(40))
