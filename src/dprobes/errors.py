@@ -103,7 +103,19 @@ class EngineError(DprobesError):
 
 
 class NotSupportedError(EngineError):
-    """Report a feature that this engine, kernel or processor does not have."""
+    """
+    Report a feature that this engine, kernel or processor does not have.
+
+    ``origin`` is the byte of the encoded program whose instruction needs it, if it is one.
+    """
+
+    origin: int | None = None
+
+    def of_instruction(self, origin: int) -> NotSupportedError:
+        """Say which instruction needs it, if nothing says so yet; return the error."""
+        if self.origin is None and origin >= 0:
+            self.origin = origin
+        return self
 
 
 class PrivilegeError(EngineError):

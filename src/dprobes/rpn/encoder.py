@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Program
     from dprobes.rpn.tables import Table
+    from dprobes.source import Span
 
 __all__ = ["CodeImage", "Relocation", "closed", "encode"]
 
@@ -60,6 +61,10 @@ class CodeImage:
     labels: dict[int, tuple[str, ...]]
     relocations: tuple[Relocation, ...] = ()
     tables: tuple[Table, ...] = ()
+
+    def span_of(self, offset: int | None) -> Span | None:
+        """Return where the instruction at an offset was written; None if that is not known."""
+        return next((instruction.span for place, instruction in self.instructions if place == offset), None)
 
 
 def encode(

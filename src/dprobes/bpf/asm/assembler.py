@@ -242,6 +242,7 @@ class Assembler:
         for index, label in self._targets.items():
             if reached[index]:
                 at = new_index[index]
+                self.origin = self._origins[index]  # whose jump is too long
                 code[at] = self._resolved(code[at], new_index[self._place_of(label)] - at - 1)
         maps = tuple(
             MapReference(new_index[index], name, self._code[index].src == LoadImmediate.MAP_VALUE)

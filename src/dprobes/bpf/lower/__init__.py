@@ -110,7 +110,7 @@ def lower(
     """
     asm = Assembler()
     handler = _Handler(asm, image, architecture, start, point, request, host or host_of(request))
-    with _limits():
+    with _limits(asm):
         handler.write()
         handler.write_functions()
         assembled = asm.assemble()
@@ -140,7 +140,7 @@ def check_lowering(image: CodeImage, architecture: Architecture, start: int, poi
     handler = _Handler(asm, image, architecture, start, point, request, host_of(request))
     if handler.is_plain:
         return
-    with _limits():
+    with _limits(asm):
         handler.write()
         handler.write_functions()
         asm.assemble()
@@ -161,7 +161,7 @@ def lower_for_word_sizes(
     asm.load(Register.R2, Register.R1, REGISTER_OFFSETS["cs"])
     asm.alu(Alu.AND, Register.R2, 0xFF)
     handlers = []
-    with _limits():
+    with _limits(asm):
         for image, architecture in forms:
             other = asm.label()
             asm.jump_if(_IS_OTHER[architecture.word_size], Register.R2, _NARROW_CODE, other)
@@ -184,15 +184,15 @@ _IS_OTHER = {8: Jump.JEQ, 4: Jump.JNE}
 
 
 @contextmanager
-def _limits() -> Iterator[None]:
-    """Turn what the assembler says of jumps that are too long into an error for people."""
+def _limits(asm: Assembler) -> Iterator[None]:
+    """Turn what the assembler says of code that is too long into an error for people."""
     try:
         yield
     except OverflowError as error:
         raise NotSupportedError(
             f"the handler is too large for eBPF: {error}",
             hint="use --engine ptrace, or make several handlers of it",
-        ) from None
+        ).of_instruction(asm.origin) from None
 
 
 class _Handler:
@@ -343,7 +343,7 @@ def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
         raise NotSupportedError(
             f"'{row.operator}' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
             hint="use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows",
-        )
+        ).of_instruction(instruction.offset)
 
 
 def _check(instruction: EncodedInstruction, architecture: Architecture, request: Request) -> None:
@@ -355,16 +355,16 @@ def _check(instruction: EncodedInstruction, architecture: Architecture, request:
         raise NotSupportedError(
             f"'{row.operator}' at byte {instruction.offset} of the program leads to byte {instruction.operand}, "
             "where no program has instructions"
-        )
+        ).of_instruction(instruction.offset)
     register = architecture.register(instruction.operand) if row.group is Group.REGISTER else None
     if row.operator == "callk":
         if row.operand_kind is not None and instruction.operand not in request.extensions:
             raise NotSupportedError(
                 f"the extension '{instruction.operand}' has no form for eBPF", hint="use --engine ptrace"
-            )
+            ).of_instruction(instruction.offset)
         return
     if not is_supported(row, register, _abilities_at(request)):
         raise NotSupportedError(
             f"'{row.syntax}' at byte {instruction.offset} of the program cannot be compiled to eBPF",
             hint="no engine of this version can do that in the kernel" if request.in_kernel else "use --engine ptrace",
-        )
+        ).of_instruction(instruction.offset)

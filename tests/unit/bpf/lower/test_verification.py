@@ -130,3 +130,12 @@ def test_a_handler_that_goes_on_beyond_all_budgets_is_ended() -> None:
     with runner:
         outcome, _ = runner.run(start, point)
     assert outcome.unhandled == ExceptionCode.JMP_MAX
+
+
+def test_an_error_says_which_instruction_is_too_much() -> None:
+    text = "push lv, 1; push lv, 0; div; log 2\n" * 3000
+    runner, start, point = runner_of(text, "x86_64", LoopForm.MAY_GOTO)
+    with pytest.raises(NotSupportedError) as caught:
+        runner.compile(start, point)
+    assert caught.value.origin is not None
+    assert 0 < caught.value.origin < 3000 * 20

@@ -16,6 +16,7 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.lower import check_lowering
 from dprobes.bpf.lower.request import Placement, Request
+from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.scope import refuse_stops
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
@@ -23,8 +24,8 @@ from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.support import abilities_of
 from dprobes.engines.linux import bpfcalls
-from dprobes.engines.linux.bpfcalls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
-from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
+from dprobes.engines.linux.bpfcalls import AttachType, ProgramFlag, ProgramType
+from dprobes.errors import DprobesError, EngineError, NotSupportedError, PrivilegeError, reason_of
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.isa import Group
 from dprobes.rpn.needs import shared_tables
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.tracepointlinks import ProgramForm
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Instruction, ProbeDefinition, Program
+    from dprobes.source import Span
 
 __all__ = ["attach_nothing", "basic_request", "check_handlers", "load_handler"]
 
@@ -86,7 +88,11 @@ def check_handlers(
             check_lowering(image, architecture, start, Point.of(program, definition, 0), placed)
         except NotSupportedError as error:
             span = definition.span("offset") or definition.span("address")
-            diagnostics.error(span, f"the ebpf engine cannot run this handler: {error.message}", hint=error.hint)
+            at = image.span_of(error.origin)
+            notes = () if at is None or span is None else (Note("it is in this handler", span),)
+            diagnostics.error(
+                at or span, f"the ebpf engine cannot run this handler: {error.message}", hint=error.hint, notes=notes
+            )
 
 
 def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
@@ -142,9 +148,12 @@ def load_handler(
     attach_type: AttachType,
     name: str,
     form: ProgramForm | None = None,
+    span_of: Callable[[int], Span | None] = lambda _origin: None,
 ) -> int:
     """
     Load a handler and return its descriptor; ``name`` names it for people.
+
+    ``span_of`` knows where the instruction at a byte of the encoded program was written.
 
     ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its
     ``form``.
@@ -177,19 +186,9 @@ def load_handler(
             ) from error
         code = with_descriptors(lowered.assembled, maps)
         loaded = bpfcalls.Program(kind, code, attach_type, flags, attach_btf_id=btf_id)
-        raise _rejected(loaded, lowered, name, error) from error
+        from dprobes.engines.ebpf.attach.verifierfindings import rejection
 
-
-def _rejected(program: bpfcalls.Program, lowered: Lowered, name: str, error: OSError) -> InternalError:
-    import tempfile
-
-    log = verifier_log(program, LogLevel.LEVEL1 | LogLevel.STATS)
-    descriptor, path = tempfile.mkstemp(prefix="dprobes-verifier-", suffix=".log")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(f"the handler of {name}: {error}\n\n{log}\neBPF instruction: offset in the encoded program\n")
-        file.writelines(f"{n}: {origin:#x}\n" for n, origin in enumerate(lowered.assembled.origins) if origin >= 0)
-        file.write(program.instructions.hex(" ", 8) + "\n")
-    return InternalError(f"the kernel refuses the handler of {name}; what it says is in '{path}'")
+        raise rejection(loaded, lowered, name, error, span_of) from error
 
 
 def attach_nothing(path: str, offset: int) -> Descriptors:

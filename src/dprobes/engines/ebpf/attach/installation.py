@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
     from dprobes.resolve.probepoints import Probepoint
+    from dprobes.source import Span
 
 __all__ = ["Installation"]
 
@@ -234,7 +236,8 @@ class Installation:
         attach_type = uprobe_attach_type(self._features)
         lowered = joined(batch, self.bank_size)
         form = self._form_of(first)
-        program = self._programs.add(load_handler(lowered, first.placement, maps, attach_type, name, form))
+        spans = partial(self._span_at, lowered.word_size)
+        program = self._programs.add(load_handler(lowered, first.placement, maps, attach_type, name, form, spans))
         for part in batch:
             part.lowered = None
         sites = [pair for part in batch for pair in part.sites if pair[0] not in self._conflicting]
@@ -249,6 +252,11 @@ class Installation:
         if len({probe for probe, _ in sites}) == 1 and reached:
             # It is never attached again, and the link keeps it.
             os.close(self._programs.remove(program))
+
+    def _span_at(self, word_size: int, origin: int) -> Span | None:
+        from dprobes.engines.ebpf.attach.verifierfindings import span_in
+
+        return span_in(self._program, word_size, origin)
 
     def _unavailable_of(self, numbers: Iterable[int]) -> list[StateEvent]:
         found = self._unavailable
