@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -174,6 +175,8 @@ class ProgramTyper:
             self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")
         found: list[TypedProbe] = []
         for point in probe.points:
+            self._check_watched(point)
+        for point in probe.points:
             names = self._modules.names_at(point)
             typed_probe = self._probe_once(probe, point, names, is_first=not found)
             if typed_probe is None:
@@ -187,6 +190,15 @@ class ProgramTyper:
             else:
                 found[same] = replace(found[same], at=(*found[same].at, point))
         return found
+
+    def _check_watched(self, point: programtree.Point) -> None:
+        """Report a point that watches what has no size."""
+        if point.type is None:
+            return
+        with suppress(UnknownTypeError):  # which is reported
+            type_ = self.types.of(point.type)
+            if not size_of(type_):
+                self._diagnostics.error(point.span, f"'{type_}' has no size that is known: it cannot be watched")
 
     def _probe_once(
         self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None, *, is_first: bool

@@ -16,6 +16,17 @@ _NAMES = {"procid": "cpu", "time": "nsecs"}
 """What is pushed by other names."""
 _VARIABLES = {"vars": "static", "gvars": "global", "cvars": "percpu", "tvars": "thread"}
 
+_OF_SIZE = {1: "char", 2: "short", 4: "int", 8: "long"}
+"""Types by the bytes that are watched."""
+
+
+def _watched(match: re.Match[str]) -> str:
+    """Return what is watched in a range of addresses as C writes it."""
+    name, first, last = match[1], match[2] or "", match[3] or match[2] or ""
+    size = int(last or "0", 16) - int(first or "0", 16) + 1
+    return f"'({_OF_SIZE.get(size, 'char')}){name}{first and '+'}{first}' as what is watched"
+
+
 _WORDS = (
     # instructions, which stand in quotes
     (r"'pop [ru]' is not allowed for register '(\w+)' of \w+", r"""'reg("\1")' cannot be changed"""),
@@ -49,6 +60,7 @@ _WORDS = (
     # header statements
     (r"name = (\"[^\"]+\")", r"'kmod \1:' before the place"),
     (r"'address = ([^']+)' and 'watchpoint = w' \(or rw\)", r"'watch w \1' (or rw)"),
+    (r"'address = ([A-Za-z_]\w*)(?: \+ (0x\w+))?(?: : \1(?: \+ (0x\w+))?)?'", _watched),
     (r"'address = ([^']+)'", r"'\1' behind 'watch'"),
     (r"'opcode ='", "'opcode'"),
     (r"'opcode = (\w+)'", r"'[opcode \1]' before the place"),
