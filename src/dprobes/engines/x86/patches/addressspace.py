@@ -33,6 +33,8 @@ _BLOCK = 1 << 16
 _ALIGNMENT = 16
 _DISTANCE = 16 << 20
 """How far from a mapping a block lies where there is room, so that the mapping's neighbour can be larger one day."""
+_SHORT_DISTANCE = 1 << 20
+"""The same where there is less room."""
 _SHARED_FROM = PAGE_SIZE
 """From so many possible addresses on a punned jump looks for a page that is used already."""
 _LOOKED_AT = 8
@@ -174,23 +176,31 @@ class AddressSpace:
         return None
 
     def _room_for_block(self, first: int, last: int, size: int) -> int | None:
-        """Return where a block can begin, as near to the module as its gap allows."""
-        best: tuple[int, int] | None = None
-        for gap_start, gap_end in zip(self._gap_starts, self._gap_ends, strict=True):
-            distance = min(_DISTANCE, (gap_end - gap_start - size) // 2 & -PAGE_SIZE)
-            low = max(_page_end(first), gap_start + distance)
-            high = min(last & -PAGE_SIZE, gap_end - size - distance)
-            if distance < 0 or low > high:
-                continue
-            is_above = low >= self._near[1]
-            start = self._beside_used(low, high, size, 1 if is_above else -1)
-            if start is not None:
-                away = start - self._near[1] if is_above else self._near[0] - start
-                best = min(best or (away, start), (away, start))
-        return None if best is None else best[1]
+        """Return where a block can begin: as near to the module as may be, but away from mappings if there is room."""
+        for distance in (_DISTANCE, _SHORT_DISTANCE, 0):
+            places = [
+                place
+                for start, end in zip(self._gap_starts, self._gap_ends, strict=True)
+                if (place := self._in_gap(max(first, start + distance), min(last, end - distance - size), size))
+                is not None
+            ]
+            if places:
+                return min(places, key=self._away)
+        return None
+
+    def _away(self, address: int) -> int:
+        start, end = self._near
+        return address - end if address >= end else start - address
+
+    def _in_gap(self, first: int, last: int, size: int) -> int | None:
+        """Return a free place from ``first`` to ``last`` for a block, coming from the module's side."""
+        low, high = _page_end(first), last & -PAGE_SIZE
+        if low > high:
+            return None
+        return self._beside_used(low, high, size, 1 if low >= self._near[1] else -1)
 
     def _beside_used(self, low: int, high: int, size: int, direction: int) -> int | None:
-        """Return a free place from ``low`` to ``high``, coming from the module's side."""
+        """Return the first free place from ``low`` upwards, or from ``high`` downwards."""
         start = low if direction > 0 else high
         while low <= start <= high:
             i = bisect_left(self._used, (start + size, 0))
@@ -211,7 +221,7 @@ def _gaps(mappings: Iterable[Mapping], margins: Margins, floor: int) -> tuple[li
     program = next((mapping.path for mapping in in_order if mapping.is_file), "")
     for mapping in in_order:
         start, end = mapping.start, mapping.end
-        if not has_heap and mapping.path == program:
+        if not has_heap and mapping.is_file and mapping.path == program:
             end += _HEAP_RANDOMNESS + margins.heap
         if mapping.path == "[stack]":
             start -= margins.stack

@@ -60,11 +60,11 @@ def test_a_block_that_is_out_of_reach_is_not_used() -> None:
     assert free.allocate(*REACH, 100) in (above + 112, below + 112)
 
 
-def test_a_small_gap_is_used_in_its_middle() -> None:
-    free = space(mapping(MODULE_END + MIB, MODULE_END + 4 * GIB), mapping(MODULE - 4 * GIB, MODULE))
-    place = free.allocate(*REACH, 100)
-    assert place is not None
-    assert place == MODULE_END + (MIB - BLOCK) // 2
+def test_a_small_gap_is_used_as_far_from_mappings_as_it_allows() -> None:
+    free = space(mapping(MODULE_END + 3 * MIB, MODULE_END + 4 * GIB), mapping(MODULE - 4 * GIB, MODULE))
+    assert free.allocate(*REACH, 100) == MODULE_END + MIB
+    free = space(mapping(MODULE_END + 2 * BLOCK, MODULE_END + 4 * GIB), mapping(MODULE - 4 * GIB, MODULE))
+    assert [free.allocate(*REACH, BLOCK) for _ in range(3)] == [MODULE_END, MODULE_END + BLOCK, None]
 
 
 def test_without_a_gap_in_reach_there_is_no_address() -> None:
