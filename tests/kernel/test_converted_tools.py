@@ -19,7 +19,12 @@ def side_by_side(guest: Guest, tool: str, command: str) -> tuple[str, str]:
     """Run a tool and what it becomes on one run of a command; return what each prints."""
     if not (TOOLS / f"{tool}.bt").exists():
         pytest.skip("the tools of bpftrace are not installed")
-    guest.put("/tmp/tool.bt", (TOOLS / f"{tool}.bt").read_text())
+    return both(guest, (TOOLS / f"{tool}.bt").read_text(), command)
+
+
+def both(guest: Guest, script: str, command: str) -> tuple[str, str]:
+    """Do the same with the text of a script."""
+    guest.put("/tmp/tool.bt", script)
     guest.dprobes("convert", "/tmp/tool.bt", "-o", "/tmp/tool.dpc")
     peer = ("bpftrace", "-o", "/tmp/theirs", "-c", command, "/tmp/tool.bt")
     guest.dprobes("run", "/tmp/tool.dpc", "--engine", "ebpf", "-o", "/tmp/ours", "--", *peer)
@@ -58,3 +63,15 @@ def test_execsnoop(guest: Guest) -> None:
         "/bin/cat /proc/version /proc/uptime",
     ]
     assert sorted(re.findall(r"\d+ /bin/cat .*", "\n".join(lines_of(ours, "/bin/cat")))) == expected
+
+
+def test_parameters_by_their_names(guest: Guest) -> None:
+    script = """
+    kfunc:vfs_open /comm == "cat"/ { printf("opens %s\\n", str(args->path->dentry->d_name.name)); }
+    kretfunc:vfs_read /comm == "cat" && retval > 0/ { printf("reads %d of %d\\n", retval, args->count); }
+    """
+    theirs, ours = both(guest, script, "/bin/cat /proc/version /proc/uptime")
+    expected = sorted(re.findall(r"(?:opens|reads) .*", theirs))
+    assert "opens version" in expected
+    assert any(line.startswith("reads ") for line in expected)
+    assert sorted(re.findall(r"(?:opens|reads) .*", ours)) == expected

@@ -114,7 +114,9 @@ class _Converter:
         for place in places:
             if place.subsystem:
                 arrays |= self._machine.arrays(place.subsystem, place.function)
-        values = ExpressionWriter(places, self._maps, arrays, self._structures, self._constants, self._diagnostics)
+        values = ExpressionWriter(
+            places, self._maps, arrays, self._structures, self._constants, self._diagnostics, _parameters(probe, places)
+        )
         condition = f" when ({values.number(probe.condition)})" if probe.condition is not None else ""
         lines = StatementWriter(values, self._maps).block(probe.body)
         self.options += [each for each in values.options if each not in self.options]
@@ -147,3 +149,11 @@ class _Converter:
                 return f"{int(number)}{unit}"
         self._diagnostics.error(probe.points[0].span, "this is no time", hint="write interval:s:1")
         return "1s"
+
+
+def _parameters(probe: tree.Probe, places: Sequence[Place]) -> frozenset[str]:
+    """Return the parameters of functions that a probe uses by their names."""
+    if not any(place.has_names for place in places):
+        return frozenset()
+    fields = [each for each in expressions_of(probe) if isinstance(each, tree.Field)]
+    return frozenset(each.name for each in fields if isinstance(each.base, tree.Name) and each.base.name == "args")

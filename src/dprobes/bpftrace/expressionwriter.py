@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.source import Span
 
-__all__ = ["ExpressionWriter", "variable_name"]
+__all__ = ["ExpressionWriter"]
 
 _SAME = frozenset({"pid", "tid", "uid", "cpu", "nsecs"})
+_CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm", "func", "probe"}
+"""Names that every probe has, whatever the parameters of its function are called."""
+
 _ARGUMENT = lazy_pattern(r"arg([0-9]+)")
 _ARGUMENTS_MAX = 6
 _ABSENT_NAMES = {
@@ -68,11 +71,6 @@ _C_TYPE = lazy_pattern(r"void|char|short|int|long|unsigned|signed|_?[Bb]ool|size
 _NOTHING = Value("0")
 
 
-def variable_name(name: str) -> str:
-    """Return the name that a variable has in DProbes C."""
-    return f"{name}_" if name in _RESERVED else name
-
-
 class ExpressionWriter:
     """Write the expressions of a probe at ``places``; ``variables`` are those that stand for a string or symbol."""
 
@@ -84,7 +82,11 @@ class ExpressionWriter:
         structures: frozenset[str],
         constants: frozenset[str],
         diagnostics: Diagnostics,
+        parameters: frozenset[str] = frozenset(),
     ) -> None:
+        self._parameters = parameters
+        """The names of those that are used of the functions that are probed."""
+        self._has_names = bool(places) and all(place.has_names for place in places)
         self._places = places
         self._kinds = {place.kind for place in places}
         self._knows_kernel = bool(places) and all(place.knows_kernel for place in places)
@@ -107,7 +109,7 @@ class ExpressionWriter:
             case tree.Name(name):
                 return self._name(name, expression.span)
             case tree.Variable(name):
-                return self.variables.get(name) or Value(variable_name(name))
+                return self.variables.get(name) or Value(self.variable_name(name))
             case tree.Parameter(name):
                 return self._parameter(name, expression.span)
             case tree.Map():
@@ -133,6 +135,10 @@ class ExpressionWriter:
                 return Value(f"sizeof({self._type(type_, expression.span)})")
             case tree.Tuple():
                 return self.wrong(expression.span, "tuples have no like in DProbes C", "as keys, write them one by one")
+
+    def variable_name(self, name: str) -> str:
+        """Return the name that a variable of the script has in DProbes C."""
+        return f"{name}_" if name in _RESERVED or name in self._parameters else name
 
     def number(self, expression: tree.Expression, precedence: int = 0) -> str:
         """Return the text of a number, as an operand of something that binds so strongly."""
@@ -178,6 +184,8 @@ class ExpressionWriter:
                 return Value("comm", form=Form.TEXT)
             case "func" | "probe":
                 return self._own_name(name, span)
+            case "retval" if self._has_names:
+                return Value("retval")  # of the function's type
             case "retval":
                 return Value("(long)retval", PREFIX)
             case "elapsed":
@@ -229,6 +237,11 @@ class ExpressionWriter:
     def _field(self, field: tree.Field) -> Value:
         if not isinstance(field.base, tree.Name) or field.base.name != "args":
             return Value(f"{self.number(field.base, ATOM)}{'->' if field.is_arrow else '.'}{field.name}")
+        if self._has_names:
+            if field.name in _CAPTURED or _ARGUMENT.fullmatch(field.name):
+                hint = "write kprobe:FUNCTION, and arg0, arg1 for its arguments"
+                return self.wrong(field.span, f"'{field.name}' is something else in DProbes C", hint)
+            return Value(field.name)
         if PlaceKind.CALL_RETURN in self._kinds and field.name == "ret":
             return Value("(long)retval", PREFIX)
         if not self._kinds & {PlaceKind.CALL_ENTRY, PlaceKind.CALL_RETURN, PlaceKind.TRACEPOINT}:
@@ -304,6 +317,8 @@ class ExpressionWriter:
                 return self._comparison(one, other, size, call.span)
             case "nsecs", _:
                 return Value("nsecs")
+            case name, () if name in _SAME or name == "comm":
+                return self._name(name, call.span)
             case name, _ if name in AGGREGATIONS:
                 return self.wrong(call.span, f"'{name}' is what a map keeps", f"write @name = {name}(…)")
             case name, _ if name in _ABSENT_CALLS:

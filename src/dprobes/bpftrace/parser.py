@@ -98,6 +98,9 @@ class _ScriptParser:
         if cursor.accept("unroll"):
             count = self._in_brackets("of 'unroll'")
             return tree.Unroll(count, self._block("of 'unroll'"), cursor.span_from(first))
+        if cursor.sees("let") and cursor.peek(1).kind is TokenKind.VARIABLE:
+            cursor.take()
+            first = cursor.peek()
         if cursor.sees("for"):
             raise cursor.wrong("loops over maps have no like in DProbes C")
         if (jump := cursor.accept(*_JUMPS)) is not None:

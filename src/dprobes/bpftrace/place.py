@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
@@ -26,17 +27,13 @@ LONG_NAMES = {
 """Kinds of probes by their short and new names."""
 
 _ABSENT = {
-    "software": "events of the kernel are no probepoints",
+    "software": "events of the kernel are no probepoints, but for page faults and switches of context",
     "hardware": "counters of the processor are no probepoints",
-    "kfunc": "functions with arguments by their names are not converted",
-    "kretfunc": "functions with arguments by their names are not converted",
     "rawtracepoint": "raw tracepoints are no probepoints",
     "iter": "iterators are no probepoints",
     "asyncwatchpoint": "watchpoints on arguments are no probepoints",
 }
 _HINTS = {
-    "kfunc": "write kprobe:FUNCTION, and arg0, arg1 for its arguments",
-    "kretfunc": "write kretprobe:FUNCTION, and arg0, arg1 for its arguments",
     "rawtracepoint": "write tracepoint:SUBSYSTEM:NAME",
 }
 _SYSTEM_CALL = lazy_pattern(r"sys_(enter|exit)_(.+)")
@@ -45,6 +42,13 @@ _CALLS = {
     "umount": "umount2",
 }  # fmt: skip
 """System calls whose tracepoints have other names on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl of the kernel)."""
+
+_FAULTS = (("exceptions", "page_fault_user"), ("exceptions", "page_fault_kernel"))
+_EVENTS = {
+    "page-faults": _FAULTS, "faults": _FAULTS,
+    "context-switches": (("sched", "sched_switch"),), "cs": (("sched", "sched_switch"),),
+}  # fmt: skip
+"""Events of the kernel (perf_event_open(2), PERF_TYPE_SOFTWARE), and the tracepoints where each of them happens."""
 
 _PERIODS = {"s": 1, "ms": 10**3, "us": 10**6}
 _TYPES = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -67,7 +71,8 @@ class Place:
     """
     A place: its text in DProbes C, and what bpftrace calls it.
 
-    ``function`` is its name without what is before it; ``subsystem`` is that of a tracepoint.
+    ``function`` is its name without what is before it; ``subsystem`` is that of a tracepoint. ``has_names`` says that
+    the script calls arguments by the names of the function's parameters.
     """
 
     text: str
@@ -75,6 +80,7 @@ class Place:
     written: str = ""
     function: str = ""
     subsystem: str = ""
+    has_names: bool = False
 
     @property
     def knows_kernel(self) -> bool:
@@ -101,6 +107,17 @@ class _Places:
                 yield self._function("kernel", function, is_return=kind == "kretprobe")
             case "kprobe" | "kretprobe", [module, function]:
                 yield self._function(f"kmod {_quoted(module)}", function, is_return=kind == "kretprobe")
+            case "kfunc" | "kretfunc", [function]:
+                yield replace(self._function("kernel", function, is_return=kind == "kretfunc"), has_names=True)
+            case "kfunc" | "kretfunc", [module, function]:
+                where = "kernel" if module == "vmlinux" else f"kmod {_quoted(module)}"
+                yield replace(self._function(where, function, is_return=kind == "kretfunc"), has_names=True)
+            case "software", [event, *count] if event in _EVENTS and count in ([], [""], ["1"]):
+                if _EVENTS[event] is _FAULTS:
+                    faults = "page faults are the processor's; bpftrace counts some of the kernel's own, too"
+                    self._diagnostics.note(self._point.span, faults)
+                for subsystem, name in _EVENTS[event]:
+                    yield Place(f"tracepoint {subsystem}:{name}", PlaceKind.TRACEPOINT, self._written, name, subsystem)
             case "uprobe" | "uretprobe", [path, function] if function:
                 yield from self._of_program(path, function, is_return=kind == "uretprobe")
             case "usdt", [path, provider, name] if provider and name and not _WILD.search(path):

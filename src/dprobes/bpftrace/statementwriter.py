@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
-from dprobes.bpftrace.expressionwriter import variable_name
 from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept, expressions_in, statements_of
 from dprobes.bpftrace.printwriter import PrintWriter
 from dprobes.bpftrace.value import Form
@@ -54,7 +53,7 @@ class StatementWriter:
         self._pointers = frozenset(_pointers_in(body))
         hoisted = [*inner, *sorted(outer - first)]
         self._declared |= {name for name in hoisted if name not in self._values.variables}
-        lines = [f"long {variable_name(name)} = 0;" for name in hoisted]
+        lines = [f"long {self._values.variable_name(name)} = 0;" for name in hoisted]
         return [*lines, *self._statements(body)]
 
     def _first_uses(self, body: Sequence[tree.Statement], outer: set[str]) -> set[str]:
@@ -116,7 +115,7 @@ class StatementWriter:
             case tree.Do(tree.Step(operator, tree.Map() as target)):
                 yield f"{values.table(target)}{operator};" if operator == "++" else f"{values.table(target)} -= 1;"
             case tree.Do(tree.Step(operator, tree.Variable(name))):
-                yield f"{variable_name(name)}{operator};"
+                yield f"{values.variable_name(name)}{operator};"
             case tree.Do(expression):
                 values.wrong(expression.span, "this expression does nothing")
             case tree.If(condition, then, otherwise):
@@ -157,7 +156,7 @@ class StatementWriter:
                 )
             values.variables[target.name] = found
             return
-        name = variable_name(target.name)
+        name = values.variable_name(target.name)
         if target.name in self._pointers and not found.type and not operator and target.name not in self._declared:
             values.variables[target.name] = found  # whose type only the compiler knows
         elif target.name in values.variables:

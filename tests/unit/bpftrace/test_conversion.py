@@ -35,6 +35,34 @@ def converted(script: str) -> Conversion:
     return convert(SourceFile("s.bt", textwrap.dedent(script).strip()), Known(), Diagnostics())
 
 
+def body_of(script: str) -> list[str]:
+    """Return the lines of the only block of a script."""
+    return [line.strip() for line in converted(script).text.splitlines()[1:-1]]
+
+
+def test_parameters_of_functions_have_their_names() -> None:
+    assert body_of("kfunc:vfs_read { @[args->file->f_flags, args.count] = count() }") == [
+        "@[file->f_flags, count] = count();"
+    ]
+    # Variables of the script that are called so have others.
+    assert body_of("fentry:f { $size = args.size; $n = $size + 1; @[$size, $n] = count() }") == [
+        "long size_ = size;",
+        "long n = size_ + 1;",
+        "@[size_, n] = count();",
+    ]
+    assert body_of("kprobe:f { $size = arg0; @[$size] = count() }")[0] == "long size = arg0;"
+    assert body_of("kretfunc:f { @ = hist(retval) }") == ["@ = hist(retval);"]
+    assert body_of("kretprobe:f { @ = hist(retval) }") == ["@ = hist((long)retval);"]
+
+
+def test_names_may_be_called() -> None:
+    assert body_of("uprobe:libc:f { @[pid(), comm()] = count() }") == ["@[pid, comm] = count();"]
+
+
+def test_variables_may_be_declared_where_they_are_assigned() -> None:
+    assert body_of("uprobe:libc:f { let $size = arg0; @ = sum($size) }") == ["long size = arg0;", "@ = sum(size);"]
+
+
 def said_of(script: str) -> str:
     """Return what is said of a script, be it an error or not."""
     diagnostics = Diagnostics()
@@ -71,6 +99,15 @@ def test_structures_of_the_kernel_are_known_where_it_is_probed(point: str) -> No
         ("tracepoint:syscalls:sys_enter_openat { @ = count() }", "syscall openat"),
         ("tracepoint:syscalls:sys_exit_newstat { @ = count() }", "return syscall stat"),
         ("tracepoint:syscalls:sys_enter_exec* { @ = count() }", "syscall execve,\nsyscall execveat"),
+        ("kfunc:vfs_read { @ = count() }", "kernel:vfs_read"),
+        ("fexit:vfs_read { @ = count() }", "return kernel:vfs_read"),
+        ("kretfunc:vmlinux:vfs_read { @ = count() }", "return kernel:vfs_read"),
+        ("fentry:ext4:ext4_sync_fs { @ = count() }", "kmod ext4:ext4_sync_fs"),
+        (
+            "software:page-faults:1 { @ = count() }",
+            "tracepoint exceptions:page_fault_user,\ntracepoint exceptions:page_fault_kernel",
+        ),
+        ("s:cs { @ = count() }", "tracepoint sched:sched_switch"),
         ("profile:hz:99 { @ = count() }", "sample 99hz"),
         ("profile:ms:10 { @ = count() }", "sample 100hz"),
         ("watchpoint:0x1000:4:rw { @ = count() }", "watch rw (int)0x1000"),
@@ -223,9 +260,12 @@ def test_what_a_program_is_run_with() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("software:faults:1 { }",
-         ("s.bt:1:1: error: 'software:faults:1' has no like in DProbes C: events of the kernel are no probepoints\n"
-         "    software:faults:1 { }\n    ^~~~~~~~~~~~~~~~~")),
+        ("software:faults:100 { }",
+         ("s.bt:1:1: error: 'software:faults:100' has no like in DProbes C: events of the kernel are no probepoints, "
+         "but for page faults and switches of context\n    software:faults:100 { }\n    ^~~~~~~~~~~~~~~~~~~")),
+        ("fentry:f { @ = sum(args.pid) }",
+         ("s.bt:1:20: error: 'pid' is something else in DProbes C\n    fentry:f { @ = sum(args.pid) }\n"
+         "                       ^~~~~~~~\nhint: write kprobe:FUNCTION, and arg0, arg1 for its arguments")),
         ("kprobe:f { @[curtask] = count() }",
          ("s.bt:1:14: error: 'curtask' has no like in DProbes C: the kernel's task\n"
          "    kprobe:f { @[curtask] = count() }\n                 ^~~~~~~")),
