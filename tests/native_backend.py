@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["NATIVE", "NativeRunner", "NativeStage"]
 
 NATIVE = Abilities(
-    LoopForm.MAY_GOTO, sleepable=False, writes_memory=True, writes_registers=True, overrides_returns=True
+    LoopForm.MAY_GOTO,
+    sleepable=False,
+    writes_memory=True,
+    writes_registers=True,
+    overrides_returns=True,
 )
 """What handlers are compiled with; how a function is skipped is made up (``ebpf_backend.host_of``)."""
 
@@ -138,7 +142,7 @@ class NativeRunner(EbpfRunner):
         facts = ProcessFacts(pages, pages + 64)
         runtime = make_runtime(address, facts, rings.shape, shapes)
         around = Surroundings({name: each.place for name, each in objects.items()}, runtime.routines,
-                              runtime.map_routines)  # fmt: skip
+                              runtime.map_routines, rings=rings.shape)  # fmt: skip
         handler = handler_function(runtime.code.end, lowered.assembled, around)
         stub = call_stub(handler.end, handler.address)
         place(address, runtime.code.code + handler.code + stub, _ROOM)

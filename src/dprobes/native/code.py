@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.layout import MapName
     from dprobes.native.faults import Fixup
     from dprobes.native.memory import MapPlace
+    from dprobes.native.routines.ring import RingShape
 
 __all__ = ["NativeCode", "Surroundings"]
 
@@ -38,10 +39,12 @@ class Surroundings:
 
     ``maps`` are where they are in the process. ``routines`` are what calls of helpers become, and ``map_routines``
     those of helpers that take a map: addresses within 2 GiB of the code. With ``has_rdpid`` the processor has the
-    instruction (CPUID 7, ecx bit 22).
+    instruction (CPUID 7, ecx bit 22). Where the shape of ``rings`` is known, entries of a known size are written
+    without a call.
     """
 
     maps: Mapping[MapName, MapPlace]
     routines: Mapping[Helper, int]
     map_routines: Mapping[tuple[MapName, Helper], int]
     has_rdpid: bool = True
+    rings: RingShape | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.insn import WIDE_LOAD
 from dprobes.bpf.asm.isa import Alu, Class, Jump, Mode, Register, Size, X
 from dprobes.lazydataclass import dataclass
+from dprobes.native.trim import is_first_argument_used
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled
@@ -39,12 +40,12 @@ class Footprint:
 def footprint(assembled: Assembled) -> Footprint:
     """Return what code touches; where it passes the context on, that is all of it."""
     code = assembled.code
-    contexts = {Register.R1.value, Register.R6.value}
+    contexts = {Register.R1.value} if is_first_argument_used(code) else set()
     registers: set[int] = set()
     reads: set[int] = set()
     writes: set[int] = set()
     escapes = calls = False
-    knows_first = True
+    knows_first = bool(contexts)
     for index, insn in enumerate(code):
         kind = insn.opcode & _CLASS
         registers |= {insn.dst} | ({insn.src} if _has_source(insn) else set())

@@ -98,6 +98,7 @@ def test_a_helper_without_a_routine_is_refused() -> None:
 def test_a_map_that_is_nowhere_is_refused() -> None:
     asm = Assembler()
     asm.load_value(Register.R1, MapName.LOCALS)
+    asm.store(Register.R1, 0, 1)
     asm.exit()
     with pytest.raises(NotSupportedError) as refused:
         handler_function(HERE, asm.assemble(), Surroundings({}, {}, {}))

@@ -19,12 +19,25 @@ not 0. A thread that has taken its place, and does not run, holds up those behin
 from __future__ import annotations
 
 import errno
+from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.lazydataclass import dataclass
 
-__all__ = ["CONSUMER", "DATA", "DISCARDED", "ENTRY_HEADER", "PRODUCER", "RingShape", "output_routine"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "CONSUMER",
+    "DATA",
+    "DISCARDED",
+    "ENTRY_HEADER",
+    "PRODUCER",
+    "RingShape",
+    "output_code",
+    "output_routine",
+]
 
 _R = Register
 
@@ -101,6 +114,61 @@ def output_routine(shape: RingShape) -> Assembled:
     asm.mov(_R.R1, DISCARDED)
     asm.alu(Alu.OR, _R.R4, _R.R1)
     asm.store(_R.R5, DATA, _R.R4, Size.W)
+    asm.jump(again)
+    asm.place(full)
+    asm.mov(_R.R0, -errno.ENOSPC)
+    asm.exit()
+    return asm.assemble()
+
+
+def output_code(shape: RingShape, size: int, pieces: Sequence[int]) -> Assembled:
+    """
+    Return what puts ``size`` bytes at R2 into a ring of those at R1: code that takes the place of the call.
+
+    They are copied in ``pieces`` of 4 or 8 bytes: a processor is slow at reading at once what has just been written in
+    parts. R0 is 0, or what prevents it. Takes R0 to R5 and no frame; asking for the CPU must leave R1 to R5 alone.
+    """
+    asm = Assembler()
+    full, again, pad = asm.label(), asm.label(), asm.label()
+    mask, whole = shape.size - 1, size + ENTRY_HEADER + 7 & ~7
+    asm.call(Helper.GET_SMP_PROCESSOR_ID)
+    asm.alu(Alu.AND, _R.R0, shape.rings - 1)
+    asm.alu(Alu.MUL, _R.R0, shape.stride)
+    asm.alu(Alu.ADD, _R.R1, _R.R0)
+    asm.place(again)
+    asm.load(_R.R0, _R.R1, PRODUCER)
+    asm.load(_R.R5, _R.R1, CONSUMER)
+    asm.mov(_R.R4, _R.R0)
+    asm.mov(_R.R3, _R.R0)
+    asm.alu(Alu.ADD, _R.R3, whole)
+    asm.alu(Alu.SUB, _R.R5, _R.R3)
+    asm.jump_if(Jump.JSLT, _R.R5, -shape.size, full)
+    asm.mov(_R.R5, _R.R0)
+    asm.alu(Alu.AND, _R.R5, mask)
+    asm.jump_if(Jump.JGT, _R.R5, shape.size - whole, pad)
+    asm.atomic(Atomic.CMPXCHG, _R.R1, PRODUCER, _R.R3)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
+    asm.alu(Alu.ADD, _R.R1, _R.R5)
+    at = 0
+    for piece in pieces:
+        asm.load(_R.R0, _R.R2, at, Size.of(piece))
+        asm.store(_R.R1, DATA + ENTRY_HEADER + at, _R.R0, Size.of(piece))
+        at += piece
+    asm.store(_R.R1, DATA, size, Size.W)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    asm.place(pad)
+    asm.alu(Alu.SUB, _R.R5, shape.size)  # the room before the end, as a negative number
+    asm.mov(_R.R3, _R.R0)
+    asm.alu(Alu.SUB, _R.R3, _R.R5)
+    asm.atomic(Atomic.CMPXCHG, _R.R1, PRODUCER, _R.R3)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
+    asm.alu(Alu.AND, _R.R4, mask)
+    asm.alu(Alu.ADD, _R.R4, _R.R1)
+    asm.neg(_R.R5)
+    asm.alu(Alu.SUB, _R.R5, ENTRY_HEADER)
+    asm.alu(Alu.OR, _R.R5, DISCARDED)
+    asm.store(_R.R4, DATA, _R.R5, Size.W)
     asm.jump(again)
     asm.place(full)
     asm.mov(_R.R0, -errno.ENOSPC)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.native.code import NativeCode
+from dprobes.native.trim import trimmed
 from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import FRAME
@@ -24,6 +25,7 @@ __all__ = ["handler_function"]
 def handler_function(address: int, assembled: Assembled, around: Surroundings) -> NativeCode:
     """Return a handler at ``address``; raise ``NotSupportedError`` for what there is no machine code for."""
     check_code(assembled)
+    assembled = trimmed(assembled)
     asm = X86Assembler(address)
     out, frame = asm.label(), frame_size(assembled)
     if frame:

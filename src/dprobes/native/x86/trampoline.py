@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
 from dprobes.native.footprint import footprint
+from dprobes.native.trim import trimmed
 from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.registers import FRAME, gpr
-from dprobes.native.x86.translator import Translator, frame_size
+from dprobes.native.x86.registers import FRAME, SCRATCH_1, SCRATCH_2, gpr
+from dprobes.native.x86.translator import Translator, frame_size, takes_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,8 @@ _USER_CS, _USER_SS = 0x33, 0x2B
 
 _LAHF, _SAHF = b"\x9f", b"\x9e"
 _SETO_AL, _ADD_AL_7F = b"\x0f\x90\xc0", b"\x04\x7f"
-_SCRATCH = (Gpr.R10, Gpr.R11)
+_CONTEXT = Gpr.RDI
+"""The register of eBPF's first argument."""
 
 
 def make_trampoline(
@@ -65,7 +67,7 @@ def make_trampoline(
     """
     check_code(assembled)
     asm = X86Assembler(address)
-    _Writer(asm, site, assembled, around).write()
+    _Writer(asm, site, trimmed(assembled), around).write()
     write_rest(asm)
     return NativeCode(address, asm.assemble())
 
@@ -78,7 +80,10 @@ class _Writer:
         self._around = around
         self._touched = touched = footprint(assembled)
         self._frame = frame_size(assembled)
-        changed = {gpr(number) for number in touched.registers if number != 10} | set(_SCRATCH) | {Gpr.RAX, Gpr.RDI}
+        self._has_context = bool(touched.reads or touched.writes)
+        changed = {gpr(number) for number in touched.registers if number != 10} | {Gpr.RAX}
+        if takes_scratch(assembled):
+            changed |= {SCRATCH_1, SCRATCH_2}
         if self._frame:
             changed.add(FRAME)
         self._reads, self._writes = touched.reads, touched.writes
@@ -98,7 +103,8 @@ class _Writer:
         size = _RED_ZONE + _CONTEXT_SIZE
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, -size))
         self._save(size)
-        asm.mov(Gpr.RDI, Gpr.RSP)
+        if self._has_context:
+            asm.mov(_CONTEXT, Gpr.RSP)
         if self._frame:
             asm.mov(FRAME, Gpr.RSP)
             asm.lea(Gpr.RSP, Memory(Gpr.RSP, -self._frame))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.insn import WIDE_LOAD
 from dprobes.bpf.asm.isa import Alu, Atomic, Class, Helper, Jump, LoadImmediate, Mode, Register, Size, X
 from dprobes.errors import NotSupportedError
+from dprobes.native.copies import pieces_of
 from dprobes.native.memory import MapShape
+from dprobes.native.routines.ring import output_code
 from dprobes.native.wellformed import FRAME_MAX
 from dprobes.native.x86.arithmetic import write_arithmetic
 from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
     from dprobes.bpf.layout import MapName
     from dprobes.native.code import Surroundings
     from dprobes.native.memory import MapPlace
+    from dprobes.native.routines.ring import RingShape
     from dprobes.native.x86.assembler import Label, X86Assembler
 
-__all__ = ["Translator", "frame_size"]
+__all__ = ["Translator", "frame_size", "takes_scratch"]
 
 _CONDITIONS = {
     Jump.JEQ: Condition.E,
@@ -49,7 +52,9 @@ _BUDGET = 1 << 23
 
 _SIZES = {size << 0: size.bytes for size in Size}
 _CLASS, _OPERATION, _MODE, _SIZE = 0x07, 0xF0, 0xE0, 0x18
-_FIRST_ARGUMENT = Register.R1.value
+_FIRST_ARGUMENT, _LENGTH = Register.R1.value, Register.R3.value
+_COPIED_MAX = 256
+"""The size of an entry up to which it is copied where it is written, word by word."""
 
 
 def _uses_budget(code: tuple[Insn, ...]) -> bool:
@@ -79,6 +84,21 @@ def frame_size(assembled: Assembled) -> int:
     return -(-(_depth(assembled.code) + (8 if _uses_budget(assembled.code) else 0)) // 16) * 16
 
 
+def takes_scratch(assembled: Assembled) -> bool:
+    """Return whether code may change registers that eBPF does not have."""
+    return any(_takes_scratch(insn) for insn in assembled.code)
+
+
+def _takes_scratch(insn: Insn) -> bool:
+    kind, operation = insn.opcode & _CLASS, insn.opcode & _OPERATION
+    if kind in (Class.ALU, Class.ALU64):
+        is_shift = operation in (Alu.LSH, Alu.RSH, Alu.ARSH)
+        return operation in (Alu.DIV, Alu.MOD) or (is_shift and bool(insn.opcode & X))
+    if kind in (Class.JMP, Class.JMP32):
+        return operation in (Jump.CALL, Jump.MAY_GOTO)
+    return insn.opcode == Class.STX | Mode.ATOMIC | insn.opcode & _SIZE and bool(insn.imm & Atomic.FETCH)
+
+
 class Translator:
     """Write the code of one handler, which is well formed (``native.wellformed``); it goes to ``out`` at its end."""
 
@@ -92,6 +112,8 @@ class Translator:
         self._budget: Memory | None = None
         self._argument: MapName | None = None
         """The map that R1 is known to be."""
+        self._length: int | None = None
+        """The number that R3 is known to be."""
 
     def write(self) -> None:
         """Write all of it."""
@@ -110,7 +132,7 @@ class Translator:
         while index < len(code):
             if index in self._labels:
                 self._asm.place(self._labels[index])
-                self._argument = None
+                self._argument = self._length = None
             insn = code[index]
             if insn.opcode == WIDE_LOAD:
                 self._wide_load(index, insn, code[index + 1])
@@ -134,14 +156,19 @@ class Translator:
                 write_atomic(asm, insn, _SIZES[opcode & _SIZE])
                 if insn.imm & Atomic.FETCH and insn.src == _FIRST_ARGUMENT:
                     self._argument = None
+                elif insn.imm & Atomic.FETCH and insn.src == _LENGTH:
+                    self._length = None
                 return
             case Class.JMP | Class.JMP32:
                 self._jump(index, insn)
                 return
             case _:
                 raise AssertionError(f"the code is not well formed: opcode {opcode:#04x}")
-        if insn.dst == _FIRST_ARGUMENT and opcode & _CLASS in (Class.ALU64, Class.ALU, Class.LDX):
-            self._argument = None
+        if opcode & _CLASS in (Class.ALU64, Class.ALU, Class.LDX):
+            if insn.dst == _FIRST_ARGUMENT:
+                self._argument = None
+            elif insn.dst == _LENGTH:
+                self._length = insn.imm if opcode == Class.ALU64 | Alu.MOV else None
 
     def _wide_load(self, index: int, low: Insn, high: Insn) -> None:
         dst = gpr(low.dst)
@@ -151,6 +178,8 @@ class Translator:
         else:
             offset = high.imm if low.src == LoadImmediate.MAP_VALUE else 0
             self._asm.mov_number(dst, self._place(name).address + offset)
+        if low.dst == _LENGTH:
+            self._length = None
         if low.dst == _FIRST_ARGUMENT:
             self._argument = name if low.src == LoadImmediate.MAP else None
 
@@ -163,7 +192,7 @@ class Translator:
     def _jump(self, index: int, insn: Insn) -> None:
         asm, operation = self._asm, insn.opcode & _OPERATION
         if operation == Jump.CALL:
-            self._call(insn)
+            self._call(index, insn)
             return
         if operation == Jump.EXIT:
             if index + 1 < len(self._code):
@@ -190,12 +219,16 @@ class Translator:
         else:
             self._asm.compare(gpr(insn.dst), operand, wide=wide)
 
-    def _call(self, insn: Insn) -> None:
+    def _call(self, index: int, insn: Insn) -> None:
         helper, around = Helper(insn.imm), self._around
         if helper is Helper.GET_SMP_PROCESSOR_ID:
             write_cpu(self._asm, Gpr.RAX, has_rdpid=around.has_rdpid)
             return
         argument, self._argument = self._argument, None
+        length, self._length = self._length or 0, None
+        if helper is Helper.RINGBUF_OUTPUT and around.rings is not None and 0 < length <= _COPIED_MAX:
+            self._output(index, around.rings, length)
+            return
         if argument is not None and helper is Helper.MAP_LOOKUP_ELEM:
             place = self._place(argument)
             if place.shape is MapShape.VALUES:
@@ -206,3 +239,10 @@ class Translator:
         if routine is None:
             raise NotSupportedError(f"there is no routine for what the kernel has as bpf_{helper.name.lower()}")
         self._asm.call_at(routine)
+
+    def _output(self, index: int, shape: RingShape, size: int) -> None:
+        """Write an entry of known size to a ring."""
+        done = self._asm.label()
+        pieces = pieces_of(self._code, index, size)
+        Translator(self._asm, output_code(shape, size, pieces), self._around, done).write()
+        self._asm.place(done)

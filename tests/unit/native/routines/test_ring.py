@@ -15,7 +15,10 @@ import pytest
 from dprobes.bpf.asm.isa import Helper
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
-from dprobes.native.routines.ring import CONSUMER, DATA, DISCARDED, PRODUCER, RingShape
+from dprobes.native.code import Surroundings
+from dprobes.native.routines.ring import CONSUMER, DATA, DISCARDED, PRODUCER, RingShape, output_code
+from dprobes.native.x86.assembler import X86Assembler
+from dprobes.native.x86.routine import write_routine
 from dprobes.native.x86.runtime import ProcessFacts, make_runtime
 from machine_code import Pages, call_stub, function_at, place, reserve
 
@@ -27,15 +30,17 @@ FULL = (1 << 64) - errno.ENOSPC
 
 
 class World:
-    """Rings, and the routine that writes to them."""
+    """Rings, and what writes to them: the routine, or with ``inlined`` code that is made for each size."""
 
-    def __init__(self, shape: RingShape, *, has_rdpid: bool = False) -> None:
+    def __init__(self, shape: RingShape, *, inlined: bool) -> None:
+        self._inlined = inlined
+        self._functions: dict[tuple[int, int], Callable[..., int]] = {}
         self.shape = shape
         self.region = Region(shape.rings * shape.stride + DATA)
         self.region.place = self.region.own_address
         self.rings = SharedRings(self.region, shape)
         address = reserve(ROOM)
-        runtime = make_runtime(address, ProcessFacts(0, 0, has_rdpid=has_rdpid), shape, {})
+        runtime = make_runtime(address, ProcessFacts(0, 0, has_rdpid=False), shape, {})
         stub = call_stub(runtime.code.end, runtime.routines[Helper.RINGBUF_OUTPUT])
         place(address, runtime.code.code + stub, ROOM)
         self._function: Callable[..., int] = function_at(runtime.code.end, 4)
@@ -44,16 +49,38 @@ class World:
     def put(self, data: bytes) -> int:
         """Put an entry; it stands at the end of a buffer whose rest is different."""
         buffer = ctypes.create_string_buffer(data + b"\xa5" * 8, len(data) + 8)
-        return self._function(self.address, ctypes.addressof(buffer), len(data), 0)
+        return self.put_from(ctypes.addressof(buffer), len(data))
+
+    def put_from(self, address: int, size: int, piece: int = 8) -> int:
+        """Put the entry at an address."""
+        if not self._inlined:
+            return self._function(self.address, address, size, 0)
+        if (size, piece) not in self._functions:
+            self._functions[size, piece] = self._made_for(size, piece)
+        return self._functions[size, piece](self.address, address)
+
+    def _made_for(self, size: int, piece: int) -> Callable[..., int]:
+        address = reserve(ROOM)
+        code = output_code(self.shape, size, [piece] * -(-size // piece))
+        asm = X86Assembler(address)
+        write_routine(asm, code, Surroundings({}, {}, {}, has_rdpid=False))
+        place(address, asm.assemble(), ROOM)
+        return function_at(address, 2)
 
     def close(self) -> None:
         self.rings.close()
         self.region.close()
 
 
+@pytest.fixture(params=[False, True], ids=["routine", "inlined"])
+def inlined(request: pytest.FixtureRequest) -> bool:
+    found: bool = request.param
+    return found
+
+
 @pytest.fixture
-def one() -> Iterator[World]:
-    made = World(RingShape(1, 4096))
+def one(*, inlined: bool) -> Iterator[World]:
+    made = World(RingShape(1, 4096), inlined=inlined)
     yield made
     made.close()
 
@@ -136,9 +163,9 @@ def test_what_is_discarded_is_skipped(one: World) -> None:
 
 @pytest.mark.parametrize("rings", [1, 2, 8])
 @pytest.mark.parametrize("size", [4096, 1 << 16])
-def test_several_threads_against_a_reader(rings: int, size: int) -> None:
+def test_several_threads_against_a_reader(rings: int, size: int, *, inlined: bool) -> None:
     """What a thread puts into one ring comes out in its order; lost and found are all that there was."""
-    world = World(RingShape(rings, size))
+    world = World(RingShape(rings, size), inlined=inlined)
     threads, each = 4, 6000
     lost = [0] * threads
     running = threads
@@ -180,8 +207,8 @@ def test_several_threads_against_a_reader(rings: int, size: int) -> None:
     world.close()
 
 
-def test_each_cpu_has_its_ring() -> None:
-    world = World(RingShape(2, 4096))
+def test_each_cpu_has_its_ring(*, inlined: bool) -> None:
+    world = World(RingShape(2, 4096), inlined=inlined)
     allowed = os.sched_getaffinity(0)
     try:
         for cpu in sorted(allowed)[:2]:
@@ -194,8 +221,8 @@ def test_each_cpu_has_its_ring() -> None:
     world.close()
 
 
-def test_processes_write_to_the_same_rings() -> None:
-    world = World(RingShape(2, 1 << 20))
+def test_processes_write_to_the_same_rings(*, inlined: bool) -> None:
+    world = World(RingShape(2, 1 << 20), inlined=inlined)
     children = []
     for number in range(4):
         child = os.fork()
@@ -208,14 +235,15 @@ def test_processes_write_to_the_same_rings() -> None:
     world.close()
 
 
-def test_memory_behind_the_data_is_not_read() -> None:
+def test_memory_behind_the_data_is_not_read(*, inlined: bool) -> None:
     """An entry at the end of a page is read up to the word that it ends in, and no further."""
     pages = Pages(1)
-    world = World(RingShape(1, 4096))
+    world = World(RingShape(1, 4096), inlined=inlined)
     for size in range(1, 65):
-        start = pages.end - -(-size // 8) * 8
-        pages.write(start, b"e" * size)
-        assert world._function(world.address, start, size, 0) == 0
-        assert world.rings.drain() == [b"e" * size]
+        for piece in (4, 8) if inlined else (8,):
+            start = pages.end - -(-size // piece) * piece
+            pages.write(start, b"e" * size)
+            assert world.put_from(start, size, piece) == 0
+            assert world.rings.drain() == [b"e" * size]
     pages.close()
     world.close()

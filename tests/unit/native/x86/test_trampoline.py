@@ -198,10 +198,14 @@ def handler(write: Callable[[Assembler], None]) -> Assembled:
 
 
 def spoil(asm: Assembler, registers: list[Register]) -> None:
-    """Let registers, and flags, be something else."""
+    """Let registers, and flags, be something else, and look at them, so that this is not left out."""
     for register in registers:
         asm.mov(register, 0xDEAD_0000 + register.value)
         asm.alu(Alu.SUB, register, 0x1234)
+    for register in registers:
+        out = asm.label()
+        asm.jump_if(Jump.JEQ, register, 0x1234, out)
+        asm.place(out)
 
 
 def random_handler(random: Random) -> Assembled:
@@ -217,10 +221,9 @@ def random_handler(random: Random) -> Assembled:
         if depth:
             asm.store(R.R10, -depth, 0x77)
             asm.store(R.R10, -8, 0x77)
-        for name in names:
+        for name in (*names, *(["eflags"] if looks_at_flags else [])):
             asm.load(R.R3, R.R6, REGISTER_OFFSETS[name])
-        if looks_at_flags:
-            asm.load(R.R3, R.R6, REGISTER_OFFSETS["eflags"])
+            asm.store(R.R10, -8, R.R3)
         for helper in helpers:
             asm.call(helper)
         if helpers:
@@ -260,6 +263,7 @@ def test_all_flags_stay(facts: ProcessFacts) -> None:
             spoil(asm, [R.R0])
             if looks:
                 asm.load(R.R2, R.R6, REGISTER_OFFSETS["eflags"])
+                asm.store(R.R10, -8, R.R2)
 
         caller = Caller(handler(write), {}, facts)
         for number in range(64):
