@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.arch import architecture
 from dprobes.bpf.layout import LOAD_WINDOW
-from dprobes.bpf.lower import LoopForm, Placement, Request, is_supported
+from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, is_supported
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
 from dprobes.rpn.encoder import CodeImage, Relocation, encode
@@ -73,6 +73,7 @@ def random_demand(random: Random) -> Demand:
         random.choice((loop_forms()[0], *loop_forms())),
         random.random() < 0.7,
         Request(
+            abilities=Abilities(small_states=random.random() < 0.5),
             items=items & ~(Item.WIDE | Item.STACK_TRACE) & sum(Item),
             probe=random.choice((2, None)),
             placement=placement,

@@ -36,7 +36,7 @@ from dprobes.bpf.layout import (
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
 from dprobes.bpf.lower.callentries import entry_size
-from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, SKIP, Field
+from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import KeptEntry
@@ -325,7 +325,7 @@ class EbpfRunner:
         shared = frozenset(number for number, table in enumerate(image.tables) if _is_shared(image, number, table))
         self._request = replace(
             request,
-            abilities=self.abilities(loops, sleepable=sleepable),
+            abilities=replace(self.abilities(loops, sleepable=sleepable), small_states=request.abilities.small_states),
             tables=Tables(states=1, cpus=8, probes=_PROBES),
             vars=lv,
             gvars=gv,
@@ -616,7 +616,12 @@ class EbpfRunner:
             return value
 
         entries = self._entries()
-        ending = field(Field.ENDING)
+        assert self.lowered is not None
+        is_small = all(reference.map is not MapName.SCRATCH for reference in self.lowered.assembled.maps)
+        ending, unhandled = field(Field.ENDING), field(Field.UNHANDLED)
+        if is_small:  # nothing is left of it, and it cannot end in other ways
+            ending = EXIT if entries else ABORT
+            unhandled = self.count(ProbeField.UNHANDLED)
         if ending == _NOT_RUN:
             assert not entries
             return None
@@ -645,7 +650,7 @@ class EbpfRunner:
         how = {REMOVE_PROBE: Ending.REMOVE, SKIP: Ending.SKIP}.get(ending, Ending.EXIT)
         value = field(Field.VALUE) if how is Ending.SKIP else 0
         assert Entry.ENDED in kinds or not (code in (1, 3) or how is Ending.REMOVE)
-        return Outcome(how, log, trace, major, minor, code, field(Field.UNHANDLED), value), state
+        return Outcome(how, log, trace, major, minor, code, unhandled, value), state
 
 
 _NOT_RUN = 0xFFFF_FFFF

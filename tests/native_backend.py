@@ -41,6 +41,9 @@ NATIVE = Abilities(
     writes_memory=True,
     writes_registers=True,
     overrides_returns=True,
+    small_states=True,
+    verified=False,
+    polled=True,
 )
 """What handlers are compiled with; how a function is skipped is made up (``ebpf_backend.host_of``)."""
 

@@ -26,6 +26,8 @@ from dprobes.bpf.asm.isa import Alu, Atomic, CallKind, Class, Jump, LoadImmediat
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.bpf.layout import MapName
 
 __all__ = ["Assembled", "Assembler", "Label", "MapReference"]
@@ -90,6 +92,7 @@ class Assembler:
         self._places: list[int | None] = []
         self._functions: list[Label] = []
         self._included: list[range] = []
+        self._left_out: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._code)
@@ -229,15 +232,32 @@ class Assembler:
         for reference in assembled.maps:
             self._maps[first + reference.index] = reference.map
 
+    # Changes of what has been written
+
+    @property
+    def code(self) -> Sequence[Insn]:
+        """What has been written so far; jumps have no distances yet."""
+        return self._code
+
+    def replace(self, index: int, insn: Insn) -> None:
+        """Change an instruction that neither jumps nor loads 64 bits."""
+        self._code[index] = insn
+
+    def leave_out(self, index: int) -> None:
+        """Leave out an instruction that neither jumps nor loads 64 bits."""
+        self._left_out.add(index)
+
     # The result
 
     def assemble(self) -> Assembled:
         """Return the code without what cannot be reached; raise OverflowError if a jump is too long."""
-        reached = self._reached()
-        kept = [index for index in range(len(self._code)) if reached[index]]
+        reached = self.reached()
+        kept = [index for index in range(len(self._code)) if reached[index] and index not in self._left_out]
         new_index = [0] * (len(self._code) + 1)
         for new, index in enumerate(kept):
             new_index[index] = new
+        for index in sorted(self._left_out, reverse=True):
+            new_index[index] = new_index[index + 1]  # a jump to it goes to what follows
         code = [self._code[index] for index in kept]
         for index, label in self._targets.items():
             if reached[index]:
@@ -264,7 +284,7 @@ class Assembler:
         assert place is not None, "a label is used that was never placed"
         return place
 
-    def _reached(self) -> bytearray:
+    def reached(self) -> bytearray:
         """Return a 1 for each instruction that can be reached, the second slots of 64-bit loads included."""
         code, targets = self._code, self._targets
         reached = bytearray(len(code) + 1)

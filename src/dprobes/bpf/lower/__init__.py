@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Jump, Register
+from dprobes.bpf.layout import power_of_two
 from dprobes.bpf.lower import exceptions
 from dprobes.bpf.lower.composer import Composer, call_extensions
 from dprobes.bpf.lower.epilogue import Epilogue
@@ -37,6 +38,7 @@ from dprobes.bpf.lower.ringentries import RingEntries
 from dprobes.bpf.lower.rows import ROW_TEMPLATES
 from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.rows.trace import write_trace_routine
+from dprobes.bpf.lower.smallstate import log_bound, may_be_small, move_to_stack
 from dprobes.bpf.lower.tickets import ticket_of
 from dprobes.bpf.lower.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
@@ -109,9 +111,18 @@ def lower(
     Raise ``NotSupportedError`` for an instruction that eBPF cannot do, or a handler that is too large.
     """
     asm = Assembler()
-    handler = _Handler(asm, image, architecture, start, point, request, host or host_of(request))
+    parts = image, architecture, start, point, request, host or host_of(request)
+    handler = _Handler(asm, *parts)
+    is_small = False
+    if handler.may_be_small:
+        with _limits(asm):
+            is_small = handler.write_small()
+        if not is_small:
+            asm = Assembler()
+            handler = _Handler(asm, *parts)
     with _limits(asm):
-        handler.write()
+        if not is_small:
+            handler.write()
         handler.write_functions()
         assembled = asm.assemble()
     return Lowered(assembled, handler.state, handler.sleeps, architecture.word_size)
@@ -226,6 +237,14 @@ class _Handler:
         self._writer.reads_unwritten = may_read_unwritten(image, architecture, flow)
         self._writer.relocated = dict(_relocated(image, flow, request))
         self._autostacktrace = point.autostacktrace
+        self.may_be_small = not self._other_areas and may_be_small(flow, request, architecture.word_size)
+        """Whether it may be that all of the state has room on the stack."""
+
+    @property
+    def _other_areas(self) -> bool:
+        """Whether the state has more than fields and a record."""
+        state = self.state
+        return bool(state.ex_logmax or state.heap or state.has_snapshot or state.keys or self._writer.reads_unwritten)
 
     @property
     def is_plain(self) -> bool:
@@ -245,6 +264,19 @@ class _Handler:
         Prologue(*around).write()
         writer.loops.write_inside(self._write_body)
         Epilogue(*around).write()
+
+    def write_small(self) -> bool:
+        """Write the program with its state on the stack; return whether that could be done."""
+        writer = self._writer
+        bound = log_bound(writer.flow, writer.word_size)
+        assert bound is not None
+        writer.is_small, writer.log_mask = True, power_of_two(bound + 1) - 1
+        self.write()
+        if writer.logged is not None:
+            for index in writer.cleared:
+                writer.asm.leave_out(index)
+        size = writer.log_mask if writer.logged is None else writer.logged
+        return move_to_stack(writer.asm, size, aligned=writer.request.abilities.verified)
 
     def write_functions(self) -> None:
         """Write the functions that the kernel calls."""

@@ -42,6 +42,9 @@ class Epilogue:
         asm = self._asm
         release = asm.label()
         self._note_unhandled()
+        if self._w.is_small and not self._w.raises and {ending for ending, _ in self._w.endings} == {ABORT}:
+            self._out_of_handler()
+            return
         if self._flow.uses("abort", "vfyrw"):
             asm.load(_R.R1, SCRATCH, Field.ENDING)
             asm.jump_if(Jump.JEQ, _R.R1, ABORT, self._ended(release))
@@ -53,12 +56,23 @@ class Epilogue:
         asm.place(release)
         if self._overload is not None:
             self._overload.end()
+        self._release()
+        self._out_of_handler()
+
+    def _release(self) -> None:
+        """Give the state back."""
+        asm = self._asm
+        if self._w.is_small:
+            return
         asm.load(_R.R1, SCRATCH, Field.NUMBER)
         asm.alu(Alu.AND, _R.R1, self._request.tables.states - 1)
         asm.alu(Alu.LSH, _R.R1, 3)
         asm.load_value(_R.R2, MapName.CLAIMS)
         asm.alu(Alu.ADD, _R.R2, _R.R1)
         asm.store(_R.R2, 0, 0)
+
+    def _out_of_handler(self) -> None:
+        asm = self._asm
         asm.place(self._out)
         self._w.host.load_result()
         asm.exit()
@@ -72,6 +86,8 @@ class Epilogue:
 
     def _note_unhandled(self) -> None:
         asm = self._asm
+        if self._w.is_small and not self._w.raises:
+            return
         if not any(i.row is None or i.row.faults for i in self._flow.instructions.values()):
             return
         handled = asm.label()

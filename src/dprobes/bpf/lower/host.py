@@ -442,7 +442,9 @@ class Host:
     def output(self, *, wakes: bool = False) -> None:
         """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if that sleeps."""
         asm = self._asm
-        if wakes:
+        if self._request.abilities.polled:
+            asm.mov(Register.R4, RingOutput.NO_WAKEUP)
+        elif wakes:
             asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
         else:
             awake = asm.label()

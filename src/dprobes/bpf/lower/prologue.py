@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, MapName, ProbeField
 from dprobes.bpf.lower.callentries import SEEN, take_entry
-from dprobes.bpf.lower.handlerstate import FRAMES, KEPT, RANGES, Field, Frame
+from dprobes.bpf.lower.handlerstate import FRAMES, KEPT, LOG, RANGES, Field, Frame
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.request import Filter
 from dprobes.bpf.lower.scopefilter import write_filter
@@ -70,7 +70,8 @@ class Prologue:
         self._count_hit()
         if self._overload is not None:
             self._admit(self._overload)
-        self._claim()
+        if not self._w.is_small:
+            self._claim()
         self._initialise()
 
     def _filter(self) -> None:
@@ -247,6 +248,10 @@ class Prologue:
         if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
             asm.store(SCRATCH, Field.MAJOR, self._w.point.major)
             asm.store(SCRATCH, Field.MINOR, self._w.point.minor)
+        if self._w.is_small:
+            for place in range(LOG, LOG + self._w.log_mask, 8):
+                self._w.cleared.append(len(asm))
+                asm.store(SCRATCH, place, 0)
         if self._overload is not None:
             self._overload.begin()
         for word in range(self._w.state.entry_words):

@@ -125,6 +125,10 @@ class Abilities:
     URETPROBE which function returns, ``nesting`` how it knows which returns are awaited, ``stack`` how it
     knows where stacks end. ``overrides_returns`` says that a program at a KPROBE can let a function return. With
     ``task`` a program reads of the thread what it would otherwise ask of a helper for each.
+
+    With ``small_states`` handlers that need little of a state have it on their stack (``smallstate``), and with
+    ``verified`` only such as the kernel's verifier takes. With ``polled`` nobody sleeps until a record comes, and who
+    reads records counts them: handlers neither wake anybody nor count what they have put into the ring.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -138,6 +142,9 @@ class Abilities:
     nesting: NestingLayout | None = None
     task: TaskLayout | None = None
     stack: StackLayout | None = None
+    small_states: bool = False
+    verified: bool = True
+    polled: bool = False
 
 
 class Placement(enum.Enum):

@@ -66,11 +66,19 @@ class RingEntries:
             host.process_name()
         asm.mov(_R.R2, SCRATCH)
         asm.alu(Alu.ADD, _R.R2, start - _HEAD)
-        asm.load(_R.R3, SCRATCH, Field.LP)
-        asm.alu(Alu.AND, _R.R3, self._w.state.log_mask)
-        asm.alu(Alu.ADD, _R.R3, self._header_size + _HEAD)
+        self._entry_size()
         host.output()
         self._count_output()
+
+    def _entry_size(self) -> None:
+        """Load the size of the record's entry to R3."""
+        asm, logged = self._asm, self._w.logged
+        if logged is not None:
+            asm.mov(_R.R3, logged + self._header_size + _HEAD)
+            return
+        asm.load(_R.R3, SCRATCH, Field.LP)
+        asm.alu(Alu.AND, _R.R3, self._w.log_mask)
+        asm.alu(Alu.ADD, _R.R3, self._header_size + _HEAD)
 
     def _read_thread(self, head: int) -> bool:
         """
@@ -170,6 +178,11 @@ class RingEntries:
 
     def _count_output(self) -> None:
         asm, lost, counted = self._asm, self._asm.label(), self._asm.label()
+        if self._request.abilities.polled:
+            asm.jump_if(Jump.JEQ, _R.R0, 0, counted)
+            self._w.host.count(ProbeField.LOST)
+            asm.place(counted)
+            return
         asm.jump_if(Jump.JNE, _R.R0, 0, lost)
         self._w.host.count(ProbeField.RECORDS)
         asm.jump(counted)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import Field
+from dprobes.bpf.lower.handlerstate import ABORT, Field
 from dprobes.bpf.lower.loops import loops_of, switch
 from dprobes.bpf.lower.stack import SCRATCH, TSP, Operand, VirtualStack, store_number
 from dprobes.rpn.isa import NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
@@ -97,6 +97,16 @@ class Writer:
         self.stack = VirtualStack(asm, self.word_size, None)
         self.lp: int | None = None
         """LP, if it is known."""
+        self.endings: set[tuple[int, int | None]] = set()
+        """How the code ends that has been written, each with LP, if that is known."""
+        self.raises = False
+        """Whether the code that has been written raises exceptions."""
+        self.is_small = False
+        """Whether the state is to be moved to the stack (``smallstate``)."""
+        self.log_mask = state.log_mask
+        """The mask of the length of what is logged."""
+        self.cleared: list[int] = []
+        """The instructions that clear the log buffer of a small state, so that no part of a record is unknown."""
         self.is_open = False
         """Whether control can reach the next instruction to be written."""
         self.end_label = asm.label()
@@ -198,10 +208,17 @@ class Writer:
         if self.request.keeps_stack:
             self.stack.settle()
             self.stack.store_tsp()
+        self.endings.add((ending, self.lp))
         if ending:
             self.asm.store(SCRATCH, Field.ENDING, ending)
         self.asm.jump(self.end_label)
         self.is_open = False
+
+    @property
+    def logged(self) -> int | None:
+        """How much the code that has been written logs before each of its ends, where that is known."""
+        ends = {lp for ending, lp in self.endings if ending != ABORT}
+        return ends.pop() if self.is_small and not self.raises and len(ends) == 1 else None
 
     # Exceptions
 
@@ -237,6 +254,7 @@ class Writer:
     def throw(self, code: ExceptionCode, parm1: Operand = 0, parm2: Operand = 0) -> None:
         """Raise an exception, whose parameters may be in registers; the stack has been flushed."""
         asm = self.asm
+        self.raises = True
         if self.is_enabled(code):
             for field, value in ((Field.PARM1, parm1), (Field.PARM2, parm2)):
                 store_number(asm, SCRATCH, field, value & self.mask if not isinstance(value, Register) else value)

@@ -177,6 +177,7 @@ def _rx(w: Writer, i: EncodedInstruction) -> None:
     w.asm.store(SCRATCH, Field.RAISED, 0)
     w.stack.settle()
     w.stack.store_tsp()
+    w.raises = True
     w.asm.jump(w.reraise_label)
     w.is_open = False
 
