@@ -20,6 +20,7 @@ from debuginformation import debug_information
 from draining import draining
 from endurance import endurance
 from guestkernels import guest_kernels
+from inprocess import in_process
 from kernel_hits import kernel_hits, papers_experiments
 from latency import latency
 from managing import managing
@@ -41,7 +42,13 @@ if TYPE_CHECKING:
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
 PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans}
-RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables, "types": debug_information}
+RECORDS: Sections = {
+    "process": in_process,
+    "records": records,
+    "sinks": sinks,
+    "tables": tables,
+    "types": debug_information,
+}
 EBPF: Sections = {
     "hits": kernel_hits,
     "returns": returns,
