@@ -18,16 +18,17 @@ from dprobes.dwarf.bytenumbers import text_at
 from dprobes.dwarf.entries import UNREADABLE
 from dprobes.dwarf.numbers import At, UnitKind
 from dprobes.dwarf.ranges import covers
-from dprobes.dwarf.sections import has_debug_information, section_source
-from dprobes.dwarf.units import Unit, unit_end
+from dprobes.dwarf.sections import has_debug_information, joined_source, section_source
+from dprobes.dwarf.units import Unit, is_skeleton, unit_end
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dprobes.dwarf.abbreviations import EntryShape, FormSizes
     from dprobes.dwarf.entries import Entry, EntryUnit
+    from dprobes.dwarf.packages import Package, PackagedPart
     from dprobes.dwarf.sections import SectionBytes, SectionSource
     from dprobes.target.elf.file import ElfFile
 
@@ -41,7 +42,9 @@ _UNITS_MAX = 1 << 18
 _READ_FIRST = 1 << 14
 """Bytes of a section in which most of what is read at an offset ends."""
 
-_OF_PROGRAM = frozenset((".debug_addr", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink"))
+_OF_PROGRAM = frozenset(
+    (".debug_addr", ".debug_ranges", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink")
+)
 """Sections that a unit has in the program, not in a file of its own."""
 
 
@@ -64,10 +67,18 @@ class DebugFile:
     The debug information that is in one file.
 
     ``program`` is the one that it was put aside for: then its sections have other names, or are those of the program.
+    ``part`` is what is meant of a package.
     """
 
-    def __init__(self, elf: ElfFile, directory: Path | None = None, program: DebugFile | None = None) -> None:
+    def __init__(
+        self,
+        elf: ElfFile,
+        directory: Path | None = None,
+        program: DebugFile | None = None,
+        part: PackagedPart | None = None,
+    ) -> None:
         self.elf = elf
+        self._part = part
         self.order = elf.byte_order
         self._directory = directory
         self._program = program
@@ -75,6 +86,7 @@ class DebugFile:
         self._shapes: dict[tuple[int, FormSizes], Mapping[int, EntryShape]] = {}
         self._units: dict[tuple[bool, int], Unit] = {}
         self._split: dict[int, Unit] = {}
+        self._packaged_types: dict[int, Unit | None] = {}
         self._starts: list[int] = [0]
         """Where the units begin that were passed so far, and where the next one does."""
 
@@ -111,8 +123,13 @@ class DebugFile:
             return self._program._source(name)  # noqa: SLF001 - of the same class
         found = self._sections.get(name)
         if found is None:
-            full_name = name if self._program is None else f"{name}.dwo"
-            found = self._sections[name] = section_source(self.elf, full_name)
+            if self._program is None:
+                found = section_source(self.elf, name)
+            elif self._part is None:
+                found = joined_source(self.elf, f"{name}.dwo")
+            else:
+                found = self._part.source(f"{name}.dwo")
+            self._sections[name] = found
         return found
 
     @property
@@ -136,25 +153,48 @@ class DebugFile:
             whole = self.whole_unit(unit)
             if whole is not unit and isinstance(whole.file, DebugFile):
                 yield whole.file
+        if self._split and self.package is not None:
+            yield from self._files_of_types
+
+    @cached_property
+    def _files_of_types(self) -> Sequence[DebugFile]:
+        """What the package has of types that have units of their own."""
+        package = self.package
+        return () if package is None else [DebugFile(package.elf, program=self, part=each) for each in package.types()]
 
     def whole_unit(self, unit: Unit) -> Unit:
         """Return a unit with its entries, which may be in a file of its own (``-gsplit-dwarf``)."""
-        if unit.kind != UnitKind.SKELETON:
+        if not is_skeleton(unit):
             return unit
         if unit.offset not in self._split:
             self._split[unit.offset] = self._open_split(unit)
         return self._split[unit.offset]
 
-    def _open_split(self, skeleton: Unit) -> Unit:
-        from dprobes.dwarf.splitfile import NOT_THERE, split_files
+    @cached_property
+    def package(self) -> Package | None:
+        """The package with what was put aside for its units, if there is one."""
+        from dprobes.dwarf.packages import find_package
 
-        name = skeleton.root.text(At.DWO_NAME)
-        if not name:
+        return find_package(self.elf)
+
+    def _open_split(self, skeleton: Unit) -> Unit:
+        from dprobes.dwarf.splitfile import NOT_THERE, number_of, split_files
+
+        name = skeleton.root.text(At.DWO_NAME) or skeleton.root.text(At.GNU_DWO_NAME)
+        number = number_of(skeleton)
+        if not name or number is None:
             self.malformed(f"the unit at {skeleton.offset:#x} does not say in which file it is")
-        for elf in split_files(self.elf, name, skeleton.root.text(At.COMP_DIR) or "/"):
-            for unit in DebugFile(elf, program=self).units():
-                if unit.kind == UnitKind.SPLIT_COMPILE and unit.signature == skeleton.signature:
-                    unit.skeleton = skeleton
+        package = self.package
+        part = None if package is None else package.unit(number)
+        if part is not None:
+            files = iter((DebugFile(part.package.elf, program=self, part=part),))
+        else:
+            found = split_files(self.elf, name, skeleton.root.text(At.COMP_DIR) or "/")
+            files = (DebugFile(elf, program=self) for elf in found)
+        for file in files:
+            for unit in file.units():
+                if number_of(unit) == number:
+                    unit.skeleton, unit.kind = skeleton, UnitKind.SPLIT_COMPILE
                     return unit
         message = f"'{self.elf.path}' has debug information in '{name}', which is not there, or of another build"
         raise TargetError(message, hint=NOT_THERE)
@@ -231,10 +271,19 @@ class DebugFile:
 
     def type_of_signature(self, signature: int) -> Entry:
         """Return the type that has a unit of its own."""
-        unit = self._type_units.get(signature)
+        unit = self._type_units.get(signature) or self._packaged_type(signature)
         if unit is None:
             self.malformed(f"there is no type with the signature {signature:#x}")
         return unit.entry(unit.offset + unit.type_offset)
+
+    def _packaged_type(self, signature: int) -> Unit | None:
+        if self._part is None:
+            return None
+        found = self._packaged_types.get(signature)
+        if found is None and (part := self._part.package.type_unit(signature)) is not None:
+            file = DebugFile(self.elf, program=self._program, part=part)
+            found = self._packaged_types[signature] = file._type_units.get(signature)
+        return found
 
     def type_units(self) -> Iterator[Unit]:
         """Give all units of ``.debug_types``, where DWARF 4 has types with signatures."""
@@ -247,7 +296,8 @@ class DebugFile:
     @cached_property
     def _type_units(self) -> Mapping[int, Unit]:
         units = chain(self.units(), self.type_units())
-        return {u.signature: u for u in units if u.signature is not None and u.kind == UnitKind.TYPE}
+        kinds = (UnitKind.TYPE, UnitKind.SPLIT_TYPE)
+        return {u.signature: u for u in units if u.signature is not None and u.kind in kinds}
 
     # What units and entries ask for
 

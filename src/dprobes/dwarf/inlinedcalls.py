@@ -75,21 +75,18 @@ def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
 
     Where other units refer to it, only what may contain such a reference is looked into.
     """
-    for holder in (file, *_alternates(file)):
+    alternate = file.alternate if file.has_alternate else None
+    for holder in file.all_files():
+        user = file if holder is alternate else holder  # of what several files share calls are in this one
         found = (each for each in entries_named(holder, name, (Tag.SUBPROGRAM,)) if not _is_elsewhere(each))
         for abstract in {entry.origin: None for entry in found}:
-            for unit, places in _references(file, holder, abstract):
+            for unit, places in _references(user, holder, abstract):
                 yield from _Search(abstract, places).calls_in(unit.root, None, 0, 0)
 
 
 def _is_elsewhere(function: Entry) -> bool:
     """Return whether a unit only calls a function: many do, and to look for references to each takes long."""
     return function.has(At.DECLARATION) and is_c(function.unit)
-
-
-def _alternates(file: DebugFile) -> Iterator[DebugFile]:
-    if file.section(".gnu_debugaltlink").size:
-        yield file.alternate
 
 
 class _Search:

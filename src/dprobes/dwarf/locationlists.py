@@ -4,6 +4,7 @@ Lists of locations: which expression says where a variable is, at which instruct
 ::
 
     .debug_loc        (word begin, word end, u16 size, expression)*; begin of all ones: end is the new base; 0 0 ends
+    .debug_loc.dwo    (u8 kind | operands | u16 size, expression)*; kind 0 ends; GNU's, for DWARF 4
     .debug_loclists   (u8 kind | operands | size, expression)*; kind 0 ends
 """
 
@@ -45,9 +46,10 @@ def listed_expressions(entry: Entry, attribute: int) -> Sequence[ListedExpressio
             place = list_offset(unit, ".debug_loclists", At.LOCLISTS_BASE, index)
         if place is None:
             return None
-        if unit.sizes.version < 5:
-            return unit.file.read_at(".debug_loc", place, lambda section: _old_list(unit, section, place))
-        return unit.file.read_at(".debug_loclists", place, lambda section: _new_list(unit, section, place))
+        if unit.sizes.version >= 5:
+            return unit.file.read_at(".debug_loclists", place, lambda section: _new_list(unit, section, place))
+        read = _split_list if unit.is_split else _old_list
+        return unit.file.read_at(".debug_loc", place, lambda section: read(unit, section, place))
     except UNREADABLE:
         unit.file.malformed(f"the locations of the entry at {entry.offset:#x} cannot be understood")
 
@@ -72,6 +74,44 @@ def _old_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[Li
             position += 2
             found.append(ListedExpression(base + begin, base + end, _block(data[position : position + length], length)))
             position += length
+    return found
+
+
+def _split_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
+    order, file = unit.sizes.order, unit.file
+    data, position, base = section.data, section.start + place, unit.low_pc
+    found: list[ListedExpression] = []
+    while len(found) < _ENTRIES_MAX:
+        if position >= section.end:
+            raise IndexError("a list outside of its section")
+        kind = data[position]
+        position += 1
+        match kind:
+            case 0:  # end of list
+                break
+            case 1:  # base address selection
+                index, position = unsigned_at(data, position)
+                base = file.indexed_address(unit, index)
+                continue
+            case 2:  # start and end
+                index, position = unsigned_at(data, position)
+                second, position = unsigned_at(data, position)
+                begin, end = file.indexed_address(unit, index), file.indexed_address(unit, second)
+            case 3:  # start and length
+                index, position = unsigned_at(data, position)
+                begin = file.indexed_address(unit, index)
+                end = begin + int.from_bytes(data[position : position + 4], order)
+                position += 4
+            case 4:  # pair of offsets
+                begin = base + int.from_bytes(data[position : position + 4], order)
+                end = base + int.from_bytes(data[position + 4 : position + 8], order)
+                position += 8
+            case _:
+                raise ValueError(f"a location of kind {kind}")
+        length = int.from_bytes(data[position : position + 2], order)
+        position += 2
+        found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
+        position += length
     return found
 
 

@@ -51,7 +51,10 @@ def _listed(entry: Entry) -> Sequence[AddressRange]:
     unit = entry.unit
     try:
         if unit.sizes.version < 5:
-            return _old_list(unit, entry.offset_in_section(At.RANGES))
+            place = entry.offset_in_section(At.RANGES)
+            if place is not None and unit.is_split:  # in the section of the program
+                place += unit.base(At.GNU_RANGES_BASE) or 0
+            return _old_list(unit, place)
         place = entry.offset_in_section(At.RANGES)
         if place is None and (index := entry.index_in_lists(At.RANGES)) is not None:
             place = list_offset(unit, ".debug_rnglists", At.RNGLISTS_BASE, index)

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.elf.headers import Section
 
-__all__ = ["NO_SECTION", "SectionBytes", "SectionSource", "has_debug_information", "section_bytes", "section_source"]
+__all__ = [
+    "NO_SECTION",
+    "SectionBytes",
+    "SectionSource",
+    "has_debug_information",
+    "joined_source",
+    "present",
+    "section_bytes",
+    "section_source",
+]
 
 _COMPRESSED = 0x800
 _ZLIB, _ZSTD = 1, 2
@@ -152,8 +161,28 @@ def section_bytes(elf: ElfFile, name: str) -> SectionBytes:
 def section_source(elf: ElfFile, name: str) -> SectionSource:
     """Return what gives a section of a file, an empty one if there is none; raise ``TargetError`` if nothing can."""
     section = _section(elf, name)
-    if section is None:
-        return _Present(NO_SECTION)
+    return _Present(NO_SECTION) if section is None else _source_of(elf, section)
+
+
+def joined_source(elf: ElfFile, name: str) -> SectionSource:
+    """Return what gives all sections of a name one behind the other: compilers write one for each type."""
+    sections = [each for each in elf.sections if each.name in _names(name) and each.in_file]
+    if len(sections) <= 1:
+        return section_source(elf, name)
+    sources = [_source_of(elf, section) for section in sections]
+    if sum(each.size for each in sources) > _INFLATED_MAX:
+        elf.malformed(f"there are too many sections '{name}'")
+    found = [source.until(source.size) for source in sources]
+    data = b"".join(bytes(each.data[each.start : each.end]) for each in found)
+    return _Present(SectionBytes(data, 0, len(data)))
+
+
+def present(section: SectionBytes) -> SectionSource:
+    """Return what gives a section that is there."""
+    return _Present(section)
+
+
+def _source_of(elf: ElfFile, section: Section) -> SectionSource:
     data = elf.data
     start, end = section.offset, section.offset + section.size
     if end > len(data) or not hasattr(data, "find"):
@@ -169,8 +198,11 @@ def section_source(elf: ElfFile, name: str) -> SectionSource:
 
 
 def _section(elf: ElfFile, name: str) -> Section | None:
-    names = (name, name.replace(".debug", ".zdebug", 1))
-    return next((each for each in elf.sections if each.name in names and each.in_file), None)
+    return next((each for each in elf.sections if each.name in _names(name) and each.in_file), None)
+
+
+def _names(name: str) -> tuple[str, str]:
+    return (name, name.replace(".debug", ".zdebug", 1))
 
 
 def _decompressed(elf: ElfFile, section: Section) -> SectionSource:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.dwarf.entries import EntryFile
     from dprobes.dwarf.sections import SectionBytes
 
-__all__ = ["Unit", "unit_end"]
+__all__ = ["Unit", "is_skeleton", "unit_end"]
 
 _LONG = 0xFFFFFFFF
 _VERSIONS = (2, 3, 4, 5)
@@ -44,6 +44,13 @@ def unit_end(section: SectionBytes, offset: int, order: ByteOrder) -> int:
     if length < 7 or end > section.size:
         raise ValueError(f"a unit at {offset:#x} with {length} bytes")
     return end
+
+
+def is_skeleton(unit: Unit) -> bool:
+    """Return whether the entries of a unit are elsewhere: DWARF 5 says so in its header, GNU's DWARF 4 in its entry."""
+    if unit.kind != UnitKind.COMPILE or unit.sizes.version >= 5:
+        return unit.kind == UnitKind.SKELETON
+    return unit.root.has(At.GNU_DWO_NAME)
 
 
 class Unit:
@@ -137,7 +144,7 @@ class Unit:
 
     def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
         """Return where the unit's part of a section begins."""
-        if self.skeleton is not None and attribute == At.ADDR_BASE:
+        if self.skeleton is not None and attribute in (At.ADDR_BASE, At.GNU_RANGES_BASE):
             return self.skeleton.base(attribute, gnu_attribute)
         found = self.root.offset_in_section(attribute)
         return found if found is not None or gnu_attribute is None else self.root.offset_in_section(gnu_attribute)

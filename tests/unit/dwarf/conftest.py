@@ -114,6 +114,9 @@ VARIANTS = {
     "d5-zlib-gnu": ("gcc", SHAPES, "-g -O2 -gz=zlib-gnu"),
     "d5-static": ("gcc", SHAPES, "-g -O2 -static"),
     "d5-split": ("gcc", SHAPES, "-g -O1 -gsplit-dwarf"),
+    "d4-split": ("gcc", SHAPES, "-g -gdwarf-4 -O2 -gsplit-dwarf"),
+    "d4-split-types": ("gcc", SHAPES, "-g -gdwarf-4 -O1 -gsplit-dwarf -fdebug-types-section"),
+    "d5-split-types": ("gcc", SHAPES, "-g -gdwarf-5 -O2 -gsplit-dwarf -fdebug-types-section"),
     "cxx": ("g++", CPLUSPLUS, "-g -O1"),
 }
 """Compiler, source and flags of each program."""

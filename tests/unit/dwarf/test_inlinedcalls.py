@@ -62,7 +62,14 @@ def agrees_with_gdb(program: Path, name: str) -> int:
     return len(calls)
 
 
-OPTIONS = [("-O2",), ("-O2", "-gdwarf-4"), ("-O3", "-flto"), ("-O1", "-x", "c++")]
+OPTIONS = [
+    ("-O2",),
+    ("-O2", "-gdwarf-4"),
+    ("-O2", "-gsplit-dwarf"),
+    ("-O2", "-gdwarf-4", "-gsplit-dwarf"),
+    ("-O3", "-flto"),
+    ("-O1", "-x", "c++"),
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)

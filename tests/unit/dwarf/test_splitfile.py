@@ -54,7 +54,10 @@ def test_a_file_of_another_build_is_an_error(moved: Path, monkeypatch: pytest.Mo
         function_at(read(moved), address_of(moved, "work"))
     message = f"'{moved}' has debug information in 'd5-split.dwo', which is not there, or of another build"
     assert message == caught.value.message
-    assert "put the .dwo files where the program is, or compile it without -gsplit-dwarf" == caught.value.hint
+    assert (
+        "put the .dwo files or their .dwp package where the program is, or compile it without -gsplit-dwarf"
+        == caught.value.hint
+    )
 
 
 def _without_directory(_entry: object, attribute: int) -> str | None:
