@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.api import C_SUFFIX
-from dprobes.api.compiledfile import is_compiled, read_compiled
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
@@ -251,6 +250,8 @@ def load_ppdf(
     and without ``verify_opcodes`` also where the instructions are not those of these builds. ``allow_write`` must be
     given for a program that ``needs_write``. Raise ``FormatError`` if the file is none, or damaged.
     """
+    from dprobes.api.compiledfile import read_compiled
+
     ppdf = read_compiled(Path(path))
     loaded = _carried(ppdf, str(path), verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
     if not verify_opcodes:
@@ -281,6 +282,8 @@ def load_program(
     for several modules has companions.
     Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
     """
+    from dprobes.api.compiledfile import is_compiled
+
     if is_compiled(path):
         loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
         first, *others = [select(program, groups, types) for program in loaded.programs]

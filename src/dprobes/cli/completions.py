@@ -223,8 +223,8 @@ def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.C
 
 def _program(ctx: click.Context) -> Program:
     """Return the program that the line names."""
+    from dprobes.api.compiledfile import is_compiled
     from dprobes.cli.options import compile_options
-    from dprobes.cli.resolvedprogram import is_compiled
     from dprobes.diagnostics import Diagnostics
     from dprobes.ppdf.reader import decode
     from dprobes.rpn.pipeline import parse_file

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.api import C_SUFFIX, compiledprogram
-from dprobes.api.compiledfile import is_compiled
 from dprobes.errors import DprobesError, SourceError
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
@@ -27,7 +26,6 @@ __all__ = [
     "compile_programs",
     "files_of",
     "is_c",
-    "is_compiled",
     "load_program",
     "module_of",
     "source_of",
@@ -54,6 +52,8 @@ def load_program(
     """
     if isinstance(path, str):
         return compiledprogram.load_c_source(source_of(path), options, symbols=symbols, module=module, files=files)
+    from dprobes.api.compiledfile import is_compiled
+
     if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
         raise click.UsageError(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
     return compiledprogram.load_program(

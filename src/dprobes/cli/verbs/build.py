@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.api import C_SUFFIX
+from dprobes.api.compiledfile import is_compiled
 from dprobes.api.sourcefile import parse_programs
 from dprobes.cli import console
 from dprobes.cli.options import (
@@ -24,7 +25,7 @@ from dprobes.cli.options import (
 )
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import is_c, is_compiled, source_of
+from dprobes.cli.resolvedprogram import is_c, source_of
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError

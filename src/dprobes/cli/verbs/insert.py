@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.api.compiledfile import compiled_bytes
+from dprobes.api.compiledfile import compiled_bytes, is_compiled
 from dprobes.cli import console
 from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
 from dprobes.cli.options import (
@@ -18,7 +18,6 @@ from dprobes.cli.options import (
     text_option,
     word_of_program,
 )
-from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.scopeoptions import scope_options
 from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import templates_option

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import click
 
+from dprobes.api.compiledfile import is_compiled
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
 from dprobes.cli.options import (
@@ -21,7 +22,7 @@ from dprobes.cli.output.handlercode import Disassembly
 from dprobes.cli.output.summary import left_out_lines, place_of
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import Compiled, compile_programs, is_compiled, load_program
+from dprobes.cli.resolvedprogram import Compiled, compile_programs, load_program
 from dprobes.diagnostics import Severity
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.rpn.printer import print_header
