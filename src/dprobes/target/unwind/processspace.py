@@ -86,6 +86,11 @@ class ProcessSpace:
         mapping = self._mapping_at(address)
         return mapping is not None and (mapping.is_file or mapping.path in _OWN_AREAS)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether its mappings could be read: those of a process that has ended, and waits for its parent, cannot."""
+        return bool(self._mappings)
+
     def is_alive(self) -> bool:
         """Return whether the first byte of a known mapping can be read still, or none is known."""
         try:

@@ -2,7 +2,9 @@
 The call stacks of programs: from the snapshots that handlers take to the addresses in their records.
 
 A stack is followed as soon as its snapshot is read from the ring, while the process is likely to be there still: its
-mappings and unwind tables are read from its memory. The stack itself is read from the copy only.
+mappings and unwind tables are read from its memory. The stack itself is read from the copy only. Of a process that has
+ended before, the files that it had mapped are read instead; older kernels (6.1) let the memory of one that waits for
+its parent be opened all the same, and it is seen by its mappings that there is none.
 """
 
 from __future__ import annotations
@@ -139,9 +141,9 @@ class UserStacks:
                 process.space.forget()
                 process.looked = time.monotonic()
             stack = tuple(logged_stack(process.space, registers, USER_FRAMES_MAX))
-            if stack[-1] not in _CUT or process.space.is_alive():
+            if stack[-1] not in _CUT or (process.space.is_known and process.space.is_alive()):
                 return stack
-            # It has ended meanwhile: its tables could not be read to the end.
+            # It has ended meanwhile: its tables could not be read to the end, or what it mapped not at all.
         except (TargetError, OSError):
             pass
         self._forget(pid)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import SNAPSHOT, SNAPSHOT_REGISTERS
 from dprobes.engines.ebpf.read.userstacks import UserStacks
+from dprobes.errors import TargetError
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.rpn.isa import StackEnd, Token
 from dprobes.target.processimages import ProcessImages
 from dprobes.target.processmaps import executable_mappings, read_maps
+
+if TYPE_CHECKING:
+    import pytest
 
 NOBODY = (1 << 22) - 1
 """No process has this number: kernel.pid_max is lower, or it is taken for the last one only."""
@@ -53,6 +58,24 @@ def test_the_stack_of_a_process_that_has_ended_is_found_by_what_it_had_mapped() 
     assert address is not None
     # At its first instruction the return address is on top of the stack, of which nothing else was copied.
     entry = snapshot(NOBODY, 3, 0, address) + struct.pack("=Q", 0x1234)
+    stacks.take(entry, 0, len(entry))
+    completed = stacks.completed(record(item([3, 0, 0, 0])))
+    assert decode_record(completed).data == item([address, 0x1234, StackEnd.NO_TABLE])
+
+
+def test_so_is_that_of_one_whose_parent_has_not_asked_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is gone, though older kernels let it be opened: here a process that lives stands for it."""
+
+    def nothing(pid: int, limit: int) -> bytes:
+        raise TargetError(f"process {pid} has no memory; {limit} bytes were asked for")
+
+    images, own = ProcessImages(), os.getpid()
+    images.began(own, 0, executable_mappings(read_maps(own)))
+    monkeypatch.setattr("dprobes.engines.ebpf.read.userstacks.read_maps", nothing)
+    address = ctypes.cast(ctypes.CDLL(None).qsort, ctypes.c_void_p).value
+    assert address is not None
+    stacks = UserStacks(images, lambda: None)
+    entry = snapshot(own, 3, 0, address) + struct.pack("=Q", 0x1234)
     stacks.take(entry, 0, len(entry))
     completed = stacks.completed(record(item([3, 0, 0, 0])))
     assert decode_record(completed).data == item([address, 0x1234, StackEnd.NO_TABLE])
