@@ -143,7 +143,9 @@ class TableTyper:
             return "last", self._number(value), ""
         count = KINDS[value.function]
         if len(value.arguments) != count:
-            raise self._values.wrong(value.span, f"'{value.function}' takes {count} arguments")
+            raise self._values.wrong(
+                value.span, f"'{value.function}' takes {count} argument{'' if count == 1 else 's'}"
+            )
         if not count:
             return "count", None, ""
         number = self._number(value.arguments[0])
