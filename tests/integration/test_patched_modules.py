@@ -97,7 +97,7 @@ def test_exceptions_pass_through_displaced_calls(build: Builder, flags: tuple[st
         library, library.name, what, "3", loaded("libgcc_s.so.1"), "2000", "3"
     )
     assert output == unchanged(library)
-    assert placed >= 0.85 * (placed + refused)  # all at once they are in each other's way
+    assert placed >= 0.93 * (placed + refused)  # all at once they are in each other's way
     assert hit > 0.5 * placed
 
 

@@ -6,7 +6,8 @@ windows first), a seed; more of these. LOADED in the environment is a library of
 Each trampoline counts its hits and executes what was displaced. Nothing is undone. There is one thread, so that nobody
 else executes what is being written; and its own return addresses are at the end of windows, never inside.
 
-The output is that of the work; for each module stderr says how many sites were placed, refused and hit.
+The output is that of the work; for each module stderr says how many sites were placed and refused, and how many
+trampolines were hit.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from iced_x86 import Decoder
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.engines.x86.patches.displaced import displaced
-from dprobes.engines.x86.patches.placer import Placement, Placer
+from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
 from dprobes.target.location import Module
 from dprobes.target.processmaps import parse_maps, read_maps
 
-ROOM = 128
+ROOM = 256
 COUNTER_SIZE = 8
 MAP_FIXED_NOREPLACE = 0x100000
 REGIONS_MAX = 15_000
@@ -52,19 +53,22 @@ def counting(at: int, counter: int) -> bytes:
     return code + bytes.fromhex("9d 488da42480000000")  # popfq; lea rsp, [rsp+128]
 
 
-def trampoline(placed: Placement) -> bytes:
-    """Return what leads to the site, the handler, and the rest of what was displaced; the counter is behind that."""
+def trampoline(placed: Placement, sites: set[int]) -> bytes:
+    """Return what was displaced, with the handler before each of the sites in it; the counter is behind that."""
     plan, at = placed.plan, placed.trampoline
+    counter = at + ROOM - COUNTER_SIZE
+    # What a landing mark is the site of begins behind the mark.
+    cuts = sorted({max(site, plan.start) for site in sites} | {plan.start, plan.start + len(plan.raw)})
     code = b""
-    if plan.lead:
-        lead = displaced(plan.raw[: plan.lead], plan.start, at, goes_back=False)
-        assert lead is not None
-        code = lead.code
-    code += counting(at + len(code), at + ROOM - COUNTER_SIZE)
-    rest = displaced(plan.raw[plan.lead :], plan.start + plan.lead, at + len(code))
-    assert rest is not None
-    assert len(code + rest.code) <= ROOM - COUNTER_SIZE
-    return code + rest.code
+    for start, end in itertools.pairwise(cuts):
+        if start != plan.start or not plan.lead or start in sites:
+            code += counting(at + len(code), counter)
+        raw = plan.raw[start - plan.start : end - plan.start]
+        copy = displaced(raw, start, at + len(code), goes_back=end == cuts[-1])
+        assert copy is not None
+        code += copy.code
+    assert len(code) <= ROOM - COUNTER_SIZE
+    return code
 
 
 def sites_of(module: Module, code: ModuleCode, what: str, chooser: random.Random) -> list[int]:
@@ -97,9 +101,13 @@ class Patches:
         sites = sites_of(module, code, what, chooser)
         found = list(Placer(code, space, ROOM).place(sites, windows_first=True if what.endswith("w") else None))
         self.placed = [one for one in found if isinstance(one, Placement)]
-        self.refused = len(found) - len(self.placed)
+        shared = [one for one in found if isinstance(one, Shared)]
+        self.shared, self.refused = len(shared), len(found) - len(self.placed) - len(shared)
+        together = {one.trampoline: {one.plan.site} for one in self.placed}
+        for one in shared:
+            together[one.placement.trampoline].add(one.site)
         self._regions = space.regions()
-        self._trampolines = [(one.trampoline, trampoline(one)) for one in self.placed]
+        self._trampolines = [(one.trampoline, trampoline(one, together[one.trampoline])) for one in self.placed]
 
     def map(self, libc: ctypes.CDLL) -> bool:
         """Map memory for the trampolines; return False if this process has taken some of it meanwhile."""
@@ -174,7 +182,7 @@ def main() -> None:
         patches.write(memory)
     work(library)
     sys.stdout.flush()
-    counts = [(len(patches.placed), patches.refused, patches.hit(memory)) for patches in all_patches]
+    counts = [(len(patches.placed) + patches.shared, patches.refused, patches.hit(memory)) for patches in all_patches]
     print(" ".join(f"{placed}/{refused}/{hit}" for placed, refused, hit in counts), file=sys.stderr)
 
 

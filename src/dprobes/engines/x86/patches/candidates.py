@@ -69,14 +69,14 @@ class Site:
             return f"it has {self.length} byte{'s' * (self.length > 1)}, a jump {JUMP_SIZE}"
         if self.changeable < JUMP_SIZE:
             return "a branch leads into it"
-        return self._plan(Method.JUMP, self.length, 1, self.first)
+        return self._plan(Method.JUMP, (self.length,), self.first)
 
     def window(self, wanted: Collection[int]) -> Plan | str:
         """Return the plan for a window, or for bytes behind it that nobody executes; none holds a ``wanted`` place."""
         targets, bias = self._module.flow.targets, self._module.bias
         if self.address - bias in self._module.flow.vague:
             return _VAGUE
-        end, last, count = self.start + self.length, self.first, 1
+        end, last, sizes = self.start + self.length, self.first, [self.length]
         limit = self.start + JUMP_SIZE
         for address in range(self.start + 1, min(end, limit)):
             if address - bias in targets:
@@ -86,11 +86,11 @@ class Site:
             if kind.is_system_call:
                 return "a system call would come back into the middle of a window"
             if end >= limit:
-                return self._plan(Method.WINDOW, end - self.start, count, last)
+                return self._plan(Method.WINDOW, tuple(sizes), last)
             if kind.calls:
                 return "a call would come back into the middle of a window"
             if kind.leaves:
-                return self._into_dead_bytes(end, count, last)
+                return self._into_dead_bytes(end, tuple(sizes), last)
             for address in range(end, limit):
                 if address - bias in targets:
                     return "a branch leads to what follows"
@@ -105,7 +105,7 @@ class Site:
             ):
                 return "what follows cannot be executed elsewhere"
             end += last.len
-            count += 1
+            sizes.append(last.len)
 
     def lead(self, wanted: Collection[int]) -> Plan | str:
         """Return the plan for a window that begins before the instruction, which nothing else may lead to."""
@@ -120,7 +120,7 @@ class Site:
         end = limit = self.start + self.length
         if kind.leaves and not kind.calls:
             limit = self._module.flow.dead.end_at(end - bias) + bias
-        count = 1
+        sizes = [self.length]
         for instruction in reversed(self._preceding()):
             start = instruction.ip
             raw = self.code.original[start - self.code.start : instruction.next_ip - self.code.start]
@@ -134,12 +134,12 @@ class Site:
                 return "what precedes it cannot be executed elsewhere"
             if start in wanted:
                 return "another probe is too close before it"
-            count += 1
+            sizes.insert(0, instruction.len)
             inside = range(start + 1, max(self.start, start + JUMP_SIZE))
             if any(address - bias in targets for address in inside if address < end):
                 return "a branch leads to what precedes it"
             if start + JUMP_SIZE <= limit:
-                return self._plan(Method.LEAD, end - start, count, self.first, start=start)
+                return self._plan(Method.LEAD, tuple(sizes), self.first, start=start)
             if start - bias in targets:
                 return "a branch leads to what precedes it"
         return "nothing that precedes it is known"
@@ -175,7 +175,7 @@ class Site:
                 reaches.append(Reach(prefixes, first, first + (1 << 8 * free) - 1))
         if not reaches:
             return "no jump that its bytes allow leads to an address"
-        return self._plan(Method.PUN, self.length, 1, self.first, written=size, reaches=tuple(reaches))
+        return self._plan(Method.PUN, (self.length,), self.first, written=size, reaches=tuple(reaches))
 
     def shorts(self) -> Iterator[Plan]:
         """Give the plans for a short jump to dead bytes nearby that hold a jump."""
@@ -197,17 +197,17 @@ class Site:
                 in_code = self.code.start <= address and address + JUMP_SIZE <= self.code.end
                 in_page = address % PAGE_SIZE <= PAGE_SIZE - JUMP_SIZE
                 if in_code and in_page and self.code.is_free(address, JUMP_SIZE):
-                    yield self._plan(Method.SHORT, self.length, 1, self.first, written=written, padding=address)
+                    yield self._plan(Method.SHORT, (self.length,), self.first, written=written, padding=address)
                     break
 
-    def _into_dead_bytes(self, end: int, count: int, last: Instruction) -> Plan | str:
+    def _into_dead_bytes(self, end: int, sizes: tuple[int, ...], last: Instruction) -> Plan | str:
         dead = self._module.flow.dead.end_at(end - self._module.bias) + self._module.bias
         if dead < self.start + JUMP_SIZE:
             return "too few dead bytes follow it"
-        return self._plan(Method.DEAD, end - self.start, count, last)
+        return self._plan(Method.DEAD, sizes, last)
 
     def _plan(
-        self, method: Method, size: int, count: int, last: Instruction, *, written: int = JUMP_SIZE,
+        self, method: Method, sizes: tuple[int, ...], last: Instruction, *, written: int = JUMP_SIZE,
         reaches: tuple[Reach, ...] = (), padding: int | None = None, start: int | None = None,
     ) -> Plan:  # fmt: skip
         start = self.start if start is None else start
@@ -220,8 +220,8 @@ class Site:
             method,
             self.address,
             start,
-            self.code.original[start - self.code.start : start - self.code.start + size],
-            count,
+            self.code.original[start - self.code.start : start - self.code.start + sum(sizes)],
+            sizes,
             written,
             reaches,
             padding,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.engines.x86.patches.addressspace import AddressSpace
     from dprobes.engines.x86.patches.codebytes import ModuleCode
 
-__all__ = ["MANY", "Placement", "Placer"]
+__all__ = ["MANY", "Placement", "Placer", "Shared"]
 
 MANY = 2000
 """From so many sites on windows come before punned jumps, which take a page each."""
@@ -41,15 +41,30 @@ class Placement:
     relied_on: int
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Say that the instruction at ``site`` is displaced already: its handler goes to that trampoline as well."""
+
+    site: int
+    placement: Placement
+
+
 class Placer:
-    """Give sites of a module places for trampolines of ``room`` bytes each."""
+    """
+    Give sites of a module places for trampolines of ``room`` bytes each.
+
+    A site in a window that is displaced for another one shares its trampoline; that is avoided where there is a way.
+    """
 
     def __init__(self, module: ModuleCode, space: AddressSpace, room: int) -> None:
         self._module = module
         self._space = space
         self._room = room
+        self._displaced: dict[int, Placement] = {}
 
-    def place(self, sites: Iterable[int], *, windows_first: bool | None = None) -> Iterator[Placement | Refusal]:
+    def place(
+        self, sites: Iterable[int], *, windows_first: bool | None = None
+    ) -> Iterator[Placement | Shared | Refusal]:
         """
         Give what becomes of each site, from the highest one downwards.
 
@@ -60,7 +75,12 @@ class Placer:
             windows_first = len(wanted) > MANY
         others = frozenset(wanted)
         for address in wanted:
-            yield self._placed(address, others, windows_first=windows_first)
+            placed = self._displaced.get(address)
+            yield (
+                Shared(address, placed)
+                if placed is not None
+                else self._placed(address, others, windows_first=windows_first)
+            )
 
     def remove(self, placement: Placement) -> bool:
         """Give the bytes of a placement back; return False, and leave them, if another jump relies on them."""
@@ -70,6 +90,8 @@ class Placer:
             return False
         end = placement.plan.start + placement.plan.written
         code.rely(end, placement.relied_on, -1)
+        for address in (placement.plan.site, *placement.plan.boundaries):
+            self._displaced.pop(address, None)
         if placement.plan.method is Method.PUN:
             self._space.release(placement.trampoline, self._room)
         return True
@@ -102,14 +124,15 @@ class Placer:
             found = site.window(others) if is_window else site.puns()
             if not isinstance(found, Plan):
                 obstacles.append(found)
-            elif found.method is not Method.WINDOW or found.instructions > 1:
+            elif found.method is not Method.WINDOW or len(found.sizes) > 1:
                 yield found
         yield from site.shorts()
-        found = site.lead(others)
-        if isinstance(found, Plan):
-            yield found
-        else:
-            obstacles.append(found)
+        for avoided in (others, ()):
+            found = site.lead(avoided)
+            if isinstance(found, Plan):
+                yield found
+            else:
+                obstacles.append(found)
 
     def _try(self, site: Site, plan: Plan, obstacles: list[str]) -> Placement | None:
         """Take the bytes and an address for a plan, if they are free."""
@@ -130,7 +153,11 @@ class Placer:
             relied_on = plan.end(reach)
             code.rely(plan.start + plan.written, relied_on)
             assert leads_to(code, plan.start) == trampoline, f"the jump at {plan.start:#x} leads elsewhere"
-            return Placement(plan, trampoline, writes, relied_on)
+            placed = Placement(plan, trampoline, writes, relied_on)
+            self._displaced[plan.site] = placed
+            for boundary in plan.boundaries:
+                self._displaced[boundary] = placed
+            return placed
         obstacles.append(
             "no address that punned jumps of its bytes lead to is free"
             if plan.method is Method.PUN

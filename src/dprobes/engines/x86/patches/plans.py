@@ -19,6 +19,7 @@ A breakpoint on those bytes would lead it elsewhere: nobody may put one there, n
 from __future__ import annotations
 
 import enum
+from itertools import accumulate
 
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
@@ -54,7 +55,7 @@ class Plan:
     """
     Say how the instruction at ``site`` is probed; all addresses are those of the process.
 
-    The instructions with the bytes ``raw``, ``instructions`` of them, are displaced from ``start`` on: that is the
+    The instructions with the bytes ``raw``, which have these ``sizes``, are displaced from ``start`` on: that is the
     site, or what follows the ``endbr64`` there, which stays, or what leads to the site. The first ``written`` bytes
     change. The jump lies there, or in ``padding``, and leads to where one of ``reaches`` says. A plan that
     ``emulates_call`` leaves no return address on a shadow stack.
@@ -64,11 +65,16 @@ class Plan:
     site: int
     start: int
     raw: bytes
-    instructions: int
+    sizes: tuple[int, ...]
     written: int
     reaches: tuple[Reach, ...]
     padding: int | None = None
     emulates_call: bool = False
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The addresses of the displaced instructions."""
+        return tuple(accumulate(self.sizes[:-1], initial=self.start))
 
     @property
     def lead(self) -> int:

@@ -57,7 +57,7 @@ def anywhere(jump: int) -> tuple[Reach]:
 def test_an_instruction_of_five_bytes_has_room_for_the_jump() -> None:
     site = site_at(module_of("b82a000000 c3"))
     raw = bytes.fromhex("b82a000000")
-    assert site.jump() == Plan(Method.JUMP, START, START, raw, 1, 5, anywhere(START))
+    assert site.jump() == Plan(Method.JUMP, START, START, raw, (5,), 5, anywhere(START))
 
 
 def test_of_a_longer_instruction_only_five_bytes_change() -> None:
@@ -149,7 +149,7 @@ def test_at_the_end_of_the_code_nothing_follows_to_pun_with() -> None:
 def test_a_window_holds_whole_instructions() -> None:
     site = site_at(module_of("55 4889e5 4883ec10 c3"))  # push rbp; mov rbp, rsp; sub rsp, 16
     raw = bytes.fromhex("554889e54883ec10")
-    assert site.window(()) == Plan(Method.WINDOW, START, START, raw, 3, 5, anywhere(START))
+    assert site.window(()) == Plan(Method.WINDOW, START, START, raw, (1, 3, 4), 5, anywhere(START))
 
 
 def test_a_call_may_end_a_window() -> None:
@@ -204,7 +204,7 @@ def test_a_window_ends_before_a_restartable_sequence() -> None:
 
 def test_the_last_instructions_of_a_function_may_be_followed_by_dead_bytes() -> None:
     plan = site_at(module_of("5d c3 909090909090", dead=((2, 8),))).window(())
-    assert plan == Plan(Method.DEAD, START, START, bytes.fromhex("5dc3"), 2, 5, anywhere(START))
+    assert plan == Plan(Method.DEAD, START, START, bytes.fromhex("5dc3"), (1, 1), 5, anywhere(START))
 
 
 def test_too_few_dead_bytes_are_none() -> None:
@@ -219,7 +219,7 @@ def test_a_short_jump_leads_to_dead_bytes_that_hold_a_jump() -> None:
     plans = list(site_at(module).shorts())
     padding = START + 3
     assert plans == [
-        Plan(Method.SHORT, START, START, b"\xff\xd0", 1, 2, anywhere(padding), padding, emulates_call=True)
+        Plan(Method.SHORT, START, START, b"\xff\xd0", (2,), 2, anywhere(padding), padding, emulates_call=True)
     ]
     assert plans[0].end(plans[0].reaches[0]) == START + 2
 
@@ -255,7 +255,7 @@ def test_what_leads_to_an_instruction_may_be_displaced_with_it() -> None:
     module = module_of("53 4883c408 5b c3")  # push rbx; add rsp, 8; pop rbx; ret
     plan = site_at(module, 6).lead(())
     raw = bytes.fromhex("4883c4085bc3")
-    assert plan == Plan(Method.LEAD, START + 6, START + 1, raw, 3, 5, anywhere(START + 1))
+    assert plan == Plan(Method.LEAD, START + 6, START + 1, raw, (4, 1, 1), 5, anywhere(START + 1))
     assert plan.lead == 5
 
 

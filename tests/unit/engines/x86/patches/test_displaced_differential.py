@@ -59,7 +59,7 @@ def displacements(module: ModuleCode, address: int, copies: int) -> Iterator[Dis
         return
     pieces = [(site.start, site.raw(site.length))]
     window = site.window(())
-    if isinstance(window, Plan) and window.instructions > 1:
+    if isinstance(window, Plan) and len(window.sizes) > 1:
         pieces.append((window.start, window.raw))
     for start, raw in pieces:
         parts = list(Decoder(64, raw, ip=start))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.branchtargets import CodeRange, ControlFlow, Spans
 from dprobes.engines.x86.patches.codebytes import ModuleCode
-from dprobes.engines.x86.patches.placer import Placement, Placer
+from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
 from dprobes.engines.x86.patches.writes import leads_to
 from dprobes.target.processmaps import Mapping
@@ -38,8 +38,12 @@ def all_but(size: int) -> tuple[Mapping, Mapping]:
     )
 
 
-def methods(found: list[Placement | Refusal]) -> list[Method | str]:
-    return [one.plan.method if isinstance(one, Placement) else one.reason for one in found]
+def methods(found: list[Placement | Shared | Refusal]) -> list[Method | str]:
+    """Return the method of each placement, and what the others are."""
+    return [
+        one.plan.method if isinstance(one, Placement) else one.reason if isinstance(one, Refusal) else "shared"
+        for one in found
+    ]
 
 
 CODE = "b82a000000 4889e5 112233 55 4889e5 e800000000 c3"
@@ -144,13 +148,44 @@ def test_what_crosses_a_page_comes_last() -> None:
     assert found[0].plan.crosses_page
 
 
-def test_a_second_probe_leaves_the_jump_of_the_first_one_alone() -> None:
+def test_a_second_probe_in_a_window_shares_its_trampoline() -> None:
     _, placer = made("55 4889e5 4883ec10 90909090 c3", (0, 1))
     (first,) = placer.place([START + 1], windows_first=True)
     assert methods([first]) == [Method.WINDOW]
-    (second,) = placer.place([START + 4])
+    assert isinstance(first, Placement)
+    assert list(placer.place([START + 4, START + 1])) == [Shared(START + 4, first), Shared(START + 1, first)]
+    assert placer.remove(first)
+    assert Method.WINDOW in methods(list(placer.place([START + 4], windows_first=True)))
+
+
+def test_a_probe_behind_a_landing_mark_shares_the_trampoline_of_the_mark() -> None:
+    _, placer = made("f30f1efa b82a000000 c3")
+    (first,) = placer.place([START])
+    assert isinstance(first, Placement)
+    assert list(placer.place([START + 4])) == [Shared(START + 4, first)]
+    assert list(placer.place([START])) == [Shared(START, first)]
+
+
+def test_neighbours_that_need_each_other_share_a_trampoline() -> None:
+    code = "4883c408 5b c3"  # add rsp, 8; pop rbx; ret
+    _, placer = made(code, (0, 6), (), *all_but(1 << 20))
+    last, middle, first = placer.place([START, START + 4, START + 5])
+    assert methods([last]) == [Method.LEAD]
+    assert isinstance(last, Placement)
+    assert last.plan.start == START
+    assert [middle, first] == [Shared(START + 4, last), Shared(START, last)]
+
+
+def test_a_second_probe_leaves_the_jump_of_the_first_one_alone() -> None:
+    # A short jump leads to padding that the last instruction could use as well.
+    module, placer = made("ffd0 c3 909090909090", (0, 2), ((3, 9),), *all_but(1 << 20))
+    (first,) = placer.place([START])
+    assert methods([first]) == [Method.SHORT]
+    before = bytes(module.ranges[0].current)
+    (second,) = placer.place([START + 2])
     assert isinstance(second, Refusal)
     assert "its bytes belong to the jump of another probe" in second.reason
+    assert bytes(module.ranges[0].current) == before
 
 
 def test_bytes_that_a_punned_jump_relies_on_are_not_written() -> None:

@@ -10,7 +10,7 @@ REACH = Reach(2, 0x5000, 0x50FF)
 
 
 def plan_at(start: int, written: int = 5, padding: int | None = None) -> Plan:
-    return Plan(Method.PUN, 0x1010, start, b"\x90" * 5, 5, written, (REACH,), padding)
+    return Plan(Method.PUN, 0x1010, start, b"\x90" * 5, (2, 1, 2), written, (REACH,), padding)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,7 @@ def test_the_jump_ends_behind_its_prefixes() -> None:
 
 def test_the_lead_is_what_comes_before_the_site() -> None:
     assert [plan_at(start).lead for start in (0x100C, 0x1010, 0x1014)] == [4, 0, 0]
+
+
+def test_boundaries_are_where_displaced_instructions_begin() -> None:
+    assert plan_at(0x1010).boundaries == (0x1010, 0x1012, 0x1013)

@@ -15,7 +15,7 @@ START = 0x7F00_0000_1000
 
 
 def plan_of(method: Method, written: int, reach: Reach, padding: int | None = None) -> Plan:
-    return Plan(method, START, START, b"\x90" * written, written, written, (reach,), padding)
+    return Plan(method, START, START, b"\x90" * written, (1,) * written, written, (reach,), padding)
 
 
 def test_a_jump_is_written_at_once() -> None:
