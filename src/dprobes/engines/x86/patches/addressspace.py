@@ -67,6 +67,8 @@ class AddressSpace:
         self._blocks: list[list[int]] = []  # cursor and end; the latest last
         self._pages: list[int] = []
         self._cursors: dict[int, int] = {}
+        self._searched: dict[int, int] = {}
+        """Of each 16 MiB where a claim began: the page that was found for the latest one."""
 
     def allocate(self, first: int, last: int, size: int) -> int | None:
         """Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room."""
@@ -160,18 +162,28 @@ class AddressSpace:
         )
 
     def _in_new_page(self, first: int, last: int, size: int) -> int | None:
-        """Return an address in the first page among these that nobody uses."""
-        page = _page_end(first)
+        """Return an address in a page among these that nobody uses: the first one behind where one was found before."""
+        key, start = first >> 24, _page_end(first)
+        found = None
+        for begin in (max(start, self._searched.get(key, 0)), start):
+            found = self._unused_page(begin, last, _page_end(size))
+            if found is not None or begin == start:
+                break
+        if found is None or not self._take(found, size):
+            return None
+        self._searched[key] = found
+        insort(self._pages, found)
+        self._cursors[found] = _aligned(found + size)
+        return found
+
+    def _unused_page(self, page: int, last: int, size: int) -> int | None:
+        """Return the first page from ``page`` to ``last`` that begins ``size`` bytes that nobody uses."""
         while page <= last:
-            if not self._is_free(page, _page_end(size)):
+            if not self._is_free(page, size):
                 page = _page_end(self._next_gap(page))
-            elif not self._is_unused(page, _page_end(size)):
+            elif not self._is_unused(page, size):
                 page += PAGE_SIZE
-            elif not self._take(page, size):
-                return None
             else:
-                insort(self._pages, page)
-                self._cursors[page] = _aligned(page + size)
                 return page
         return None
 

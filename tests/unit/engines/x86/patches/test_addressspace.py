@@ -106,6 +106,13 @@ def test_claims_of_many_addresses_share_a_page() -> None:
     assert places == [page, page + 0x300, page + 0x600, page + 0x900, page + 0xC00, page + PAGE]
 
 
+def test_pages_before_the_latest_one_are_found_when_nothing_else_is_free() -> None:
+    free = space(mapping(MODULE_END + 0x13000, MODULE_END + GIB))
+    first, last = MODULE_END + 0x10000, MODULE_END + 0x20000
+    assert free.claim(MODULE_END + 0x12000, last, PAGE) == MODULE_END + 0x12000
+    assert [free.claim(first, last, PAGE) for _ in range(3)] == [first, first + PAGE, None]
+
+
 def test_claims_and_blocks_do_not_overlap() -> None:
     free, random = space(), Random(5)
     taken: list[tuple[int, int]] = []

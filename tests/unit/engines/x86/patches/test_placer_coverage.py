@@ -61,9 +61,9 @@ def share_placed(name: str, sites: Iterable[int], *, windows_first: bool) -> flo
     return results[True] / results.total()
 
 
-def check_together(name: str, sites: list[int], share: float) -> None:
+def check_together(name: str, sites: list[int], share: float, *, regions_max: int = 30_000) -> None:
     """Place all sites at once, and check each when all are written."""
-    code, space = code_of(name), address_space(name)
+    code, space = code_of(name), address_space(name, regions_max=regions_max)
     results = list(Placer(code, space, ROOM).place(sites))
     placed = [found for found in results if isinstance(found, Placement)]
     shared = [found for found in results if isinstance(found, Shared)]
@@ -125,4 +125,4 @@ def test_all_functions(name: str) -> None:
 @pytest.mark.torture
 @pytest.mark.parametrize("name", MODULES)
 def test_all_instructions_at_once(name: str) -> None:
-    check_together(name, [instruction.ip for instruction in instructions(name)], 0.9)
+    check_together(name, [instruction.ip for instruction in instructions(name)], 0.95, regions_max=PLENTY)
