@@ -23,7 +23,7 @@ from dprobes.dpc.ctype import (
     promoted,
     size_of,
 )
-from dprobes.dpc.folder import folded
+from dprobes.dpc.folder import folded, integer_of
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -162,11 +162,18 @@ class OperatorTyper:
             raise self.wrong(span, f"nothing can be converted to '{type_}'")
         return typed.Convert(value, type_)
 
-    def checked_size(self, value: Value, span: Span) -> Value:
-        """Return a value that can be computed with; report a bit field of a unit that is wider than a word."""
-        if isinstance(value, typed.BitField) and self.is_wide(value.unit.type):
-            self.one_cell(value, span, "a bit field")
-        return value
+    def in_cells(self, value: Value) -> Value:
+        """Return a value that can be computed with: a bit field of a unit that is wider than a word as its shifts."""
+        if not isinstance(value, typed.BitField) or not self.is_wide(value.unit.type):
+            return value
+        integer = integer_of(value.type)
+        assert integer is not None
+        wide = LONG_LONG if integer.is_signed else UNSIGNED_LONG_LONG
+        unit = typed.Convert(value.unit, wide)
+        above = typed.Constant(wide.bits - value.bits - value.shift, INT)
+        top = typed.Arithmetic("<<", unit, above, wide)
+        low = typed.Arithmetic(">>", top, typed.Constant(wide.bits - value.bits, INT), wide)
+        return folded(typed.Convert(low, value.type))
 
     def is_wide(self, type_: CType) -> bool:
         """Return whether values of a type take two cells: 64 bits in programs with words of 32."""

@@ -86,7 +86,7 @@ class ValueTyper:
         value = folded(self._value(expression))
         if self._tell is not None:
             self._tell(expression.span, value.type)
-        return self.operators.checked_size(value, expression.span)
+        return self.operators.in_cells(value)
 
     def condition(self, expression: tree.Expression) -> Value:
         """Return a value that can be tested."""
@@ -288,6 +288,8 @@ class ValueTyper:
         place = self.place(expression)
         if isinstance(place, typed.Register | typed.Memory | typed.BitField):
             self.check_write(expression.span)
+            if isinstance(place, typed.BitField):
+                self.operators.one_cell(place, expression.span, "a written bit field")
             if isinstance(place, typed.Register) and place.at_entry:
                 raise self.wrong(
                     expression.span, "an argument cannot be changed any more when the function has returned"
