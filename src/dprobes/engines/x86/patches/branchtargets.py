@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dprobes.engines.x86.patches.kinds import kind_of
+from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
 from dprobes.target.decoderpackage import prepare_decoder
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["CodeRange", "ControlFlow", "Spans", "code_ranges", "control_flow"]
 
 _ENTRY = struct.Struct("<i")
+_ENTRIES_MAX = 1 << 16
+"""Entries of a jump table that are looked at."""
 _NEVER = 1 << 64
 
 _NEAR_BRANCH = lazy_pattern(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
@@ -104,6 +107,8 @@ def code_ranges(module: Module) -> list[CodeRange]:
 
 def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
     """Return what is known of the control flow of a file's code."""
+    if module.elf.machine != "x86_64":
+        raise TargetError(f"'{module.path}' is for {module.elf.machine}, jumps to trampolines are made for x86_64")
     prepare_decoder()
     starts = {*module.elf.frames.starts, *(symbol.address for symbol in module.symbols.functions()), module.elf.entry}
     search = _Search(module, ranges, starts)
@@ -232,7 +237,8 @@ class _Search:
         function, because that may be one of its entries.
         """
         within = None
-        for position in range(place, len(data) - _ENTRY.size + 1, _ENTRY.size):
+        end = min(len(data) - _ENTRY.size + 1, place + _ENTRIES_MAX * _ENTRY.size)
+        for position in range(place, end, _ENTRY.size):
             target = start + _ENTRY.unpack_from(data, position)[0]
             if not self._is_code(target):
                 return

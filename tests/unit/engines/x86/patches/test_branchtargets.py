@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.x86.patches.branchtargets import ControlFlow, Spans, code_ranges, control_flow
+from dprobes.errors import TargetError
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:
@@ -156,6 +157,15 @@ def test_sequences_that_the_kernel_restarts_are_noted_with_where_it_leads(tmp_pa
     flow, at = flow_of(tmp_path, "x.s", source, "-shared")
     assert list(flow.restartable) == [(at["b"], at["e"])]
     assert at["a"] in flow.targets
+
+
+def test_code_of_other_processors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.s").write_text(".text\nnop\n")
+    subprocess.run(["as", "--32", "-o", tmp_path / "x.o", tmp_path / "x.s"], check=True)
+    module = Module.load(tmp_path / "x.o")
+    message = f"'{tmp_path}/x.o' is for i386, jumps to trampolines are made for x86_64"
+    with pytest.raises(TargetError, match=f"^{re.escape(message)}$"):
+        control_flow(module, code_ranges(module))
 
 
 def test_spans() -> None:
