@@ -113,6 +113,13 @@ def test_pages_before_the_latest_one_are_found_when_nothing_else_is_free() -> No
     assert [free.claim(first, last, PAGE) for _ in range(3)] == [first, first + PAGE, None]
 
 
+def test_pages_behind_the_latest_one_come_first() -> None:
+    free = space()
+    first, last = MODULE_END + 0x10000, MODULE_END + 0x20000
+    assert free.claim(first + 2 * PAGE, last, PAGE) == first + 2 * PAGE
+    assert free.claim(first, last, PAGE) == first + 3 * PAGE
+
+
 def test_claims_and_blocks_do_not_overlap() -> None:
     free, random = space(), Random(5)
     taken: list[tuple[int, int]] = []

@@ -131,14 +131,60 @@ def test_code_that_computes_where_it_jumps_to_is_vague(tmp_path: Path, flags: tu
 
 def test_numbers_in_a_program_for_fixed_addresses_may_be_addresses(tmp_path: Path) -> None:
     source = (
-        ".text\n.globl _start\n.type _start, @function\n_start:\nmovl $by_number, %eax\nmovl table(,%rax,8), %ecx\n"
-        "by_number: nop\nnot_named: nop\nret\n.globl in_data\nin_data: nop\nret\n.data\ntable: .quad in_data\n"
+        ".text\n.globl _start\n.type _start, @function\n_start:\n.fill 9, 1, 0x90\nmovl $by_number, %eax\n"
+        "movl by_address(,%rax,8), %ecx\nby_number: nop\nby_address: nop\nnot_named: nop\nret\n"
+        ".globl in_data\nin_data: nop\nret\n.data\ntable: .quad in_data\n"
     )
     flow, at = flow_of(tmp_path, "x.s", source, "-static", "-nostdlib", "-no-pie")
-    assert {at["by_number"], at["in_data"]} <= flow.targets
+    assert {at["by_number"], at["by_address"], at["in_data"]} <= flow.targets
     assert at["not_named"] not in flow.targets
     flow, at = flow_of(tmp_path, "x.s", source.replace("$by_number", "$1"), "-static", "-nostdlib", "-no-pie")
     assert at["by_number"] not in flow.targets
+
+
+def test_a_table_goes_on_behind_what_is_named_in_it_in_its_own_function(tmp_path: Path) -> None:
+    source = """
+.text
+.globl f
+.type f, @function
+f:
+  lea table(%rip), %rax
+  lea inner(%rip), %rcx
+  movslq (%rax,%rdi,4), %rdx
+  add %rax, %rdx
+  jmp *%rdx
+one: nop
+two: nop
+three: ret
+.globl g
+.type g, @function
+g:
+  nop
+other: nop
+  ret
+.section .rodata
+table: .long one - table
+inner: .long two - table, three - table, other - table, 0x7fffffff
+"""
+    flow, at = flow_of(tmp_path, "x.s", source, "-shared")
+    assert {at["one"], at["two"], at["three"]} <= flow.targets
+    assert at["other"] not in flow.targets
+
+
+def test_without_sections_code_is_in_segments(tmp_path: Path) -> None:
+    flow, at = flow_of(tmp_path, "x.s", ASSEMBLY, "-shared")
+    data = bytearray((tmp_path / "x").read_bytes())
+    data[40:48] = bytes(8)  # e_shoff
+    data[60:62] = bytes(2)  # e_shnum
+    (tmp_path / "stripped").write_bytes(data)
+    module = Module.load(tmp_path / "stripped")
+    ranges = code_ranges(module)
+    assert any(code.start <= at["start"] < code.end for code in ranges)
+    stripped = control_flow(module, ranges)
+    names = {"after_prefix", "skipped", "near", "far", "named"}
+    assert {at[name] for name in names} <= stripped.targets
+    assert at["skipped"] - 1 in flow.dead
+    assert at["skipped"] - 1 in stripped.dead
 
 
 def test_what_looks_like_a_near_branch_counts_wherever_it_stands(tmp_path: Path) -> None:
