@@ -40,14 +40,15 @@ from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import KeptEntry
-from dprobes.engines.ebpf.attach.tablemaps import KernelMaps, TableMaps, zeros_size
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
 from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.engines.linux.bpfcalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
+from dprobes.engines.tablemaps import TableMaps, zeros_size
 from dprobes.keyed.store import TableStore, cells_of
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
@@ -320,9 +321,9 @@ class EbpfRunner:
             len(context.cpu_variables()),
         )
         tv = len(context.thread_variables())
-        self._tables: TableMaps | None = None
+        self._tables: TableMaps[Any, Any] | None = None
         self._thread_values = "<" + str(power_of_two(tv)) + "Q"
-        shared = frozenset(number for number, table in enumerate(image.tables) if _is_shared(image, number, table))
+        shared = self.shared_tables(image)
         self._request = replace(
             request,
             abilities=replace(self.abilities(loops, sleepable=sleepable), small_states=request.abilities.small_states),
@@ -348,6 +349,9 @@ class EbpfRunner:
     def abilities(self, loops: LoopForm | None, *, sleepable: bool) -> Abilities:
         return abilities(loops, sleepable=sleepable)
 
+    def shared_tables(self, image: CodeImage) -> frozenset[int]:
+        return frozenset(number for number, table in enumerate(image.tables) if _is_shared(image, number, table))
+
     def array(self, size: int) -> Any:
         return ArrayMap(size)
 
@@ -360,8 +364,8 @@ class EbpfRunner:
     def notes(self, entries: int) -> Any:
         return LruHashMap(4, NOTE_SIZE, entries)
 
-    def table_maps(self) -> KernelMaps:
-        return KernelMaps()
+    def table_maps(self) -> TableMaps[Any, Any]:
+        return KernelTables(self._image.tables, self._request.shared_tables, 8)
 
     def __enter__(self) -> Self:
         lv, gv, cv = self._sizes
@@ -383,7 +387,7 @@ class EbpfRunner:
             MapName.PROBE_LOAD: array(PROBE_LOAD_SIZE * _PROBES),
         }
         if self._image.tables:
-            self._tables = TableMaps(self._image.tables, self._request.shared_tables, 8, self.table_maps())
+            self._tables = self.table_maps()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -460,7 +464,7 @@ class EbpfRunner:
         os.close(program)
 
     def _descriptors(self, scratch: Any) -> dict[MapName, int]:
-        tables = dict(self._tables.descriptors) if self._tables is not None else {}
+        tables = {name: each.fd for name, each in self._tables.maps.items()} if self._tables is not None else {}
         return {name: each.fd for name, each in self._maps.items()} | tables | {MapName.SCRATCH: scratch.fd}
 
     def _load(self, lowered: Lowered, scratch: Any) -> int:

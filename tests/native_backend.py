@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 from dprobes.bpf.layout import NOTE_SIZE, MapName
 from dprobes.bpf.lower import Abilities, LoopForm
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
-from dprobes.engines.ebpf.attach.tablemaps import KernelMaps
 from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
+from dprobes.engines.inline.memory.tables import SharedTables
 from dprobes.native.code import Surroundings
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
@@ -29,9 +29,11 @@ from ebpf_backend import EbpfRunner, Stage, memory_of
 from machine_code import FaultHandler, call_stub, function_at, handle_faults, place, reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from dprobes.bpf.lower import Lowered
+    from dprobes.engines.tablemaps import TableMaps
+    from dprobes.rpn.encoder import CodeImage
 
 __all__ = ["NATIVE", "NativeRunner", "NativeStage"]
 
@@ -50,48 +52,6 @@ NATIVE = Abilities(
 _REGION_SIZE = 16 << 20
 _ROOM = 1 << 20
 """Bytes of address space for the code of one program: its routines, and a handler behind them."""
-
-
-class SharedTableMaps(KernelMaps):
-    """Make the maps of tables in shared memory."""
-
-    def __init__(self, region: Region, hashes: list[SharedHash]) -> None:
-        self._region = region
-        self._hashes = hashes
-
-    def array(self, size: int, name: str) -> Any:
-        return _Closing(SharedArray(self._region, size))
-
-    def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> Any:
-        made = SharedHash(self._region, TableShape(key_size, value_size, entries))
-        self._hashes.append(made)
-        return _Closing(made)
-
-
-class _Closing:
-    """Let what can be closed be a context manager."""
-
-    def __init__(self, wrapped: Any) -> None:
-        self.wrapped = wrapped
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.wrapped, name)
-
-    def __getitem__(self, key: bytes) -> bytes:
-        found: bytes = self.wrapped[key]
-        return found
-
-    def __setitem__(self, key: bytes, value: bytes) -> None:
-        self.wrapped[key] = value
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.wrapped)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.wrapped.close()
 
 
 class NativeRunner(EbpfRunner):
@@ -114,6 +74,9 @@ class NativeRunner(EbpfRunner):
     def abilities(self, loops: LoopForm | None, *, sleepable: bool) -> Abilities:
         return NATIVE
 
+    def shared_tables(self, image: CodeImage) -> frozenset[int]:
+        return frozenset(range(len(image.tables)))
+
     def array(self, size: int) -> Any:
         return SharedArray(self._region, size)
 
@@ -126,13 +89,11 @@ class NativeRunner(EbpfRunner):
     def notes(self, entries: int) -> Any:
         return SharedHash(self._region, TableShape(4, NOTE_SIZE, entries, forgets=True))
 
-    def table_maps(self) -> KernelMaps:
-        self._table_hashes: list[SharedHash] = []
-        return SharedTableMaps(self._region, self._table_hashes)
+    def table_maps(self) -> TableMaps[Any, Any]:
+        return SharedTables(self._image.tables, self._region)
 
     def _map_objects(self, scratch: SharedArray) -> Mapping[MapName, Any]:
-        made: Mapping[MapName, Any] = {} if self._tables is None else self._tables.maps
-        tables = {name: each.wrapped for name, each in made.items()}
+        tables: Mapping[MapName, Any] = {} if self._tables is None else self._tables.maps
         return {**self._maps, **tables, MapName.SCRATCH: scratch}
 
     def _load(self, lowered: Lowered, scratch: SharedArray) -> int:

@@ -32,14 +32,15 @@ from dprobes.engines.ebpf.attach.mapperprograms import (
     fork_program,
     leave_program,
 )
-from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
+from dprobes.engines.tablemaps import zeros_size
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.testing import prepare
@@ -103,7 +104,7 @@ def is_taken(lowered: Lowered, maps: dict[MapName, int], tables: Sequence[Table]
     with (
         ArrayMap(lowered.state.size, 64) as scratch,
         ArrayMap(max(64, zeros_size(tables))) as zeros,
-        TableMaps(tables, frozenset(), 64) if tables else contextlib.nullcontext() as of_tables,
+        KernelTables(tables, frozenset(), 64) if tables else contextlib.nullcontext() as of_tables,
     ):
         own = {MapName.SCRATCH: scratch.fd, MapName.ZEROS: zeros.fd}
         if of_tables is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from dprobes.engines.ebpf.attach.tablemaps import TableMaps
+    from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
     from dprobes.engines.ebpf.overload.loadmaps import LoadMaps
     from dprobes.engines.interface import Change
     from dprobes.rpn.tables import Table
@@ -138,14 +138,15 @@ class SharedMaps:
                 per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
                 self._own: list[tuple[MapName, int]] = []
                 zeros = 0
-                self.tables: TableMaps | None = None
+                self.tables: KernelTables | None = None
                 if principal is not None:
                     self.tables, self._own = principal.tables, list(principal._common)  # noqa: SLF001
                 elif tables:
-                    from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
+                    from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
+                    from dprobes.engines.tablemaps import zeros_size
 
                     zeros = zeros_size(tables)
-                    self.tables = stack.enter_context(TableMaps(tables, shared_tables, sizes.cpus))
+                    self.tables = stack.enter_context(KernelTables(tables, shared_tables, sizes.cpus))
                 if sizes.thread_variables and principal is None:
                     size = 8 * power_of_two(sizes.thread_variables)
                     room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from dprobes.bpf.layout import MapName, table_map
 from dprobes.bpf.lower.tablevalues import HEAD_CELLS
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import changed, merged
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import TableChange
     from dprobes.rpn.tables import Table
 
-__all__ = ["TableMaps", "zeros_size"]
+__all__ = ["ArrayPart", "HashPart", "MapMaker", "TableMaps", "zeros_size"]
 
 
 def zeros_size(tables: Sequence[Table]) -> int:
@@ -37,34 +36,62 @@ def zeros_size(tables: Sequence[Table]) -> int:
     return 8 * max((table.value_cells for table in tables), default=0)
 
 
-class KernelMaps:
-    """Make maps in the kernel."""
+class ArrayPart(Protocol):
+    """An array of one element."""
 
-    def array(self, size: int, name: str) -> ArrayMap:
-        """Return an array of one element; mapping it takes a descriptor as well, so it is mapped."""
-        made = ArrayMap(size, name=name)
-        _ = made.words
-        return made
+    @property
+    def words(self) -> memoryview:
+        """It as 64-bit numbers."""
 
-    def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
+    def close(self) -> None:
+        """Give it up."""
+
+
+class HashPart(Protocol):
+    """A hash; with values for each CPU a value is those of all, one behind the other."""
+
+    def __getitem__(self, key: bytes) -> bytes: ...
+
+    def __setitem__(self, key: bytes, value: bytes) -> None: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def discard(self, key: bytes) -> bool:
+        """Delete a key; return whether it was there."""
+
+    def close(self) -> None:
+        """Give it up."""
+
+
+A = TypeVar("A", bound=ArrayPart)
+H = TypeVar("H", bound=HashPart)
+A_co = TypeVar("A_co", bound=ArrayPart, covariant=True)
+H_co = TypeVar("H_co", bound=HashPart, covariant=True)
+
+
+class MapMaker(Protocol[A_co, H_co]):
+    """What makes the maps of an engine."""
+
+    def array(self, size: int, name: str) -> A_co:
+        """Return an array of one element of so many bytes."""
+
+    def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> H_co:
         """Return a hash with all its memory."""
-        return HashMap(key_size, value_size, entries, name, preallocated=True, per_cpu=per_cpu)
 
 
-class _Hash:
+class _Hash(Generic[H]):
     """The map of a table with keys."""
 
-    def __init__(self, table: Table, stack: contextlib.ExitStack, maps: KernelMaps, *, shared: bool) -> None:
+    def __init__(self, table: Table, stack: contextlib.ExitStack, maps: MapMaker[Any, H], *, shared: bool) -> None:
         self._table = table
         size, cpus = 8 * table.value_cells, cpu_limit()
         if table.room * (table.key_size + size * cpus) > MEMORY_MAX:
             shared = True
         self._parts = 1 if shared else cpus
-        self._map = stack.enter_context(
-            maps.hash(table.key_size, size, table.room, "dprobes_table", per_cpu=not shared)
-        )
+        self._map = maps.hash(table.key_size, size, table.room, "dprobes_table", per_cpu=not shared)
+        stack.callback(self._map.close)
         self._layout = struct.Struct(f"={table.value_cells}Q")
-        self.map = self._map
+        self.map: H = self._map
 
     @property
     def is_shared(self) -> bool:
@@ -100,15 +127,16 @@ class _Hash:
                 yield TableRow(key, merged(self._table, list(cells)))
 
 
-class _Cells:
+class _Cells(Generic[A]):
     """The map of a table without keys."""
 
-    def __init__(self, table: Table, stack: contextlib.ExitStack, maps: KernelMaps, cpus: int, *, shared: bool) -> None:
+    def __init__(
+        self, table: Table, stack: contextlib.ExitStack, maps: MapMaker[A, Any], cpus: int, *, shared: bool
+    ) -> None:
         self._table = table
         self._stride = HEAD_CELLS + table.value_cells
-        self.map = self._map = stack.enter_context(
-            maps.array(8 * self._stride * (1 if shared else cpus), "dprobes_table")
-        )
+        self.map = self._map = maps.array(8 * self._stride * (1 if shared else cpus), "dprobes_table")
+        stack.callback(self._map.close)
         self.is_shared = shared
 
     def tally(self, key: bytes, value: int) -> None:  # noqa: ARG002 - there is none
@@ -155,22 +183,19 @@ class _SharedStore(TableStore):
             super().delete(key)
 
 
-class TableMaps:
+class TableMaps(Generic[A, H]):
     """
     Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1.
 
     ``maps`` makes them.
     """
 
-    def __init__(
-        self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int, maps: KernelMaps | None = None
-    ) -> None:
-        maps = maps or KernelMaps()
+    def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int, maps: MapMaker[A, H]) -> None:
         self._tables = tables
         self.stores: dict[int, TableStore] = {}
         """The tables that the reader of the ring writes."""
         with contextlib.ExitStack() as stack:
-            self._maps: dict[int, _Hash | _Cells] = {}
+            self._maps: dict[int, _Hash[H] | _Cells[A]] = {}
             for number, table in enumerate(tables):
                 is_shared = number in shared
                 if table.has_user_stack:
@@ -181,24 +206,20 @@ class TableMaps:
                     self._maps[number] = _Cells(table, stack, maps, cpus, shared=is_shared)
             self._added: dict[int, TableStore] = {}
             """What was put into tables here that have a value for each CPU: each is written by its CPU alone."""
-            self._lost = stack.enter_context(maps.array(8 * len(tables), "dprobes_lost"))
+            self._lost = maps.array(8 * len(tables), "dprobes_lost")
+            stack.callback(self._lost.close)
             self._stack = stack.pop_all()
 
     @property
-    def maps(self) -> Mapping[MapName, ArrayMap | HashMap]:
+    def maps(self) -> Mapping[MapName, A | H]:
         """The maps by what handlers call them."""
-        found: dict[MapName, ArrayMap | HashMap] = {table_map(number): each.map for number, each in self._maps.items()}
+        found: dict[MapName, A | H] = {table_map(number): each.map for number, each in self._maps.items()}
         return {**found, MapName.TABLES_LOST: self._lost}
-
-    @property
-    def descriptors(self) -> Mapping[MapName, int]:
-        """The descriptors by what handlers call the maps."""
-        return {name: each.fd for name, each in self.maps.items()}
 
     def change(self, change: TableChange) -> None:
         """Change a table."""
         number, key, value = change
-        stores: list[TableStore | _Hash | _Cells] = [
+        stores: list[TableStore | _Hash[H] | _Cells[A]] = [
             each[number] for each in (self.stores, self._maps, self._added) if number in each
         ]
         for store in stores:

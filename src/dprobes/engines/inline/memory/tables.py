@@ -1,0 +1,55 @@
+"""The maps of keyed tables in shared memory, which all CPUs share: a thread may change its CPU within a handler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.inline.memory.arrays import SharedArray
+from dprobes.engines.inline.memory.hashes import SharedHash
+from dprobes.engines.tablemaps import TableMaps
+from dprobes.native.routines.hashtable import HEAD_SIZE, TableShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.inline.memory.region import Region
+    from dprobes.rpn.tables import Table
+
+__all__ = ["SharedTables", "tables_size"]
+
+
+class _SharedMaps:
+    """Make maps in a region."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def array(self, size: int, name: str) -> SharedArray:  # noqa: ARG002 - what is shared has no names
+        """Return an array of one element."""
+        return SharedArray(self._region, size)
+
+    def hash(
+        self,
+        key_size: int,
+        value_size: int,
+        entries: int,
+        name: str,  # noqa: ARG002
+        *,
+        per_cpu: bool,
+    ) -> SharedHash:
+        """Return a hash."""
+        assert not per_cpu
+        return SharedHash(self._region, TableShape(key_size, value_size, entries))
+
+
+class SharedTables(TableMaps[SharedArray, SharedHash]):
+    """Own the maps of the tables of a program."""
+
+    def __init__(self, tables: Sequence[Table], region: Region) -> None:
+        super().__init__(tables, frozenset(range(len(tables))), 1, _SharedMaps(region))
+
+
+def tables_size(tables: Sequence[Table]) -> int:
+    """Return about how many bytes the maps of tables take."""
+    hashes = (TableShape(table.key_size, 8 * table.value_cells, table.room).size for table in tables if table.keys)
+    return sum(hashes) + sum(8 * (table.value_cells + 2) + 2 * HEAD_SIZE for table in tables)
