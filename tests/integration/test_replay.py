@@ -177,7 +177,8 @@ def test_engines_with_arguments_are_asked_for_in_one_way(tmp_path: Path, verb: s
         "Error: --engine replay=x says what is probed: leave out -c, -p, --cgroup and --uid"
     )
     assert error("--engine", "none") == (
-        "Error: Invalid value for '--engine': there is no engine 'none'; engines are auto, ebpf, ptrace, replay=FILE"
+        "Error: Invalid value for '--engine': there is no engine 'none'; "
+        "engines are auto, ebpf, inline, ptrace, replay=FILE"
     )
     assert error("--engine", "ptrace", "--uid", "0") == (
         "Error: the ptrace engine needs a command (-c COMMAND) or a process (-p PID); other scopes need --engine ebpf"

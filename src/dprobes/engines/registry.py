@@ -218,6 +218,17 @@ _EBPF = EngineRow(
     code_listing="dprobes.engines.ebpf.disassembly:ebpf_listing",
 )
 
+_INLINE = EngineRow(
+    name="inline",
+    factory="dprobes.engines.inline.engine:engine_for",
+    scopes=frozenset({ScopeKind.TREE}),
+    capabilities=_PTRACE.capabilities,
+    how_to_ask="use --engine inline with -c COMMAND or -p PID",
+    is_tracer=True,
+    waits_for_modules=True,
+    place_notes="dprobes.engines.ptrace.placenotes:place_notes",
+)
+
 _REPLAY = EngineRow(
     name="replay",
     factory="dprobes.engines.replay.engine:ReplayEngine",
@@ -227,7 +238,7 @@ _REPLAY = EngineRow(
     summary="runs handlers on the hits that FILE describes",
 )
 
-_ROWS = (_PTRACE, _EBPF, _REPLAY)
+_ROWS = (_PTRACE, _EBPF, _INLINE, _REPLAY)
 
 
 def rows() -> Sequence[EngineRow]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.hits.probelimits import ProbeLimits
-from dprobes.engines.interface import Counts, Engine, Event, Finished, Notice, Pause
+from dprobes.engines.interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
 from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.overhead import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.answers import Answers
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Change, Job, Scope
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.overloadnotices import OverloadNotices
+    from dprobes.engines.ptrace.client.nativeside import NativeSide
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.extensions.registry import Registration
     from dprobes.keyed.contents import TableContents
@@ -128,6 +129,10 @@ class PtraceSession:
         self._principal = job.principal if isinstance(job.principal, PtraceSession) else None
         if self._principal is not None:
             self._run.counters.borrow(self._principal._run.counters)  # noqa: SLF001 - another of these
+
+    def use_native(self, native: NativeSide) -> None:
+        """Have handlers run in the probed processes where that is possible; to be called before the session begins."""
+        self._run.native = native
 
     @property
     def probes(self) -> Sequence[Probepoint]:
@@ -238,11 +243,14 @@ class PtraceSession:
         assert conversation is not None
         while True:
             is_over = run.is_over
+            if (ended := run.take_native()) and not is_over:
+                self.remove(ended)
             while run.items:
                 item = run.next_item()
                 if isinstance(item, (Done, Ended)):
+                    run.take_native(is_over=True)
                     # What the debuggers had to say may have come behind it.
-                    yield from (each for each in run.take_all() if isinstance(each, Notice))
+                    yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
                     yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
                     raise item
@@ -291,11 +299,14 @@ class PtraceSession:
 
     def tables(self) -> tuple[TableContents, ...]:
         """Return what its keyed tables hold; the tracer is not asked."""
-        return self._run.counters.tables()
+        found = self._run.counters.tables()
+        return found if self._run.native is None else self._run.native.tables(found)
 
     def change(self, changes: Sequence[Change]) -> None:
         """Change local variables and tables between two handlers, and return when that is done."""
         conversation, counters = self._conversation, self._run.counters
+        if self._run.native is not None:
+            self._run.native.change(changes)
         with self._changing:
             if conversation is None or self._run.is_over:
                 counters.take_over(changes)
@@ -368,6 +379,8 @@ class PtraceSession:
             time.sleep(LOOK)
         if done.complete and self._job.scope.pid is None:
             status = conversation.wait_for_command()
+        if self._run.native is not None:
+            yield from self._run.native.notices()
         yield Finished(self.counts(), status)
         if done.problem:
             raise InternalError(f"the tracer failed; the probepoints are removed\n{done.problem.rstrip()}")

@@ -45,9 +45,11 @@ __all__ = [
     "Left",
     "Lowered",
     "Mapped",
+    "MemoryShared",
     "ModuleMapped",
     "NotInserted",
     "Overloaded",
+    "PatchSites",
     "Placed",
     "ProbeStatus",
     "Raised",
@@ -56,6 +58,9 @@ __all__ = [
     "Removed",
     "Replace",
     "Replaced",
+    "ShareMemory",
+    "SitePatch",
+    "SitesPatched",
     "Start",
     "Warned",
     "Watched",
@@ -164,6 +169,54 @@ class Replace:
     start: Start
     former: int
     known: dict[tuple[int, int, str], Sites]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareMemory:
+    """
+    A request to let a process map memory for handlers that run in it; ``MemoryShared`` answers it.
+
+    ``descriptor`` is a file of the client's.
+    """
+
+    program: int
+    pid: int
+    descriptor: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SitePatch:
+    """
+    A jump that takes the place of a breakpoint at ``site``.
+
+    ``writes`` are the bytes to be written, in order, and ``originals`` what the file has there. ``rest`` is the code
+    from ``site`` on that must be as in the file besides: a punned jump shares its bytes.
+    """
+
+    probe: int
+    site: int
+    writes: tuple[tuple[int, bytes], ...]
+    originals: tuple[bytes, ...]
+    rest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSites:
+    """
+    A request to put jumps in the place of breakpoints in a process; ``SitesPatched`` answers it.
+
+    ``page`` is that of ``MemoryShared``, by which the code knows its process: another one means another program.
+    ``pages`` are what is to be mapped for ``code``, (start, end) each; ``fixups`` are for what may fault in it.
+    """
+
+    program: int
+    pid: int
+    page: int
+    pages: tuple[tuple[int, int], ...]
+    code: tuple[tuple[int, bytes], ...]
+    fixups: tuple[tuple[int, int], ...]
+    patches: tuple[SitePatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +376,32 @@ class Ended:
 
     program: int
     complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShared:
+    """A report where a process has the memory of ``ShareMemory``, or why it has not: then both are 0."""
+
+    program: int
+    pid: int
+    page: int = 0
+    region: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SitesPatched:
+    """
+    A report which probepoints have jumps in a process now, and why others have not.
+
+    With ``is_outdated`` the process executes another program by now, which has no memory for handlers yet.
+    """
+
+    program: int
+    pid: int
+    probes: tuple[int, ...]
+    refused: tuple[tuple[int, str], ...] = ()
+    is_outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from dprobes.engines.x86.debugregs import Watch
 from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
 from dprobes.errors import SourceError, TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
@@ -70,6 +71,15 @@ _NAMES_MAX = 4096
 """How many names of mapped files are kept: a program may map any number."""
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledSite:
+    """What the handler of a probepoint was compiled from; ``file`` is its device and inode."""
+
+    resolved: ResolvedModule
+    point: Point
+    file: tuple[int, int]
+
+
 class Answers:
     """
     The answers to a tracer's questions about one program.
@@ -96,6 +106,8 @@ class Answers:
         """Whether nobody waits for an answer any more."""
         self.probes: list[Probepoint] = []
         """The probepoints in the order of their numbers."""
+        self.compiled: dict[int, CompiledSite] = {}
+        """What is known of the probepoints at instructions, by their numbers."""
         self.left_out: list[LeftOutProbe] = []
         self.mapped_files: dict[str, str] = {}
         """The names of the files that were asked about, in the order in which they were mapped."""
@@ -275,6 +287,7 @@ class Answers:
             if probe.state is ProbeState.COMPILED:
                 point = Point.of(self._program, probe.definition, probe.offset, probe.arguments)
                 sites += _sites_of(len(self.probes), probe, point, self._program, resolved.architecture)
+                self.compiled[len(self.probes)] = CompiledSite(resolved, point, (mapped.device, mapped.inode))
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]

@@ -39,6 +39,7 @@ from dprobes.engines.ptrace.wire import (
     Kind,
     Left,
     Mapped,
+    MemoryShared,
     ModuleMapped,
     NotInserted,
     Overloaded,
@@ -46,18 +47,21 @@ from dprobes.engines.ptrace.wire import (
     Refused,
     Replace,
     Replaced,
+    SitesPatched,
     Warned,
     load_message,
     unpack_record,
 )
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
+from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import command_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.interface import Scope
+    from dprobes.engines.ptrace.client.nativeside import Request
     from dprobes.engines.ptrace.client.programrun import Item, ProgramRun
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.ptrace.wire import Start
@@ -70,6 +74,9 @@ _PATIENCE = 10
 
 _PATIENCE_AT_DEATH = 0.5
 """Seconds for which a dying tracer waits for what it has sent to be read."""
+
+_LOOK_AT_RINGS = 0.01
+"""Seconds until who waits looks for records that no message announces."""
 
 _LONG = 1.0
 """Seconds until who waits for a bell looks again: where two follow one program, the other one may have taken it."""
@@ -107,6 +114,7 @@ class Conversation:
         self._restorer = CrashRestorer()
         self._restored = 0
         self._cleared = (0, 0)
+        self._known_processes: set[int] = set()
         self._is_over = False
         self._inserting = threading.Lock()
         """Taken by who inserts a program: one at a time."""
@@ -256,6 +264,8 @@ class Conversation:
     def wait(self, run: ProgramRun) -> None:
         """Wait until something may have arrived for ``run``, and see to all that has."""
         seconds = None if run.debuggers.is_idle else LOOK
+        if run.native is not None:
+            seconds = _LOOK_AT_RINGS
         # In this order: whoever gives up reading looks for one who waits.
         self._waiting.add(run)
         try:
@@ -325,6 +335,10 @@ class Conversation:
                 self._on_end(lambda _: error)
             case ProbeStatus() | Dumped() | Warned():
                 self._give(event_of(message), message.program)
+                if isinstance(message, ProbeStatus):
+                    self._on_placed(message)
+            case MemoryShared() | SitesPatched():
+                self._on_native(message)
             case Overloaded(number):
                 if (run := self._runs.get(number)) is not None:
                     run.take_overload(message)
@@ -348,6 +362,27 @@ class Conversation:
                 self._on_end(lambda _: message)
             case _:
                 self._restorer.note(message)
+
+    def _on_placed(self, message: ProbeStatus) -> None:
+        """Let jumps take the place of breakpoints that are there now."""
+        run = self._runs.get(message.program)
+        if run is None or run.native is None or message.state is not ProbeState.ACTIVE:
+            return
+        request = run.native.placed(message.program, message.pid, message.probes, run.answers)
+        if request is not None:
+            self.outbox.send(request)
+
+    def _on_native(self, message: MemoryShared | SitesPatched) -> None:
+        run = self._runs.get(message.program)
+        if run is None or run.native is None:
+            return
+        request: Request | None
+        if isinstance(message, SitesPatched):
+            request = run.native.patched(message)
+        else:
+            request = run.native.shared(message, run.answers)
+        if request is not None:
+            self.outbox.send(request)
 
     def _remember(self, message: Mapped | Forked) -> None:
         """Tell what processes map to whoever wants to know."""
@@ -384,6 +419,10 @@ class Conversation:
 
     def _restore(self) -> None:
         """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
+        for run in self._runs.values():
+            if run.native is not None:
+                run.native.disable()
+        self._known_processes |= self._restorer.processes
         if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
             try:
                 self._restorer.note_all(self._inbox.read_ahead())
@@ -393,6 +432,9 @@ class Conversation:
 
     def _clear(self) -> None:
         self._cleared = self._restorer.clear()
+        for run in self._runs.values():
+            if run.native is not None:
+                self._restored += run.native.remove(self._known_processes)
 
     def _on_death(self) -> None:
         """Say what happened, and do what the guard could not do."""

@@ -28,6 +28,11 @@ class CrashRestorer:
         self._watches: dict[int, tuple[Watch, ...]] = {}
         self._semaphores: dict[int, dict[int, set[int]]] = {}
 
+    @property
+    def processes(self) -> set[int]:
+        """The processes that have breakpoints."""
+        return set(self._breakpoints)
+
     def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
         """Note what those of some frames say that are messages."""
         for kind, payload in frames:

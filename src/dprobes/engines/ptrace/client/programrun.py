@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dprobes.engines.debugger import Debuggers
     from dprobes.engines.overloadnotices import OverloadNotices
     from dprobes.engines.ptrace.client.answers import Answers
+    from dprobes.engines.ptrace.client.nativeside import NativeSide
     from dprobes.engines.ptrace.sharedcounters import SharedCounters
     from dprobes.engines.ptrace.wire import Overloaded
     from dprobes.target.processimages import ProcessImages
@@ -55,6 +56,8 @@ class ProgramRun:
         self._overload = overload
         self.counters = counters
         self.debuggers = debuggers
+        self.native: NativeSide | None = None
+        """The handlers that run in the probed processes."""
         self.number = 0
         self.items: deque[Item | _Record] = deque()
         self.is_stopping = False
@@ -74,7 +77,18 @@ class ProgramRun:
         for probe, dropped in list(self._dropped.items()):
             counts[probe].records -= dropped
             counts[probe].lost += dropped
+        if self.native is not None:
+            self.native.add_counts(counts)
         return counts
+
+    def take_native(self, *, is_over: bool = False) -> list[int]:
+        """Keep the records of handlers in processes to be given out; return the probepoints that are to be removed."""
+        if self.native is None:
+            return []
+        records, ended = self.native.take(is_over=is_over)
+        self._backlog += sum(len(record) for _, record in records)
+        self.items += [_Record(probe, record) for probe, record in records]
+        return ended
 
     def counts_of_received(self) -> tuple[Counts, ...]:
         """Return what is known for certain when the tracer was killed."""

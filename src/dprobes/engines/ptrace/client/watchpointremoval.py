@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from dprobes.engines.x86.debugregs import Watch
 
-__all__ = ["clear_processes"]
+__all__ = ["PATIENCE", "clear_processes", "seize_again"]
 
-_PATIENCE = 2.0
+PATIENCE = 2.0
 """Seconds to wait for the kernel to let go of a dead tracer's threads, and for a thread that cannot stop now."""
 
 _PAUSE = 0.0002
@@ -45,13 +45,13 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report)
     missed = 0
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + PATIENCE
     for pid in watches:
         space = AddressSpace.closed(8)
         with contextlib.suppress(OSError):
             for tid in threads_of(pid):
                 try:
-                    if _seize(tid, until):
+                    if seize_again(tid, until):
                         threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
                 except OSError:
                     missed += 1
@@ -74,7 +74,7 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
     return cleared, missed
 
 
-def _seize(tid: int, until: float) -> bool:
+def seize_again(tid: int, until: float) -> bool:
     """Seize a thread as soon as its dead tracer has let go of it; return False if it has ended."""
     while True:
         try:

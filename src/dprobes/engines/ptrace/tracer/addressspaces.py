@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.tracer.entries import Entries
+from dprobes.engines.ptrace.tracer.patches import Patches
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
@@ -89,6 +90,8 @@ class AddressSpace:
     shared_with: set[int] = field(default_factory=set)
     by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
+    patches: Patches = field(default_factory=Patches)
+    """The jumps that stand in the place of breakpoints."""
     entries: Entries = field(default_factory=Entries)
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
@@ -137,6 +140,7 @@ class AddressSpace:
             symbols=dict(self.symbols),
             by_probe={probe: tuple(breakpoints[b.address] for b in mine) for probe, mine in self.by_probe.items()},
             slots=self.slots.copy(),
+            patches=self.patches.copy(),
             gadgets=self.gadgets,
             watchpoints=self.watchpoints,
             told_mappings=self.told_mappings,
@@ -162,8 +166,10 @@ class AddressSpace:
         """Write every breakpoint again that memory does not show any more."""
         reader = PageReader(self.memory)
         for address, breakpoint_ in self.breakpoints.items():
+            if address in self.patches.by_site:
+                continue
             with contextlib.suppress(OSError):
-                if reader.read(address, 1)[0] == breakpoint_.original:
+                if reader.read(address, 1) == bytes([breakpoint_.original]):
                     os.pwrite(self.memory, INT3, address)
 
     def close(self) -> None:
@@ -235,13 +241,16 @@ class AddressSpace:
         return gone
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
-        """Put the original byte back, if our breakpoint is what is there, and forget the breakpoint."""
+        """Put the original bytes back, if our breakpoint is what is there, and forget the breakpoint."""
+        if breakpoint_.address in self.patches.by_site:
+            self.patches.restore(self.memory, [breakpoint_.address])
         self.restore_byte(breakpoint_.address, breakpoint_.original, reader)
         self.forget(breakpoint_)
         self.former[breakpoint_.address] = breakpoint_.original
 
     def withdraw_all(self) -> None:
-        """Withdraw every breakpoint."""
+        """Withdraw every breakpoint, and what stands in its place; no thread may run in the space then."""
+        self.patches.restore(self.memory, self.patches.by_site)
         for address in list(self.semaphores):
             self._lower(address)
         reader = PageReader(self.memory)
@@ -250,6 +259,7 @@ class AddressSpace:
 
     def forget(self, breakpoint_: Breakpoint) -> None:
         """Forget a breakpoint that is not in memory any more."""
+        self.patches.by_site.pop(breakpoint_.address, None)
         self.breakpoints.pop(breakpoint_.address, None)
         for probe in breakpoint_.probes():
             rest = tuple(b for b in self.by_probe.pop(probe, ()) if b is not breakpoint_)

@@ -237,7 +237,7 @@ class Detacher:
             return
         for thread in ready:
             with contextlib.suppress(*STRANGE, ThreadGoneError):
-                if give_back_all(space, thread):
+                if give_back_all(space, thread, mine):
                     return
 
     def _settle(self, thread: Thread) -> int:

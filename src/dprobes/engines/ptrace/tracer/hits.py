@@ -54,6 +54,7 @@ _ARRIVED, _CAME_BACK, _COMPLETED, _FAULTED = (
 _RAX, _RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
 
 _NEAR_RETURN = 1
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS)
 """The length of the instruction ``ret``."""
 
 
@@ -161,11 +162,27 @@ class HitHandler:
             self._go_on(thread, completion.signal)
 
     def deliver(self, thread: Thread, number: int) -> None:
-        """Let a thread run on with the signal that it has stopped for."""
+        """Let a thread run on with the signal that it has stopped for, unless that is a fault of ours."""
+        if number in _FAULTS and self._fix_up(thread):
+            self._stopper.resume(thread)
+            return
         number_now = self._stepper.leave_slot(thread, self._registers, number)
         if thread.hit.state is HitState.PENDING:
             self._counter.complete(thread)
         self._stopper.resume(thread, number_now)
+
+    def _fix_up(self, thread: Thread) -> bool:
+        """Let a thread go on that has faulted where a handler in the process looks at memory; return whether it has."""
+        fixups = thread.space.patches.fixups
+        if not fixups:
+            return False
+        ptracecalls.get_registers(thread.tid, self._registers)
+        target = fixups.get(self._registers[Register.RIP])
+        if target is None:
+            return False
+        self._registers[Register.RIP] = target
+        ptracecalls.set_registers(thread.tid, self._registers)
+        return True
 
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""

@@ -29,6 +29,7 @@ from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
+from dprobes.engines.ptrace.tracer.patcher import Patcher
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.removal import Remover
@@ -49,9 +50,11 @@ from dprobes.engines.ptrace.wire import (
     Failed,
     Insert,
     Overloaded,
+    PatchSites,
     Refused,
     Remove,
     Replace,
+    ShareMemory,
     Start,
     Warned,
 )
@@ -83,8 +86,9 @@ class Tracer:
         stopper = Stopper(state.threads, debug_registers.program_and_report)
         watchpoints = Watchpoints(state, stopper, debug_registers)
         modules = ModuleBreakpoints(state, watchpoints)
-        tree = ProcessTree(state, stopper, modules)
-        remover = Remover(state, stopper, watchpoints)
+        patcher = Patcher(state, stopper)
+        tree = ProcessTree(state, stopper, modules, patcher)
+        remover = Remover(state, stopper, watchpoints, patcher)
         counter = HitCounter(connection, remover)
         context = ThreadContext(connection.warn_once, connection.send, LocalTables(stopper).descriptor)
         watchpoint_hits = WatchpointHits(context, debug_registers, counter)
@@ -95,7 +99,7 @@ class Tracer:
         self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
-        self._seizer = Seizer(state.threads, stopper)
+        self._seizer, self._patcher = Seizer(state.threads, stopper), patcher
         self._hits = HitHandler(state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps)
         self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher)
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
@@ -191,9 +195,17 @@ class Tracer:
                 case ChangeRequest(number, count, changes):
                     if (program := self._programs.numbered(number)) is not None:
                         program.change(changes, count)
+                case ShareMemory():
+                    self._patcher.share(message)
+                case PatchSites():
+                    self._patcher.patch(message)
                 case Insert():
+                    for space in self._threads.spaces():
+                        self._patcher.restore(space)
                     self._inserter.insert(message)
                 case Replace():
+                    for space in self._threads.spaces():
+                        self._patcher.restore(space)
                     self._replacer.replace(message)
                 case End(number):
                     if self._programs.is_the_end(message):

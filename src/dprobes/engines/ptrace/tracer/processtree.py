@@ -27,6 +27,7 @@ from dprobes.errors import system_error
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.patcher import Patcher
     from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
@@ -39,7 +40,8 @@ ORPHAN_AGE = 0.5
 class ProcessTree:
     """The births and ends of threads and processes, and which programs concern whom."""
 
-    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
+    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints, patcher: Patcher) -> None:
+        self._patcher = patcher
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
@@ -79,6 +81,8 @@ class ProcessTree:
             shared = processcalls.same_memory(parent.tid, tid)
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
+            if space is parent.space and event is not Event.VFORK:
+                self._patcher.restore(space)  # handlers in memory know the one process that it belongs to
             space.pids.add(pid)
             if space.watchpoints:
                 self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))

@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.nativeremoval import is_left, unmap_native
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.wire import Lowered, ProbeStatus, Removed
@@ -21,11 +22,12 @@ from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.injection import Call
+    from dprobes.engines.ptrace.tracer.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -37,7 +39,8 @@ __all__ = ["Remover", "give_back_all", "give_back_pages", "tell_lowered"]
 class Remover:
     """The remover of breakpoints and watchpoints from all address spaces."""
 
-    def __init__(self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints) -> None:
+    def __init__(self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints, patcher: Patcher) -> None:
+        self._patcher = patcher
         self._connection = state.connection
         self._threads = state.threads
         self._stopper = stopper
@@ -53,6 +56,7 @@ class Remover:
         self._watchpoints.withdraw(probe)
         emptied = []
         for space in self._threads.spaces():
+            self._patcher.restore(space, [b.address for b in space.by_probe.get(probe, ())])
             addresses = [b.address for b in space.drop(probe)]
             tell_lowered(self._connection, space)
             if addresses:
@@ -70,6 +74,7 @@ class Remover:
         emptied = {}
         for space in self._threads.spaces():
             self._watchpoints.withdraw_program(space, program)
+            self._patcher.restore(space)
             addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
             tell_lowered(self._connection, space)
             if addresses:
@@ -138,9 +143,11 @@ def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int
         _drop(space, call, pages)
 
 
-def give_back_all(space: AddressSpace, thread: Thread) -> bool:
+def give_back_all(space: AddressSpace, thread: Thread, threads: Sequence[Thread]) -> bool:
     """
     Let ``thread`` drop and unmap all that is ours, the slots included; no thread may be in one.
+
+    Memory of handlers stays if one of the ``threads`` of the space, which are all stopped, may come back to it.
 
     Return False if another thread has to be asked.
     """
@@ -151,12 +158,15 @@ def give_back_all(space: AddressSpace, thread: Thread) -> bool:
                 os.pwrite(space.memory, area.former[: area.used], area.start)
             pages |= {address & -PAGE_SIZE for address in range(area.start, area.start + area.used, PAGE_SIZE)}
     mapped = [area for area in space.slots.areas if area.former is None]
-    if not (pages or mapped) or not may_inject(thread):
+    has_native = bool(space.patches.memories) and is_left(space, threads)
+    if not (pages or mapped or has_native) or not may_inject(thread):
         return True
     try:
         with injecting(thread) as call:
             for area in mapped:
                 call(MUNMAP[space.word_size], area.start, area.end - area.start)
+            if has_native:
+                unmap_native(space, call)
             space.slots = Slots()
             _drop(space, call, pages)
     except InjectionError:

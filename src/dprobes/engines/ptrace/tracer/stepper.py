@@ -139,7 +139,7 @@ class Stepper:
         """Let a thread execute what is under a breakpoint where it is, with all other threads of its space stopped."""
         space = thread.space
         address = breakpoint_.address
-        with self._stopper.others_stopped(space, thread):
+        with self._stopper.others_stopped(space, thread), space.patches.put_aside(space.memory, address):
             os.pwrite(space.memory, bytes([breakpoint_.original]), address)
             if space.watchpoints:
                 registers[_EFLAGS] |= RESUME_FLAG  # an execute watchpoint here has been hit already

@@ -218,9 +218,11 @@ class ThreadContext:
             hidden = [a for a in breakpoints if address <= a < end]
         else:
             hidden = [a for a in range(address, end) if a in breakpoints]
-        if not hidden:
+        patches = self._thread.space.patches
+        if not hidden and not patches.by_site:
             return data
         clean = bytearray(data)
+        patches.hide(address, clean)
         for place in hidden:
             clean[place - address] = breakpoints[place].original
         return bytes(clean)

@@ -1,0 +1,55 @@
+"""Which probepoints can have handlers in the process, and why others stay with the breakpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.inline.faultless import always_completes
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.isa import Group
+from dprobes.rpn.needs import executed_instructions
+from dprobes.rpn.program import calls_extensions
+
+if TYPE_CHECKING:
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.program import Program
+
+__all__ = ["obstacle_to", "obstacle_to_program"]
+
+_STOPPING = ("exit <code>", "skip")
+_UNWINDING = ("log ustack", "log ustack, <frames>")
+
+
+def obstacle_to_program(program: Program) -> str | None:
+    """Return why no handler of a program can run in the process, None if nothing speaks against it."""
+    if program.vars or program.gvars or program.cvars or program.tvars:
+        return "the program has variables, which handlers in the tracer use as well"
+    if any(table.has_user_stack for table in program.tables):
+        return "the program has keyed tables with call stacks"
+    if any(definition.at_return for definition in program.definitions):
+        return "the program has probes at returns, for which breakpoints come and go"
+    if calls_extensions(program):
+        return "the program calls extensions"
+    return None
+
+
+def obstacle_to(program: Program, probe: Probepoint) -> str | None:
+    """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
+    if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
+        return "it is not about an instruction"
+    if probe.at_return:
+        return "it is about a return"
+    if probe.definition.passcount or probe.definition.maxhits:
+        return "its hits are counted by the tracer, for passcount and maxhits"
+    if not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
+        return "its instruction may fault, and has no record then"
+    if probe.code.usdt is not None:
+        return "it is a USDT probe"
+    for instruction in executed_instructions(program, probe.definition):
+        if instruction.row.syntax in _STOPPING:
+            return f"its handler ends with '{instruction.row.operator}'"
+        if instruction.row.group is Group.TABLE and instruction.row.operator != "tally":
+            return "its handler looks at keyed tables, parts of which the tracer has"
+        if instruction.row.syntax in _UNWINDING:
+            return "its handler takes call stacks"
+    return None

@@ -1,0 +1,134 @@
+"""
+The code of handlers for one process: routines, and a trampoline for each probepoint, where there is room for them.
+
+::
+
+    handler in eBPF ─► its trampoline's size ─► a place for it near the instruction ─► machine code for that place
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.x86.patches.displaced import displaced
+from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
+from dprobes.engines.x86.patches.plans import Method, Refusal
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.native.code import Surroundings
+from dprobes.native.x86.runtime import make_runtime
+from dprobes.native.x86.trampoline import make_trampoline
+from dprobes.target.processmaps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.bpf.layout import MapName
+    from dprobes.engines.x86.patches.addressspace import AddressSpace
+    from dprobes.engines.x86.patches.codebytes import ModuleCode
+    from dprobes.native.code import NativeCode
+    from dprobes.native.faults import Fixup
+    from dprobes.native.memory import MapPlace
+    from dprobes.native.routines.hashtable import TableShape
+    from dprobes.native.routines.ring import RingShape
+    from dprobes.native.x86.assembler import X86Assembler
+    from dprobes.native.x86.runtime import ProcessFacts, Runtime
+
+__all__ = ["CodeWriter", "PlacedHandler"]
+
+_METHODS = (Method.JUMP, Method.PUN)
+"""Where nothing but the probed instruction is displaced: so no thread is ever in the middle of what changes."""
+
+_SLACK = 64
+"""Bytes by which the size of code may differ between two addresses, since numbers have short forms."""
+
+_REACH = 1 << 30
+
+
+class PlacedHandler(NamedTuple):
+    """A trampoline with its code, and the jump that leads to it."""
+
+    placement: Placement
+    code: NativeCode
+
+
+class CodeWriter:
+    """Write the code for the probepoints in one module of a process."""
+
+    def __init__(
+        self,
+        module: ModuleCode,
+        space: AddressSpace,
+        facts: ProcessFacts,
+        maps: Mapping[MapName, MapPlace],
+        rings: RingShape,
+        tables: Mapping[MapName, TableShape],
+    ) -> None:
+        self.module = module
+        self.space = space
+        self._facts = facts
+        self._maps = maps
+        self._rings = rings
+        self._tables = tables
+        self._runtime: Runtime | None = None
+        self._mapped: set[int] = set()
+
+    def new_regions(self) -> list[tuple[int, int]]:
+        """Return (start, end) of all that is to be mapped, and was not returned before."""
+        wanted = {page for start, end in self.space.regions() for page in range(start, end, PAGE_SIZE)}
+        runs: list[tuple[int, int]] = []
+        for page in sorted(wanted - self._mapped):
+            if runs and runs[-1][1] == page:
+                runs[-1] = runs[-1][0], page + PAGE_SIZE
+            else:
+                runs.append((page, page + PAGE_SIZE))
+        self._mapped |= wanted
+        return runs
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The routines, once there is a handler."""
+        return self._runtime
+
+    @property
+    def fixups(self) -> tuple[Fixup, ...]:
+        """Where threads go on that fault in them."""
+        return () if self._runtime is None else self._runtime.code.fixups
+
+    def place(self, site: int, raw: bytes, assembled: Assembled) -> PlacedHandler | str:
+        """Return the handler of the instruction at ``site``, or why there is no place for it."""
+        if self._runtime is None and (problem := self._place_runtime(site)) is not None:
+            return problem
+        assert self._runtime is not None
+        around = Surroundings(self._maps, self._runtime.routines, self._runtime.map_routines, self._facts.has_rdpid)
+        near = self._runtime.code.address
+        room = len(self._code(near, site, raw, assembled, around).code) + _SLACK
+        placer = Placer(self.module, self.space, room)
+        (found,) = placer.place([site], windows_first=False)
+        if isinstance(found, Refusal):
+            return found.reason
+        if isinstance(found, Shared):
+            return "it is displaced for another probe"
+        plan = found.plan
+        if plan.method not in _METHODS or plan.start != site:
+            placer.remove(found)
+            return f"it can only be probed by a {plan.method.value}"
+        return PlacedHandler(found, self._code(found.trampoline, site, plan.raw, assembled, around))
+
+    def _place_runtime(self, site: int) -> str | None:
+        facts, rings, tables = self._facts, self._rings, self._tables
+        size = len(make_runtime(site, facts, rings, tables).code.code) + _SLACK
+        address = self.space.allocate(max(0, site - _REACH), site + _REACH, size)
+        if address is None:
+            return "no memory near it is free"
+        self._runtime = make_runtime(address, facts, rings, tables)
+        return None
+
+    @staticmethod
+    def _code(address: int, site: int, raw: bytes, assembled: Assembled, around: Surroundings) -> NativeCode:
+        def write_rest(asm: X86Assembler) -> None:
+            copy = displaced(raw, site, asm.here)
+            assert copy is not None, "the trampoline is near the instruction"
+            asm.raw(copy.code)
+
+        return make_trampoline(address, site, assembled, around, write_rest)

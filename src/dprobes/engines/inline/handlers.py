@@ -1,0 +1,337 @@
+"""
+The handlers of one program that run in probed processes: the client's side of ``ptrace.client.nativeside``.
+
+::
+
+    breakpoints placed ─► memory shared ─► code and jumps planned for that process ─► jumps written
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.bpf.layout import ProbeField
+from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
+from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
+from dprobes.engines.inline.handlercode import CodeWriter
+from dprobes.engines.inline.handlermaps import PROBES_MAX, HandlerMaps
+from dprobes.engines.inline.recordorder import RecordOrder
+from dprobes.engines.inline.ringreader import RingReader
+from dprobes.engines.inline.threadids import tid_place_in
+from dprobes.engines.interface import Notice, TableChange
+from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitePatch, SitesPatched
+from dprobes.engines.x86.patches.addressspace import AddressSpace
+from dprobes.engines.x86.patches.codebytes import ModuleCode
+from dprobes.errors import DprobesError, NotSupportedError
+from dprobes.keyed.contents import TableContents, TableRow
+from dprobes.keyed.layout import merged
+from dprobes.native.x86.runtime import ProcessFacts
+from dprobes.target.processmaps import parse_maps, read_maps, run_time_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.bpf.lower.request import Lowered
+    from dprobes.engines.interface import Change, Counts
+    from dprobes.engines.ptrace.client.answers import Answers
+    from dprobes.engines.x86.patches.placer import Placement
+    from dprobes.record.layout import Item
+    from dprobes.rpn.program import Program
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["InlineHandlers"]
+
+_REASONS = 4
+"""How many reasons a user is told."""
+
+_CORRECTION = 0.25
+"""Seconds after which the clock of handlers is corrected again."""
+
+_ABILITIES = Abilities(LoopForm.MAY_GOTO, sleepable=False, writes_memory=True, writes_registers=True)
+
+
+class InlineHandlers:
+    """The handlers of one program; ``items`` are those of its records."""
+
+    def __init__(self, program: Program, items: Item) -> None:
+        self._program = program
+        self._items = items
+        self._obstacle = obstacle_to_program(program)
+        self._maps: HandlerMaps | None = None
+        self._lowered: dict[int, Lowered | str] = {}
+        self._waiting: dict[int, set[int]] = {}
+        """The probepoints, by process, for which memory is asked for."""
+        self._memories: dict[int, MemoryShared] = {}
+        self._planned: dict[tuple[int, int], SitePatch] = {}
+        """All jumps that were asked for, by process and place: a copy of a process has those of its parent."""
+        self._writers: dict[tuple[int, int], CodeWriter] = {}
+        """By the page of a process, and how far above its link addresses a module is."""
+        self._reader, self._order = RingReader(), RecordOrder()
+        self._corrected = 0.0
+        self._lock = threading.Lock()
+        self.refused: dict[int, str] = {}
+        """Why probepoints have breakpoints and no jumps."""
+        self.jumps: set[int] = set()
+        """The probepoints that have jumps."""
+
+    def placed(
+        self, program: int, pid: int, probes: Sequence[int], answers: Answers
+    ) -> ShareMemory | PatchSites | None:
+        """Take notice of breakpoints in a process; return what to ask of the tracer."""
+        wanted = {probe for probe in probes if self._lower(probe, answers) is not None}
+        if not wanted:
+            return None
+        known = self._memories.get(pid)
+        if known is not None:
+            return self._plan(known, wanted, answers)
+        is_asked = pid in self._waiting
+        self._waiting.setdefault(pid, set()).update(wanted)
+        assert self._maps is not None
+        region = self._maps.region
+        return None if is_asked else ShareMemory(program, pid, region.descriptor, region.size)
+
+    def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
+        """Take notice of memory that a process has mapped; return what to ask next."""
+        wanted = self._waiting.pop(message.pid, set())
+        if message.problem:
+            self.refused |= dict.fromkeys(wanted, message.problem)
+            return None
+        self._memories[message.pid] = message
+        return self._plan(message, wanted, answers)
+
+    def patched(self, message: SitesPatched) -> ShareMemory | None:
+        """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+        if message.is_outdated and self._maps is not None:
+            self._memories.pop(message.pid, None)
+            self._waiting.setdefault(message.pid, set()).update(probe for probe, _ in message.refused)
+            return ShareMemory(message.program, message.pid, self._maps.region.descriptor, self._maps.region.size)
+        self.jumps.update(message.probes)
+        self.refused |= dict(message.refused)
+        return None
+
+    # Planning
+
+    def _lower(self, probe: int, answers: Answers) -> Lowered | None:
+        """Return the eBPF of a probepoint's handler, if it can run in the process."""
+        found = self._lowered.get(probe)
+        if found is None:
+            found = self._lowered[probe] = self._lowered_or_why_not(probe, answers)
+            if isinstance(found, str):
+                self.refused[probe] = found
+            elif self._maps is None:
+                self._maps = HandlerMaps(1 << 16, self._program.tables)
+        return None if isinstance(found, str) else found
+
+    def _lowered_or_why_not(self, number: int, answers: Answers) -> Lowered | str:
+        probe, site = answers.probes[number], answers.compiled.get(number)
+        if self._obstacle is not None:
+            return self._obstacle
+        if (problem := obstacle_to(self._program, probe)) is not None:
+            return problem
+        if site is None or site.resolved.architecture.name != "x86_64":
+            return "its file cannot be looked at for that"
+        if number >= PROBES_MAX:
+            return "the program has too many probepoints"
+        request = Request(
+            items=self._items,
+            abilities=_ABILITIES,
+            probe=number,
+            link=probe.instruction.address,
+            symbols=dict(site.resolved.symbols),
+            tables=HandlerMaps.sizes(),
+            shared_tables=frozenset(range(len(self._program.tables))),
+        )
+        image = site.resolved.image
+        try:
+            lowered = lower(image, architecture("x86_64"), image.handlers[probe.number], site.point, request)
+        except NotSupportedError as error:
+            return error.message
+        if lowered.state.size > 1 << 16:
+            return "its handler needs too much memory"
+        return lowered
+
+    def _plan(self, memory: MemoryShared, wanted: set[int], answers: Answers) -> PatchSites | None:
+        """Return the code and the jumps for probepoints in a process."""
+        try:
+            mappings = parse_maps(read_maps(memory.pid))
+        except DprobesError:
+            return None  # it has ended
+        by_file: dict[tuple[int, int], list[int]] = {}
+        for probe in sorted(wanted):
+            by_file.setdefault(answers.compiled[probe].file, []).append(probe)
+        request = _Request()
+        for probes in by_file.values():
+            self._plan_module(memory, probes, answers, mappings, request)
+        if not request.patches:
+            return None
+        self._planned.update(((memory.pid, patch.site), patch) for patch in request.patches)
+        return request.message(memory)
+
+    def _plan_module(
+        self,
+        memory: MemoryShared,
+        probes: list[int],
+        answers: Answers,
+        mappings: list[Mapping],
+        request: _Request,
+    ) -> None:
+        writer = self._writer(memory, probes[0], answers, mappings)
+        if writer is None:
+            return
+        is_new = writer.runtime is None
+        for probe in probes:
+            lowered = self._lower(probe, answers)
+            assert lowered is not None
+            instruction = answers.probes[probe].instruction
+            place = instruction.address + writer.module.bias
+            placed = writer.place(place, instruction.raw, lowered.assembled)
+            if isinstance(placed, str):
+                self.refused[probe] = placed
+                continue
+            request.code.append((placed.code.address, placed.code.code))
+            request.patches.append(_patch_of(probe, place, instruction.raw, placed.placement, writer.module))
+        if writer.runtime is not None and is_new:
+            request.code.append((writer.runtime.code.address, writer.runtime.code.code))
+            request.fixups += writer.fixups
+        request.pages += writer.new_regions()
+
+    def _writer(self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]) -> CodeWriter | None:
+        """Return what writes code for a module of a process, which knows what is there already."""
+        site, first = answers.compiled[probe], answers.probes[probe].instruction
+        mine = [m for m in mappings if (m.device, m.inode) == site.file]
+        start = run_time_address(mine, first.offset)
+        if start is None:
+            return None  # it is not mapped any more
+        key = memory.page, start - first.address
+        if key not in self._writers:
+            assert self._maps is not None
+            maps = self._maps.places(memory.region)  # before anything in it is asked for its address
+            self._writers[key] = CodeWriter(
+                ModuleCode.of(site.resolved.module, start - first.address),
+                AddressSpace(mappings, min(m.start for m in mine), max(m.end for m in mine)),
+                ProcessFacts(memory.page, self._maps.clock.address, tid_place_in(memory.pid, mappings)),
+                maps,
+                self._maps.rings.shape,
+                self._maps.shapes,
+            )
+        return self._writers[key]
+
+    # What has happened
+
+    def take(self, *, is_over: bool) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Return the records that have come, each with its probepoint, and the probepoints that are to be removed."""
+        if self._maps is None:
+            return [], []
+        now = time.monotonic()
+        if now > self._corrected + _CORRECTION:
+            self._corrected = now
+            self._maps.clock.correct()
+        with self._lock:
+            began = time.monotonic_ns()
+            records = self._reader.read(self._maps.rings.drain())
+            records = self._order.sorted(records, None if is_over else began)
+            ended, self._reader.ended = self._reader.ended, []
+        return records, ended
+
+    def add_counts(self, counts: Sequence[Counts]) -> None:
+        """Add what happened without the tracer."""
+        if self._maps is None:
+            return
+        for number, each in enumerate(counts[:PROBES_MAX]):
+            if number in self.jumps:
+                each.hits += self._maps.count(number, ProbeField.HITS)
+                each.records += self._maps.count(number, ProbeField.RECORDS)
+                each.lost += self._maps.count(number, ProbeField.LOST)
+                each.missed += self._maps.count(number, ProbeField.MISSED)
+                each.executed = (*each.executed, "inline")
+
+    def notices(self) -> Iterator[Notice]:
+        """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
+        reasons = Counter(reason for probe, reason in self.refused.items() if probe not in self.jumps)
+        if not reasons:
+            return
+        count = sum(reasons.values())
+        listed = [f"{reason}{f' ({number})' if count > 1 else ''}" for reason, number in reasons.most_common(_REASONS)]
+        if len(reasons) > _REASONS:
+            listed.append("...")
+        what = "a probepoint has had a breakpoint instead of a jump"
+        if count > 1:
+            what = f"{count} probepoints have had breakpoints instead of jumps"
+        yield Notice(f"{what}: {'; '.join(listed)}", is_warning=False)
+
+    def tables(self, known: Sequence[TableContents]) -> tuple[TableContents, ...]:
+        """Return what keyed tables hold, here and as it is ``known`` of the tracer."""
+        if self._maps is None or self._maps.keyed is None:
+            return tuple(known)
+        return tuple(map(_joined, known, self._maps.keyed.contents()))
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Take out of keyed tables what is to be taken out."""
+        for change in changes:
+            if isinstance(change, TableChange) and change.value is None and self._maps is not None:
+                keyed = self._maps.keyed
+                assert keyed is not None
+                keyed.change(change)
+
+    def disable(self) -> None:
+        """Let no handler run any more, as the tracer is gone that sees to their faults."""
+        if self._maps is not None:
+            for probe in self._lowered:
+                self._maps.disable(probe)
+
+    def remove(self, pids: Iterable[int]) -> int:
+        """Put the bytes of files back wherever a jump is in the memory of processes; return how many there were."""
+        if not self._planned:
+            return 0
+        from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
+
+        return sum(remove_jumps(pid, list(self._planned.values())) for pid in pids)
+
+    def close(self) -> None:
+        """Give the memory up."""
+        if self._maps is not None:
+            with contextlib.suppress(BufferError):
+                self._maps.close()
+            self._maps = None
+
+
+class _Request:
+    """What is asked of the tracer for one process, as it is put together."""
+
+    def __init__(self) -> None:
+        self.pages: list[tuple[int, int]] = []
+        self.code: list[tuple[int, bytes]] = []
+        self.fixups: list[tuple[int, int]] = []
+        self.patches: list[SitePatch] = []
+
+    def message(self, memory: MemoryShared) -> PatchSites:
+        """Return it as a message."""
+        parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
+        return PatchSites(memory.program, memory.pid, memory.page, *parts)
+
+
+def _patch_of(probe: int, site: int, raw: bytes, placement: Placement, module: ModuleCode) -> SitePatch:
+    """Return the jump at an instruction; what it relies on must be as it is planned."""
+    code = module.around(site)
+    assert code is not None
+    end = max(site + len(raw), placement.relied_on)
+    rest = code.original[site - code.start : end - code.start]
+    originals = []
+    for address, data in placement.writes:
+        there = module.around(address)
+        assert there is not None
+        originals.append(there.original[address - there.start : address - there.start + len(data)])
+    return SitePatch(probe, site, tuple((w.address, bytes(w.data)) for w in placement.writes), tuple(originals), rest)
+
+
+def _joined(first: TableContents, second: TableContents) -> TableContents:
+    """Return what two parts of one table hold together."""
+    cells = dict(first.rows)
+    for key, more in second.rows:
+        cells[key] = merged(first.table, [cells[key], more]) if key in cells else more
+    return TableContents(first.table, tuple(TableRow(*row) for row in cells.items()), first.lost + second.lost)

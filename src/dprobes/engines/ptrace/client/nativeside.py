@@ -1,0 +1,65 @@
+"""
+What the client asks of handlers that run in the probed process, for an engine that has such.
+
+A breakpoint is placed first in any case. When it is, the process maps memory for handlers, and jumps take the place of
+those breakpoints for which there are any.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.engines.interface import Change, Counts, Notice
+    from dprobes.engines.ptrace.client.answers import Answers
+    from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
+    from dprobes.keyed.contents import TableContents
+
+    Request = ShareMemory | PatchSites
+
+__all__ = ["NativeSide"]
+
+
+class NativeSide(Protocol):
+    """The handlers of one program; all but ``take`` and ``counts`` are called in the order in which things happen."""
+
+    def placed(
+        self, program: int, pid: int, probes: Sequence[int], answers: Answers
+    ) -> ShareMemory | PatchSites | None:
+        """Take notice of breakpoints in a process; return what to ask of the tracer."""
+
+    def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
+        """Take notice of memory that a process has mapped; return what to ask next."""
+
+    def patched(self, message: SitesPatched) -> ShareMemory | None:
+        """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+
+    def take(self, *, is_over: bool) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """
+        Return the records that have come, each with its probepoint, and the probepoints that are to be removed.
+
+        With ``is_over`` nothing comes any more.
+        """
+
+    def add_counts(self, counts: Sequence[Counts]) -> None:
+        """Add what happened without the tracer."""
+
+    def notices(self) -> Iterator[Notice]:
+        """Iterate over what a user should hear at the end."""
+
+    def tables(self, known: Sequence[TableContents]) -> tuple[TableContents, ...]:
+        """Return what keyed tables hold, here and as it is ``known`` of the tracer."""
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Take out of keyed tables what is to be taken out."""
+
+    def disable(self) -> None:
+        """Let no handler run any more, as the tracer is gone that sees to their faults."""
+
+    def remove(self, pids: Iterable[int]) -> int:
+        """Put the bytes of files back wherever a jump is in the memory of processes; return how many there were."""
+
+    def close(self) -> None:
+        """Give the memory up."""

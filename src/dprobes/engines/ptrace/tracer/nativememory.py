@@ -1,0 +1,112 @@
+"""
+Memory that a stopped process maps for handlers in it, without noticing.
+
+The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
+makes a pair of sockets, we take one of them (pidfd_getfd(2)) and send the file through it. So it needs no path, works
+through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
+a page that a child of the process does not inherit the contents of.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux.processcalls import copy_descriptor
+from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
+from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.errors import reason_of, system_error
+from dprobes.native.processpage import PROCESS_PID
+from dprobes.target.processmaps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.ptrace.tracer.injection import Call
+    from dprobes.engines.ptrace.tracer.state import Thread
+
+__all__ = ["map_code", "share_memory"]
+
+_WORD = 8
+_SOCKETPAIR, _RECVMSG, _CLOSE = 53, 47, 3
+"""Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
+
+_READ_WRITE, _READ_EXECUTE = 3, 5
+_SHARED, _PRIVATE_ANONYMOUS, _FIXED_NOREPLACE = 0x01, 0x22, 0x100000
+_WIPE_ON_FORK = 18
+
+_AF_UNIX, _DATAGRAMS = 1, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+_CLOSE_ON_EXEC_NOW = 0x40000000 | socket.MSG_DONTWAIT
+"""MSG_CMSG_CLOEXEC, and no waiting."""
+
+_PAIR, _HEADER, _VECTOR, _BYTE, _CONTROL = 0, 64, 128, 160, 192
+"""Where on the page things are put for the calls: two descriptors, and a ``struct msghdr`` with what it names."""
+_MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
+_CONTROL_SIZE, _CONTROL_DATA = 24, 16
+
+
+def share_memory(thread: Thread, descriptor: int, size: int) -> NativeMemory:
+    """
+    Let a process map ``size`` bytes of a file of ours; all its other threads must be stopped.
+
+    Raise ``InjectionError`` if that is not possible; then nothing is left of the attempt.
+    """
+    with injecting(thread) as call:
+        page = _checked(call(MMAP[_WORD], 0, PAGE_SIZE, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
+        opened: list[int] = []
+        try:
+            received = _receive(thread, call, page, descriptor, opened)
+            region = _checked(call(MMAP[_WORD], 0, size, _READ_WRITE, _SHARED, received, 0))
+        except (InjectionError, OSError) as error:
+            call(MUNMAP[_WORD], page, PAGE_SIZE)
+            if isinstance(error, OSError):
+                raise InjectionError(reason_of(error)) from error
+            raise
+        finally:
+            for number in opened:
+                call(_CLOSE, number)
+        _checked(call(MADVISE[_WORD], page, PAGE_SIZE, _WIPE_ON_FORK))
+        thread.space.write(page, bytes(_CONTROL + _CONTROL_SIZE))
+        thread.space.write(page + PROCESS_PID, thread.pid.to_bytes(4, "little"))
+    return NativeMemory(page, region, size)
+
+
+def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:
+    """Let the process receive a file of ours; return its number there, and note what is to be closed."""
+    space = thread.space
+    _checked(call(_SOCKETPAIR, _AF_UNIX, _DATAGRAMS, 0, page + _PAIR))
+    theirs, ours = struct.unpack("=ii", space.read(page + _PAIR, 8))
+    opened += [theirs, ours]
+    with socket.socket(fileno=copy_descriptor(thread.tid, thread.pid, ours)) as sender:
+        rights = array.array("i", [descriptor])
+        sender.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    header = _MESSAGE_HEADER.pack(0, 0, page + _VECTOR, 1, page + _CONTROL, _CONTROL_SIZE, 0)
+    space.write(page + _HEADER, header)
+    space.write(page + _VECTOR, struct.pack("=QQ", page + _BYTE, 1))
+    _checked(call(_RECVMSG, theirs, page + _HEADER, _CLOSE_ON_EXEC_NOW))
+    received = int.from_bytes(space.read(page + _CONTROL + _CONTROL_DATA, 4), "little")
+    opened.append(received)
+    return received
+
+
+def map_code(thread: Thread, ranges: Iterable[tuple[int, int]]) -> None:
+    """
+    Let a process map pages for code, (start, end) each, where nothing is; all its other threads must be stopped.
+
+    Raise ``InjectionError`` if one cannot be had; those before it stay.
+    """
+    with injecting(thread) as call:
+        for start, end in ranges:
+            flags = _PRIVATE_ANONYMOUS | _FIXED_NOREPLACE
+            found = _checked(call(MMAP[_WORD], start, end - start, _READ_EXECUTE, flags, -1, 0))
+            if found != start:
+                call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
+                raise InjectionError(f"no memory can be had at {start:#x}")
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise InjectionError(reason_of(system_error(-result)))
+    return result

@@ -1,0 +1,186 @@
+"""
+Jumps in the place of breakpoints, on the client's request, and breakpoints again where jumps cannot stay.
+
+The client plans and generates code; here it is written. A breakpoint is always there first: so a jump is nothing but a
+faster way to the same handler, and whatever it is not good for is left to the breakpoint. All threads of the address
+space are stopped when code changes, none of them at the place or in the middle of a hit there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.tracer.breakpoints import INT3
+from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
+from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
+from dprobes.errors import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+    from dprobes.engines.ptrace.wire import SitePatch
+
+__all__ = ["Patcher"]
+
+_GONE = "the process is not traced any more"
+_ANOTHER = "the process executes another program"
+_BUSY = "no thread of the process can make a system call for it now"
+_NOT_ALLOWED = "the process may not be made to do system calls"
+
+
+class Patcher:
+    """The writer of jumps."""
+
+    def __init__(self, state: TracerState, stopper: Stopper) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
+        self._stopper = stopper
+
+    def share(self, message: ShareMemory) -> None:
+        """Let a process map the client's memory, and say where."""
+        number, pid = message.program, message.pid
+        with self._held(pid) as held:
+            known = held[0].space.patches.memories.get(number) if held else None
+            if known is not None:  # a copy of its parent's
+                self._connection.send(MemoryShared(number, pid, known.page, known.region))
+                return
+            if (problem := self._obstacle(pid, held)) is None:
+                try:
+                    descriptor = self._connection.open(message.descriptor)
+                    try:
+                        memory = share_memory(held[0], descriptor, message.size)
+                    finally:
+                        os.close(descriptor)
+                except InjectionError as error:
+                    problem = str(error)
+                except OSError as error:
+                    problem = reason_of(error)
+                else:
+                    held[0].space.patches.memories[number] = memory
+                    self._connection.send(MemoryShared(number, pid, memory.page, memory.region))
+                    return
+        self._connection.send(MemoryShared(number, pid, problem=problem))
+
+    def patch(self, message: PatchSites) -> None:
+        """Write code and jumps into a process, and say which."""
+        number, pid = message.program, message.pid
+        done: list[int] = []
+        refused: list[tuple[int, str]] = []
+        with self._held(pid) as held:
+            problem = self._obstacle(pid, held)
+            if held and not _is_current(held[0], message):
+                refused = [(patch.probe, _ANOTHER) for patch in message.patches]
+                self._connection.send(SitesPatched(number, pid, (), tuple(refused), is_outdated=True))
+                return
+            if problem is None:
+                space = held[0].space
+                try:
+                    if message.pages:
+                        space.patches.code += message.pages
+                        map_code(held[0], message.pages)
+                    for address, code in message.code:
+                        space.write(address, code)
+                except InjectionError as error:
+                    problem = str(error)
+                except OSError as error:
+                    problem = reason_of(error)
+            if problem is not None:
+                refused = [(patch.probe, problem) for patch in message.patches]
+            else:
+                space.patches.fixups.update(message.fixups)
+                for patch in message.patches:
+                    why = self._write(space, patch)
+                    if why is None:
+                        done.append(patch.probe)
+                    else:
+                        refused.append((patch.probe, why))
+        self._connection.send(SitesPatched(number, pid, tuple(done), tuple(refused)))
+
+    def _write(self, space: AddressSpace, patch: SitePatch) -> str | None:
+        """Write one jump; return why not."""
+        if patch.site in space.patches.by_site:
+            return None
+        breakpoint_ = space.breakpoints.get(patch.site)
+        if breakpoint_ is None:
+            return "there is no breakpoint any more"
+        if breakpoint_.exits or breakpoint_.entries or breakpoint_.waiting or breakpoint_.own:
+            return "the breakpoint is for something else as well"
+        if len(breakpoint_.handlers) != 1:
+            return "several programs have it"
+        if any(other.exits or other.entries for other in space.breakpoints.values()):
+            return "another program follows returns, for which breakpoints come and go"
+        for thread in self._threads.in_space(space):
+            # Others that have run into the breakpoint stand where they can go on, with it or without.
+            if thread.hit.is_late and thread.hit.breakpoint is breakpoint_:
+                return "a thread sleeps in the instruction"
+        try:
+            found = space.read(patch.site, len(patch.rest))
+            if found != INT3 + patch.rest[1:]:
+                return "memory holds something else than the file"
+            space.patches.write(space.memory, patch)
+        except OSError as error:
+            return reason_of(error)
+        return None
+
+    def _obstacle(self, pid: int, held: list[Thread]) -> str | None:
+        threads = self._threads.of_process(pid)
+        if not threads:
+            return _GONE
+        if not held:
+            return _BUSY
+        space = held[0].space
+        if not space.is_open or space.shared_with:
+            return _GONE
+        return None if may_inject(held[0]) else _NOT_ALLOWED
+
+    @contextlib.contextmanager
+    def _held(self, pid: int) -> Iterator[list[Thread]]:
+        """
+        Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
+
+        That is one that has stopped for nothing else, or one that has just run into a breakpoint: its trap is taken
+        already, and it stands where it can go on.
+        """
+        threads = self._threads.of_process(pid)
+        held = self._stopper.stop(self._threads.in_space(threads[0].space)) if threads else []
+        ready: list[Thread] = []
+        for thread in held:
+            with contextlib.suppress(ProcessLookupError, ThreadGoneError):
+                self._stopper.waits.hide_interruption(thread)
+                ready.append(thread)
+                break
+        if not ready:
+            ready = [thread for thread in threads if thread.trapped and thread.tid in self._stopper.deferred][:1]
+        try:
+            yield ready
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+
+    def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> None:
+        """Put breakpoints back in the place of jumps, of all or of those at some ``sites``."""
+        mine = [site for site in space.patches.by_site if sites is None or site in sites]
+        if not mine or not space.is_open:
+            return
+        held = self._stopper.stop(self._threads.in_space(space))
+        try:
+            space.patches.restore(space.memory, mine)
+            space.renew()
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+
+
+def _is_current(thread: Thread, message: PatchSites) -> bool:
+    """Return whether code was made for the program that a thread executes."""
+    memory = thread.space.patches.memories.get(message.program)
+    return memory is not None and memory.page == message.page

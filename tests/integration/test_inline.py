@@ -1,0 +1,125 @@
+"""Handlers in the probed process: the same records and counts as with breakpoints, and an unharmed program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import (
+    DPROBES,
+    TIMEOUT,
+    await_line,
+    await_traced,
+    await_true,
+    code_is_original,
+    environment,
+    is_traced,
+    memory_at,
+    running,
+)
+
+if TYPE_CHECKING:
+    from integration.support import Builder, Result, Runner
+
+INLINE = ["--engine", "inline"]
+LOOP = "name = hotloop\nlogmax = 16\noffset = tick\nminor = 1\npush r, rdi\nlog 1\nexit\n"
+COUNT = "name = hotloop\noffset = tick\nminor = 1\nabort\n"
+HOT = "name = torture\noffset = stepped\nminor = 1\nabort\noffset = emulated\nminor = 2\npush 2\nlog 1\nexit\n"
+
+
+def ways(result: Result, minor: int = 1) -> set[str]:
+    """Return how the probed instruction was executed."""
+    return set(result.counts[minor].executed.split(", "))
+
+
+def jump_is_at(pid: int, program: Path) -> bool:
+    """Return whether there is a jump in the place of the first instruction of ``stepped``."""
+    return memory_at(pid, program, "stepped", 1) == b"\xe9"
+
+
+def test_every_hit_is_counted_and_the_program_computes_the_same(build: Builder, run: Runner) -> None:
+    result = run(COUNT, ["--exit-status", "--", str(build("hotloop.c")), "3000000"], INLINE)
+    assert (result.status, result.stdout) == (0, f"{3000000 * 2999999 // 2}\n")
+    assert result.counts[1].hits == 3_000_000
+    assert "inline" in ways(result)
+
+
+def test_records_have_what_the_handler_saw_and_those_without_room_are_counted(build: Builder, run: Runner) -> None:
+    result = run(LOOP, ["--exit-status", "--", str(build("hotloop.c")), "200000"], INLINE)
+    counts = result.counts[1]
+    assert result.status == 0
+    assert "inline" in ways(result)
+    assert counts.hits == counts.records + counts.lost == 200_000
+    values = [value for (value,) in result.words()]
+    assert len(values) == counts.records
+    assert len(set(values)) == len(values)
+    assert values[-1] == max(values)
+
+
+def test_what_the_tracer_counts_stays_with_it(build: Builder, run: Runner) -> None:
+    source = LOOP.replace("minor = 1\n", "minor = 1\npasscount = 500\nmaxhits = 3\n")
+    result = run(source, ["--", str(build("hotloop.c")), "3000"], INLINE)
+    assert [value for (value,) in result.words()] == [500, 501, 502]
+    assert (result.counts[1].hits, result.counts[1].passed) == (503, 500)
+
+
+def test_keyed_tables_are_exact(build: Builder) -> None:
+    source = f'"{build("hotloop.c")}":tick {{ @calls[arg0 % 3] = count(); @sums = sum(arg0); }}'
+    command = [*DPROBES, "run", "-e", source, *INLINE, "--", str(build("hotloop.c")), "300000"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    total = 300000 * 299999 // 2
+    assert done.stdout.split() == [
+        str(total), *(word for n in range(3) for word in (f"@calls[{n}]:", "100000")), "@sums:", str(total)
+    ]  # fmt: skip
+    assert "inline" in done.stderr
+
+
+@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_hot_program_is_as_before_whatever_ends_the_client(build: Builder, run: Runner, way: int) -> None:
+    program = build("torture.c")
+    with running(program, 600, 3) as target:
+        await_line(target)
+        before = Path(f"/proc/{target.pid}/maps").read_text()
+        for _ in range(3):
+            client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+            await_traced(target.pid)
+            await_true(lambda: jump_is_at(target.pid, program), "a jump")
+            client.send_signal(way)
+            _, stderr = client.communicate(timeout=TIMEOUT)
+            assert "Traceback" not in stderr, stderr
+            await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
+            assert target.poll() is None
+            assert code_is_original(target.pid, program)
+        after = Path(f"/proc/{target.pid}/maps").read_text()
+        assert len(after.splitlines()) <= len(before.splitlines()) + 12
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
+def test_a_killed_tracer_leaves_a_program_that_goes_on_without_jumps(build: Builder, run: Runner) -> None:
+    program = build("torture.c")
+    source = "name = torture\noffset = stepped\nminor = 1\nabort\n"
+    with running(program, 600, 2) as target:
+        await_line(target)
+        client, _ = run.start(source, ["-p", str(target.pid)], INLINE)
+        tracer = await_traced(target.pid)
+        await_true(lambda: jump_is_at(target.pid, program), "a jump")
+        os.kill(tracer, signal.SIGKILL)
+        _, stderr = client.communicate(timeout=TIMEOUT)
+        assert "Traceback" not in stderr, stderr
+        assert target.poll() is None
+        assert code_is_original(target.pid, program)
+
+
+def test_what_no_jump_is_good_for_has_a_breakpoint(build: Builder, run: Runner) -> None:
+    source = "name = hotloop\nvars = 1\noffset = tick\nminor = 1\ninc lv, 0\nexit\n"
+    result = run(source, ["--", str(build("hotloop.c")), "500"], INLINE)
+    assert result.counts[1].hits == 500
+    assert "inline" not in ways(result)
+    reason = "the program has variables, which handlers in the tracer use as well"
+    assert f"dprobes: note: a probepoint has had a breakpoint instead of a jump: {reason}\n" in result.stderr

@@ -1,0 +1,29 @@
+"""The clock page says what the time stamp counter means."""
+
+from __future__ import annotations
+
+import time
+
+from dprobes.engines.inline.clock import Clock, _look
+from dprobes.engines.inline.memory.region import Region
+
+NEAR = 5_000_000
+"""Nanoseconds: what a busy machine may take between two looks."""
+
+
+def shown(clock: Clock) -> int:
+    """Return the time of now, as routines compute it."""
+    version, counter, then, rate = clock._page.words
+    assert version % 2 == 0
+    now, _ = _look()
+    return int(then + ((now - counter) * rate >> 32))
+
+
+def test_the_page_shows_the_monotonic_clock() -> None:
+    with Region(1 << 16) as region:
+        clock = Clock(region)
+        assert abs(shown(clock) - time.monotonic_ns()) < NEAR
+        time.sleep(0.05)
+        clock.correct()
+        assert abs(shown(clock) - time.monotonic_ns()) < NEAR
+        clock.close()
