@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REMOTES = ("/lib/systemd/systemd-journal-remote", "/usr/lib/systemd/systemd-journal-remote")
 
 CLOCK = time.strftime("%H:%M:%S", time.localtime(1_790_000_000))
-TEXT = f'{CLOCK}.123456  a\\x20b[77/78]  uid=5  ip=0x1234  an open\n    fd={{}} path=/tmp/a]b"c\\d é\\n mode=644'
+TEXT = f'{CLOCK}.123456  a\\x20b[77/78]  uid=5  an open\n    fd={{}} path=/tmp/a]b"c\\d é\\n mode=644'
 
 FIELDS = {
     "MESSAGE_ID": MESSAGE_ID,

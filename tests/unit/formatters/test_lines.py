@@ -134,6 +134,18 @@ def test_a_written_template_says_what_was_hit_and_what_it_prints_itself_stands_o
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ({"ip": 0x1234}, "22:13:20.004217  ls[42]  n=7"),
+        ({"uid": 5, "ip": 0x1234}, "22:13:20.004217  ls[42]  uid=5  n=7"),
+        ({"cs": 0x33, "ip": 0x1234}, "22:13:20.004217  ls[42]  cs=0x33  ip=0x1234  n=7"),
+    ],
+)
+def test_the_ip_stands_before_a_written_template_only_if_it_was_asked_for(items: dict[str, Any], text: str) -> None:
+    assert line(6, words(7), **items) == text
+
+
 def test_what_is_long_has_lines_of_its_own() -> None:
     stack = item(10, words(0x401136, 0x401200), 2)
     assert line(5, stack) == "22:13:20.004217  ls[42]  malloc\n    0x401136\n    0x401200"
