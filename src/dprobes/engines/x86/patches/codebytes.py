@@ -60,14 +60,12 @@ class CodeBytes:
         for place in range(address - self.start, end - self.start):
             self.relied[place] += change
 
-    def restore(self, address: int, size: int) -> bool:
-        """Give bytes their original content; return False, and leave them, if another jump relies on them."""
-        if self.is_relied_on(address, size):
-            return False
+    def restore(self, address: int, size: int) -> None:
+        """Give bytes that nobody relies on their original content."""
+        assert not self.is_relied_on(address, size)
         place = address - self.start
         self.current[place : place + size] = self.original[place : place + size]
         self.written[place : place + size] = bytes(size)
-        return True
 
 
 class ModuleCode:

@@ -14,7 +14,8 @@ return address and jumps, so that unwinders and exceptions see the caller, and n
 A call through memory reads it before anything is pushed, as the original does: a fault finds the state as it was.
 The size of the code depends on the original alone, and not on the address of the copy.
 
-Visible all the same: the address of a faulting instruction, and the last-instruction address of the x87 unit.
+Visible all the same: the address of a faulting instruction, the last-instruction address of the x87 unit, and what a
+call through memory leaves below the return address.
 """
 
 from __future__ import annotations

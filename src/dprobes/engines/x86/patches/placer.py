@@ -86,8 +86,10 @@ class Placer:
         """Give the bytes of a placement back; return False, and leave them, if another jump relies on them."""
         code = self._module.around(placement.plan.start)
         assert code is not None
-        if any(not code.restore(write.address, len(write.data)) for write in reversed(placement.writes)):
+        if any(code.is_relied_on(write.address, len(write.data)) for write in placement.writes):
             return False
+        for write in placement.writes:
+            code.restore(write.address, len(write.data))
         end = placement.plan.start + placement.plan.written
         code.rely(end, placement.relied_on, -1)
         for address in (placement.plan.site, *placement.plan.boundaries):

@@ -216,6 +216,21 @@ def test_a_jump_that_another_one_relies_on_stays() -> None:
     assert bytes(module.ranges[0].current) == module.ranges[0].original
 
 
+def test_a_short_jump_whose_padding_others_rely_on_stays_whole() -> None:
+    module, placer = made("ffd0 c3 9090909090", (0, 2), ((3, 8),), *all_but(1 << 20))
+    (first,) = placer.place([START])
+    assert methods([first]) == [Method.SHORT]
+    assert isinstance(first, Placement)
+    code = module.ranges[0]
+    code.rely(START + 7, START + 8)
+    before = bytes(code.current)
+    assert not placer.remove(first)
+    assert bytes(code.current) == before
+    code.rely(START + 7, START + 8, -1)
+    assert placer.remove(first)
+    assert bytes(code.current) == code.original
+
+
 def test_an_address_from_which_the_way_back_is_too_long_is_not_taken() -> None:
     _, placer = made("55 ffffff7f 90", (0, 1))  # push rbp; the punned jump leads as far as one can
     (found,) = placer.place([START])
