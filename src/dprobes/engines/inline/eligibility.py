@@ -47,7 +47,8 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
         return "it is a USDT probe"
     for instruction in executed_instructions(program, probe.definition):
         if instruction.row.syntax in _STOPPING:
-            return f"its handler ends with '{instruction.row.operator}'"
+            operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
+            return f"its handler ends with '{instruction.row.operator}{operand}'"
         if instruction.row.group is Group.TABLE and instruction.row.operator != "tally":
             return "its handler looks at keyed tables, parts of which the tracer has"
         if instruction.row.syntax in _UNWINDING:

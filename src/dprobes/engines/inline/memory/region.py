@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from typing import TYPE_CHECKING
 
 from dprobes.errors import NotSupportedError
@@ -28,6 +29,7 @@ class Region:
         self.descriptor = os.memfd_create("dprobes") if descriptor is None else descriptor
         if descriptor is None:
             os.ftruncate(self.descriptor, self.size)
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
         self.mapping = mmap.mmap(self.descriptor, self.size)
         self._used = 0
         self.place = 0
@@ -52,7 +54,7 @@ class Region:
     def close(self) -> None:
         """Give it up here; processes that map it go on with it."""
         self.mapping.close()
-        os.close(self.descriptor)
+        self._closing()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,66 @@
+"""Which handlers can run in the process, and what is said of the others."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
+from dprobes.resolve.resolution import resolve
+from dprobes.rpn.pipeline import CompileOptions, parse_source
+from dprobes.source import SourceFile
+from dprobes.target.location import Module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.rpn.program import Program
+
+CODE = (
+    "long cell; long load(long *p) { return *p + 1; } long plain(long a) { return a * 3; } int main(void) { return 0; }"
+)
+
+
+@pytest.fixture(scope="module")
+def program_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("eligible")
+    (directory / "a.c").write_text(CODE)
+    path = directory / "eligible"
+    subprocess.run(["gcc", "-O1", "-o", path, directory / "a.c"], check=True)
+    return path
+
+
+def parsed(path: Path, body: str, header: str = "") -> Program:
+    text = f'name = "{path}"\nlogmax = 64\n{header}{body}\n'
+    return parse_source(SourceFile("a.rpn", text), Diagnostics(), CompileOptions(allow_write=True))
+
+
+def said_of(path: Path, body: str, header: str = "") -> str | None:
+    program = parsed(path, body, header)
+    (probe,) = resolve(program, Module.load(path), Diagnostics(), allow_write=True).probepoints
+    return obstacle_to_program(program) or obstacle_to(program, probe)
+
+
+def test_most_handlers_can(program_file: Path) -> None:
+    assert said_of(program_file, "offset = plain\nminor = 1\npush r, rdi\npush mem, u64\nlog 1\nexit") is None
+    assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "reason"),
+    [
+        ("vars = 1\n", "offset = plain\ninc lv, 0\nexit",
+         "the program has variables, which handlers in the tracer use as well"),
+        ("", "offset = plain\nreturn = yes\nexit",
+         "the program has probes at returns, for which breakpoints come and go"),
+        ("", "offset = plain\nmaxhits = 2\nexit", "its hits are counted by the tracer, for passcount and maxhits"),
+        ("", "offset = plain\nexit 1", "its handler ends with 'exit 1'"),
+        ("", "offset = plain\nlog ustack\nexit", "its handler takes call stacks"),
+        ("", "offset = load\nexit", "its instruction may fault, and has no record then"),
+    ],
+)  # fmt: skip
+def test_others_cannot(program_file: Path, header: str, body: str, reason: str) -> None:
+    assert said_of(program_file, body, header) == reason
