@@ -12,9 +12,11 @@ import contextlib
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
+from dprobes.bpf.asm.isa import Class, Helper, Jump
 from dprobes.bpf.layout import ProbeField
 from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
 from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
@@ -31,6 +33,7 @@ from dprobes.errors import DprobesError, NotSupportedError
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import merged
 from dprobes.native.x86.runtime import ProcessFacts
+from dprobes.record.layout import Item
 from dprobes.target.processmaps import parse_maps, read_maps, run_time_address
 
 if TYPE_CHECKING:
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Change, Counts
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.x86.patches.placer import Placement
-    from dprobes.record.layout import Item
     from dprobes.rpn.program import Program
     from dprobes.target.processmaps import Mapping
 
@@ -52,7 +54,15 @@ _REASONS = 4
 _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
 
-_ABILITIES = Abilities(LoopForm.MAY_GOTO, sleepable=False, writes_memory=True, writes_registers=True)
+_ABILITIES = Abilities(
+    LoopForm.MAY_GOTO,
+    sleepable=False,
+    writes_memory=True,
+    writes_registers=True,
+    small_states=True,
+    verified=False,
+    polled=True,
+)
 
 
 class InlineHandlers:
@@ -72,6 +82,8 @@ class InlineHandlers:
         self._writers: dict[tuple[int, int], CodeWriter] = {}
         """By the page of a process, and how far above its link addresses a module is."""
         self._reader, self._order = RingReader(), RecordOrder()
+        self._records: Counter[int] = Counter()
+        """How many records of each probepoint were read: handlers do not count them."""
         self._corrected = 0.0
         self._lock = threading.Lock()
         self.refused: dict[int, str] = {}
@@ -149,6 +161,9 @@ class InlineHandlers:
         image = site.resolved.image
         try:
             lowered = lower(image, architecture("x86_64"), image.handlers[probe.number], site.point, request)
+            if not _has_records(lowered):  # so nothing of a header is needed
+                request = replace(request, items=Item(0))
+                lowered = lower(image, architecture("x86_64"), image.handlers[probe.number], site.point, request)
         except NotSupportedError as error:
             return error.message
         if lowered.state.size > 1 << 16:
@@ -236,6 +251,7 @@ class InlineHandlers:
             records = self._reader.read(self._maps.rings.drain())
             records = self._order.sorted(records, None if is_over else began)
             ended, self._reader.ended = self._reader.ended, []
+            self._records.update(probe for probe, _ in records)
         return records, ended
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
@@ -245,7 +261,7 @@ class InlineHandlers:
         for number, each in enumerate(counts[:PROBES_MAX]):
             if number in self.jumps:
                 each.hits += self._maps.count(number, ProbeField.HITS)
-                each.records += self._maps.count(number, ProbeField.RECORDS)
+                each.records += self._records[number]
                 each.lost += self._maps.count(number, ProbeField.LOST)
                 each.missed += self._maps.count(number, ProbeField.MISSED)
                 each.executed = (*each.executed, "inline")
@@ -327,6 +343,12 @@ def _patch_of(probe: int, site: int, raw: bytes, placement: Placement, module: M
         assert there is not None
         originals.append(there.original[address - there.start : address - there.start + len(data)])
     return SitePatch(probe, site, tuple((w.address, bytes(w.data)) for w in placement.writes), tuple(originals), rest)
+
+
+def _has_records(lowered: Lowered) -> bool:
+    """Return whether a handler may put something into a ring."""
+    call = Class.JMP | Jump.CALL
+    return any(insn.opcode == call and insn.imm == Helper.RINGBUF_OUTPUT for insn in lowered.assembled.code)
 
 
 def _joined(first: TableContents, second: TableContents) -> TableContents:
