@@ -110,6 +110,12 @@ def test_padding_is_dead_behind_what_does_not_come_back_up_to_a_target(tmp_path:
     assert flow.dead.end_at(at["inner"] + 1) == at["inner"] + 1  # a number is no padding
 
 
+def test_padding_that_a_branch_leads_to_is_not_dead(tmp_path: Path) -> None:
+    source = ".text\n.globl f\n.type f, @function\nf:\nret\nled_to: nop\nnop\njmp led_to\n"
+    flow, at = flow_of(tmp_path, "x.s", source, "-shared")
+    assert [span for span in flow.dead if at["f"] <= span[0] <= at["led_to"] + 1] == []
+
+
 @pytest.mark.parametrize("flags", [("-pie", "-fPIE", "-O2"), ("-no-pie", "-fno-pie", "-O2"), ("-pie", "-fPIE", "-O0")])
 def test_jump_tables_lead_to_their_cases(tmp_path: Path, flags: tuple[str, ...]) -> None:
     flow, at = flow_of(tmp_path, "x.c", SWITCH, *flags)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dprobes.engines.x86.patches.branchtargets import CodeRange, ControlFlow
 from dprobes.engines.x86.patches.codebytes import CodeBytes, ModuleCode
+from dprobes.target.processmaps import PAGE_SIZE
+from patched_modules import code_of, mappings_around
 
 START = 0x1000
 
@@ -49,3 +53,9 @@ def test_unchanged_code_is_another_one() -> None:
     assert bytes(fresh.ranges[0].current) == b"abcd"
     assert bytes(module.ranges[0].current) == b"Xbcd"
     assert (fresh.bias, fresh.size, fresh.flow) == (0x7000, 0x1000, module.flow)
+
+
+@pytest.mark.parametrize("name", ["libsqlite3.so.0", "python3"])
+def test_the_size_of_a_module_is_that_of_its_mappings(name: str) -> None:
+    own = next(mapping for mapping in mappings_around(name) if mapping.path == f"/{name}")
+    assert own.end - own.start - 2 * PAGE_SIZE < code_of(name).size <= own.end - own.start
