@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.layout import power_of_two
 from dprobes.bpf.lower import exceptions
 from dprobes.bpf.lower.composer import Composer, call_extensions
 from dprobes.bpf.lower.epilogue import Epilogue
@@ -38,7 +37,7 @@ from dprobes.bpf.lower.ringentries import RingEntries
 from dprobes.bpf.lower.rows import ROW_TEMPLATES
 from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.rows.trace import write_trace_routine
-from dprobes.bpf.lower.smallstate import log_bound, may_be_small, move_to_stack
+from dprobes.bpf.lower.smallstate import begin_small, may_be_small, move_to_stack
 from dprobes.bpf.lower.tickets import ticket_of
 from dprobes.bpf.lower.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
@@ -244,7 +243,7 @@ class _Handler:
     def _other_areas(self) -> bool:
         """Whether the state has more than fields and a record."""
         state = self.state
-        return bool(state.ex_logmax or state.heap or state.has_snapshot or state.keys or self._writer.reads_unwritten)
+        return bool(state.ex_logmax or state.heap or state.has_snapshot or self._writer.reads_unwritten)
 
     @property
     def is_plain(self) -> bool:
@@ -267,16 +266,9 @@ class _Handler:
 
     def write_small(self) -> bool:
         """Write the program with its state on the stack; return whether that could be done."""
-        writer = self._writer
-        bound = log_bound(writer.flow, writer.word_size)
-        assert bound is not None
-        writer.is_small, writer.log_mask = True, power_of_two(bound + 1) - 1
+        begin_small(self._writer)
         self.write()
-        if writer.logged is not None:
-            for index in writer.cleared:
-                writer.asm.leave_out(index)
-        size = writer.log_mask if writer.logged is None else writer.logged
-        return move_to_stack(writer.asm, size, aligned=writer.request.abilities.verified)
+        return move_to_stack(self._writer)
 
     def write_functions(self) -> None:
         """Write the functions that the kernel calls."""

@@ -43,6 +43,7 @@ class Epilogue:
         release = asm.label()
         self._note_unhandled()
         if self._w.is_small and not self._w.raises and {ending for ending, _ in self._w.endings} == {ABORT}:
+            self._measured()
             self._out_of_handler()
             return
         if self._flow.uses("abort", "vfyrw"):
@@ -54,10 +55,13 @@ class Epilogue:
         self._skip_function()
         self._wish(release)
         asm.place(release)
-        if self._overload is not None:
-            self._overload.end()
+        self._measured()
         self._release()
         self._out_of_handler()
+
+    def _measured(self) -> None:
+        if self._overload is not None:
+            self._overload.end()
 
     def _release(self) -> None:
         """Give the state back."""

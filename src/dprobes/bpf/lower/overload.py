@@ -41,6 +41,7 @@ class Overload:
     """The code of the overload guard in one handler; until there is a state, R8 holds the attach cookie."""
 
     def __init__(self, writer: Writer, limit: int) -> None:
+        self._writer = writer
         self._asm = writer.asm
         self._host = writer.host
         self._tables = writer.request.tables
@@ -61,17 +62,18 @@ class Overload:
             asm.atomic(Atomic.ADD, _R.R2, ProbeLoad.FOREIGN, _R.R3)
 
     def admit(self, skipped: Label) -> None:
-        """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5 and R7."""
-        asm = self._asm
+        """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5, and R7 or R9."""
+        # The accesses by R7 of a handler without a claim are those to its state, and none counts hits in R9.
+        asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
         released, runs, done = asm.label(), asm.label(), asm.label()
-        self._cpu_load(_R.R7)
-        asm.load(_R.R2, _R.R7, CpuLoad.BRAKED)
+        self._cpu_load(load)
+        asm.load(_R.R2, load, CpuLoad.BRAKED)
         asm.jump_if(Jump.JEQ, _R.R2, 0, released)
         # This clock can be read anywhere, the coarse one cannot: a probepoint may be where the kernel writes that.
         asm.call(Helper.KTIME_GET_NS)
-        asm.load(_R.R2, _R.R7, CpuLoad.BRAKED)
+        asm.load(_R.R2, load, CpuLoad.BRAKED)
         asm.jump_if(Jump.JLT, _R.R0, _R.R2, skipped)
-        asm.store(_R.R7, CpuLoad.BRAKED, 0)
+        asm.store(load, CpuLoad.BRAKED, 0)
         asm.place(released)
         self._probe_load(_R.R1, _R.R8)
         asm.load(_R.R2, _R.R1, ProbeLoad.THINNING, Size.W)
@@ -82,21 +84,21 @@ class Overload:
         asm.jump_if(Jump.JNE, _R.R3, 0, skipped)
         asm.place(runs)
         asm.store(_R.R10, _BEGAN, 0)
-        asm.load(_R.R2, _R.R7, CpuLoad.RUNS)
+        asm.load(_R.R2, load, CpuLoad.RUNS)
         asm.mov(_R.R3, _R.R2)
         asm.alu(Alu.ADD, _R.R3, 1)
-        asm.store(_R.R7, CpuLoad.RUNS, _R.R3)
+        asm.store(load, CpuLoad.RUNS, _R.R3)
         asm.alu(Alu.AND, _R.R2, MEASURED_EVERY - 1)
         asm.jump_if(Jump.JNE, _R.R2, 0, done)
         asm.call(Helper.KTIME_GET_NS)
         asm.store(_R.R10, _BEGAN, _R.R0)
-        asm.load(_R.R2, _R.R7, CpuLoad.SINCE)
+        asm.load(_R.R2, load, CpuLoad.SINCE)
         asm.mov(_R.R3, _R.R0)
         asm.alu(Alu.SUB, _R.R3, _R.R2)
         asm.jump_if(Jump.JLT, _R.R3, LOAD_WINDOW, done)
-        asm.store(_R.R7, CpuLoad.SINCE, _R.R0)
-        asm.load(_R.R2, _R.R7, CpuLoad.HANDLERS)
-        asm.store(_R.R7, CpuLoad.MARK, _R.R2)
+        asm.store(load, CpuLoad.SINCE, _R.R0)
+        asm.load(_R.R2, load, CpuLoad.HANDLERS)
+        asm.store(load, CpuLoad.MARK, _R.R2)
         asm.place(done)
 
     def count_skipped(self) -> None:

@@ -16,12 +16,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Class, Mode, Register, Size, X
+from dprobes.bpf.layout import power_of_two
 from dprobes.bpf.lower.handlerstate import LOG, RECORD_SPACE, Field
 from dprobes.bpf.lower.request import LoopForm
 from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.tablevalues import retries
 from dprobes.bpf.lower.threadvariables import uses_variables
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import Flow, Group
+from dprobes.rpn.tables import KeyKind, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
     from dprobes.bpf.asm.insn import Insn
     from dprobes.bpf.lower.flow import HandlerFlow
     from dprobes.bpf.lower.request import Request
+    from dprobes.bpf.lower.writer import Writer
+    from dprobes.rpn.tables import Table
 
-__all__ = ["log_bound", "may_be_small", "move_to_stack"]
+__all__ = ["begin_small", "may_be_small", "move_to_stack"]
 
 _STACK_MAX = 512
 _INSTRUCTIONS_MAX = 64
@@ -45,10 +50,11 @@ _SET = Class.ALU64 | Alu.MOV
 _WORD = 8
 
 _LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
-_GROUPS = (Group.HEAP, Group.TABLE)
+_KEYS = (KeyKind.WORD, KeyKind.ADDRESS, KeyKind.COMM)
+"""The keys that are put together without a loop, and without the help of the reader."""
 
 
-def log_bound(flow: HandlerFlow, word_size: int) -> int | None:
+def _log_bound(flow: HandlerFlow, word_size: int) -> int | None:
     """Return how much a handler logs at most; None if that depends on what it finds."""
     bound = 0
     for instruction in flow.instructions.values():
@@ -67,7 +73,7 @@ def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
         return False
     if request.abilities.loops is LoopForm.CALLBACK:
         return False  # the handler is a function of its own, whose frame is not that of the program
-    if request.module is not None or request.watched is not None or request.load_limit is not None:
+    if request.module is not None or request.watched is not None or request.note is not None:
         return False
     if flow.has_cycle or len(flow.instructions) > _INSTRUCTIONS_MAX or uses_variables(flow):
         return False
@@ -77,12 +83,19 @@ def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
         return False
     for instruction in flow.instructions.values():
         row = instruction.row
-        if row is None or row.group in _GROUPS or row.operator in ("callk", "trace", "vfyrw"):
+        if row is None or row.group is Group.HEAP or row.operator in ("callk", "trace", "vfyrw"):
+            return False
+        if row.group is Group.TABLE and not _is_plain(table_of(instruction.operand, flow.tables)):
             return False
         if row.flow is Flow.END and row.syntax not in ("exit", "abort"):
             return False
-    bound = log_bound(flow, word_size)
+    bound = _log_bound(flow, word_size)
     return bound is not None and bound + RECORD_SPACE < _STACK_MAX
+
+
+def _is_plain(table: Table | None) -> bool:
+    """Return whether instructions about a table need no loop, and no more of the state than the key."""
+    return table is not None and not retries(table) and all(key.kind in _KEYS for key in table.keys)
 
 
 class _Span(NamedTuple):
@@ -95,11 +108,28 @@ class _Span(NamedTuple):
         return self.start < other.end and other.start < self.end
 
 
-def move_to_stack(asm: Assembler, log_size: int, *, aligned: bool) -> bool:
-    """
-    Move the state of a handler to the stack; return whether that could be done.
+def begin_small(w: Writer) -> None:
+    """Let a handler be written so that its state can be moved."""
+    bound = _log_bound(w.flow, w.word_size)
+    assert bound is not None
+    w.is_small, w.log_mask = True, power_of_two(bound + 1) - 1
 
-    ``log_size`` is how many bytes of the log buffer may be touched. With ``aligned`` all accesses have to be so.
+
+def move_to_stack(w: Writer) -> bool:
+    """Move the state of a handler that has been written to the stack; return whether that could be done."""
+    asm, logged, state = w.asm, w.logged, w.state
+    if logged is not None:
+        for index in w.cleared:
+            asm.leave_out(index)  # all of the record is written
+    key = _Span(state.key, state.key + state.keys)
+    return _move(asm, w.log_mask if logged is None else logged, key, aligned=w.request.abilities.verified)
+
+
+def _move(asm: Assembler, log_size: int, key: _Span, *, aligned: bool) -> bool:
+    """
+    Move it, where ``log_size`` bytes of the log buffer may be touched, and a key is put together at ``key``.
+
+    With ``aligned`` all accesses have to be so.
     """
     code, reached = asm.code, asm.reached()
     accesses: dict[int, _Span] = {}
@@ -130,14 +160,14 @@ def move_to_stack(asm: Assembler, log_size: int, *, aligned: bool) -> bool:
         if insn.opcode == _MOVE and insn.src == _FRAME:
             lowest = min(lowest, code[index + 1].imm if _is_added(code, index) else -_STACK_MAX)
         elif insn.opcode == _MOVE and insn.src == _STATE:
-            found = _addressed(code, index, log_size)
+            found = _addressed(code, index, log_size, key)
             if found is None:
                 return False
             addresses[index] = found
             read.append(found)
         elif kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and _names_state(insn):
             return False
-    first = min((span.start for span in addresses.values() if span.end > LOG - RECORD_SPACE), default=0)
+    first = min((code[index + 1].imm for index in addresses if code[index + 1].imm > LOG - RECORD_SPACE), default=0)
     places = _places(read, lowest)
     if places is None:
         return False
@@ -153,7 +183,8 @@ def move_to_stack(asm: Assembler, log_size: int, *, aligned: bool) -> bool:
         asm.replace(index, insn._replace(off=moved, **_based(insn)))
     for index, span in addresses.items():
         place = next(place for live, place in places if live.meets(span))
-        if aligned and span.start != first and (span.start + place) % _WORD:
+        start = code[index + 1].imm
+        if aligned and start != first and (start + place) % _WORD:
             return False  # it is written by words; the first address is that of the record
         asm.replace(index, code[index]._replace(src=_FRAME))
         asm.replace(index + 1, code[index + 1]._replace(imm=code[index + 1].imm + place))
@@ -173,13 +204,15 @@ def _is_added(code: Sequence[Insn], index: int) -> bool:
     return following.opcode == _ADD and following.dst == code[index].dst
 
 
-def _addressed(code: Sequence[Insn], index: int, log_size: int) -> _Span | None:
-    """Return what an address in the state, calculated at ``index``, leads to: the record, or a word to read to."""
+def _addressed(code: Sequence[Insn], index: int, log_size: int, key: _Span) -> _Span | None:
+    """Return what an address in the state, calculated at ``index``, leads to: record, key, or a word to read to."""
     if not _is_added(code, index):
         return None
     start, size = code[index + 1].imm, code[index + 2]
     if LOG - RECORD_SPACE <= start <= LOG:
         return _Span(start, LOG + log_size)
+    if key.start <= start < key.end:
+        return key
     is_word = size.opcode == _SET and size.dst == Register.R2.value and 0 < size.imm <= _WORD
     if Field.WORK <= start < Field.LOGGED and not start % _WORD and is_word:
         return _Span(start, start + _WORD)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from differential import Demand, compared
 from dprobes.arch import architecture
-from dprobes.bpf.layout import MapName
+from dprobes.bpf.layout import LOAD_WINDOW, MapName
 from dprobes.bpf.lower import Abilities, Lowered, Placement, Request, lower
 from dprobes.diagnostics import Diagnostics
 from dprobes.record.layout import Item
@@ -18,22 +20,31 @@ from dprobes.rpn.encoder import CodeImage, encode
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.rpn.point import Point
 from dprobes.source import SourceFile
-from dprobes.testing import FakeContext
+from dprobes.testing import FakeContext, prepare
 from ebpf_backend import Stage
 from native_backend import NATIVE, NativeStage
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import Program
 
 TARGET = architecture("x86_64")
 SMALL = Abilities(small_states=True)
 ROUNDS = 2000 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 150
 MAPPED, MISSING = 0x5_0000, 0x7_0000
-HEADER = "name = x; major = 3; logmax = 100; vars = 4; gvars = 2; offset = 0x40; minor = 5; "
+TABLES = "table = one, count; table = by, sum, word; table = two, hist, word, word; table = who, avg, address, comm; "
+HEADER = f"name = x; major = 3; logmax = 100; vars = 4; gvars = 2; {TABLES} offset = 0x40; minor = 5; "
 ITEMS = Item.PID | Item.TID | Item.UID | Item.CPU | Item.IP | Item.SP | Item.TIME | Item.PROCESS_NAME | Item.CS
 
 
-def compiled(text: str) -> tuple[CodeImage, Point]:
+def program_of(text: str) -> Program:
     diagnostics = Diagnostics()
     program = parse_source(SourceFile("x.rpn", HEADER + text), diagnostics, CompileOptions())
     diagnostics.raise_if_errors()
+    return program
+
+
+def compiled(text: str) -> tuple[CodeImage, Point]:
+    program = program_of(text)
     return encode(program, TARGET), Point.of(program, program.definitions[0], 0x40)
 
 
@@ -57,6 +68,9 @@ def maps_of(text: str, request: Request | None = None) -> set[MapName]:
         "push r, rdi; push 5; jgt more; abort; more: push r, rsi; log 1; exit",
         "push r, rdi; push mem, u64; log 1; exit",
         "push pid; push time; log 2; setmin 7; exit",
+        "tally one; abort",
+        "push r, rdi; push 5; tally by; abort",
+        "push 1; push r, rdi; push 5; tally two; push 1; push 2; tally who; exit",
         "push 0; push 1; push 2; push 3; add; mul; sub; pop lv, 1; push gv, 1; log b, 1; exit",
     ],
 )
@@ -87,7 +101,6 @@ def test_what_others_have_to_see_is_claimed() -> None:
         Request(abilities=SMALL, maxhits=3),
         Request(abilities=SMALL, keeps_stack=True),
         Request(abilities=SMALL, probe=None, shared=True),
-        Request(abilities=SMALL, load_limit=1000),
     ):
         assert MapName.SCRATCH in maps_of("exit", request)
 
@@ -116,6 +129,12 @@ def random_handler(random: Random) -> str:
                 "push pid", "push tid", "push time", "push gv, 1", "push lv, 0", "push lp", "push uid",
             )))  # fmt: skip
             depth += 1
+        elif choice == 11 and random.random() < 0.5:
+            table = random.choice(("one", "by", "two", "who"))
+            takes = {"one": 0, "by": 2, "two": 3, "who": 2}[table]
+            if depth >= takes:
+                statements.append(f"tally {table}")
+                depth -= takes
         elif choice < 6:
             keeps = ("div", "idiv", "neg", "xchg", "shl 3", "pbr 20")
             operation = random.choice(
@@ -153,8 +172,9 @@ def random_handler(random: Random) -> str:
     return "; ".join(statements).replace(":;", ":")
 
 
-def world() -> FakeContext:
+def world(program: Program) -> FakeContext:
     context = FakeContext("x86_64")
+    prepare(program, 0, context)
     context.map_memory(MAPPED, bytes(range(100)))
     context.map_memory(MISSING - 4096, bytes(n % 250 for n in range(4096)))
     for n, name in enumerate(("eax", "edi", "esp", "eip", "r15", "eflags", "cs", "ss")):
@@ -172,6 +192,7 @@ def test_random_handlers_do_what_the_interpreter_does(stage: Stage, abilities: A
     for seed in range(ROUNDS):
         random = Random(seed)
         text = random_handler(random)
+        program = program_of(text)
         image, point = compiled(text)
         point = replace(point, exception_mask=random.choice((0, 0xFFFF, random.getrandbits(16))))
         request = Request(
@@ -181,13 +202,15 @@ def test_random_handlers_do_what_the_interpreter_does(stage: Stage, abilities: A
             placement=random.choice((Placement.BREAKPOINT, Placement.RET_SITE)),
             moved=0,
             wants_tid=random.random() < 0.5,
+            load_limit=random.choice((None, LOAD_WINDOW)),
         )
         compiled_as = replace(request, vars=4, gvars=2)
         code = lower(image, TARGET, image.handlers[0], point, compiled_as).assembled
         small += all(reference.map is not MapName.SCRATCH for reference in code.maps)
         hits = [(image.handlers[0], point)] * 2
+        demand = Demand(request=request, keeps_stack=False)
         try:
-            agreed += compared(image, TARGET, hits, world, Demand(request=request, keeps_stack=False), stage)
+            agreed += compared(image, TARGET, hits, partial(world, program), demand, stage)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {text}: {error}") from error
     assert small > ROUNDS * least
