@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 from table import Measurement
 
 from dprobes.arch import architecture
-from dprobes.bpf.layout import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName
+from dprobes.bpf.layout import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName, table_map
 from dprobes.bpf.lower import Abilities, Request, Tables, lower
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.memory.arrays import SharedArray
+from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.linux.machinecode import map_code
 from dprobes.native.code import Surroundings
 from dprobes.native.processpage import CLOCK
+from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
 from dprobes.native.x86.assembler import Condition, Gpr, Operation, X86Assembler
 from dprobes.native.x86.runtime import ProcessFacts, make_runtime
@@ -56,6 +58,8 @@ HANDLERS = (
     ("a count under a condition", "push r, rdi; push 1; jge other; abort; other: inc lv, 0; abort", Item(0)),
     ("a record of 4 words", WORDS, Item(0)),
     ("the same with time, process and thread", WORDS, Item.TIME | Item.PID | Item.TID),
+    ("a value counted by key", "push r, r12; push 1; tally by; abort", Item(0)),
+    ("a value counted in a histogram", "push r, rsi; tally in; abort", Item(0)),
     ("a word of memory logged", "push r, rsp; push mem, u64; log 1; exit", Item(0)),
     ("a string of 20 bytes logged", "push 64; push r, r12; log str; exit", Item(0)),
 )
@@ -71,10 +75,13 @@ def in_process(_: Path) -> list[Measurement]:
 
 def _lowered(text: str, items: Item) -> Lowered:
     target, diagnostics = architecture("x86_64"), Diagnostics()
-    header = "name = x; major = 1; vars = 1; logmax = 128; offset = 0x10; minor = 1; "
+    tables = "table = by, sum, word; table = in, hist; "
+    header = f"name = x; major = 1; vars = 1; logmax = 128; {tables} offset = 0x10; minor = 1; "
     program = parse_source(SourceFile("x", header + text), diagnostics, CompileOptions())
     image = encode(program, target)
-    request = Request(items=items, abilities=ABILITIES, tables=Tables(states=64, cpus=64, probes=1), vars=1)
+    request = Request(
+        items=items, abilities=ABILITIES, tables=Tables(states=64, cpus=64), vars=1, shared_tables=frozenset({0, 1})
+    )
     return lower(image, target, image.handlers[0], Point.of(program, program.definitions[0], 0x10), request)
 
 
@@ -113,11 +120,15 @@ def _cost(text: str, items: Item) -> float:
             MapName.STATUS: SharedArray(region, STATUS_SIZE),
             MapName.LOCALS: SharedArray(region, 8),
             MapName.SCRATCH: SharedArray(region, lowered.state.size, 64),
+            MapName.ZEROS: SharedArray(region, 64),
+            MapName.TABLES_LOST: SharedArray(region, 16),
+            table_map(1): SharedArray(region, 1 << 12),
         }
+        by_key = SharedHash(region, TableShape(8, 8, 256))
         pages = SharedArray(region, 64, 2)
         rings = SharedRings(region, RingShape(2, 4 << 20))
         pages.memory[64:96] = CLOCK.pack(0, 0, time.monotonic_ns(), 1 << 31)
-        probed, bare = _loops(lowered, {**arrays, MapName.RING: rings}, pages.place.address)
+        probed, bare = _loops(lowered, {**arrays, table_map(0): by_key, MapName.RING: rings}, pages.place.address)
         string = ctypes.create_string_buffer(_STRING)
 
         def best(function: Callable[[int, int], int]) -> float:
@@ -137,12 +148,13 @@ def _cost(text: str, items: Item) -> float:
 
 
 def _loops(
-    lowered: Lowered, maps: dict[MapName, SharedArray | SharedRings], pages: int
+    lowered: Lowered, maps: dict[MapName, SharedArray | SharedHash | SharedRings], pages: int
 ) -> tuple[Callable[[int, int], int], Callable[[int, int], int]]:
     """Return the loops with and without a handler, as functions; the code does not depend on where it stands."""
     rings = maps[MapName.RING]
     assert isinstance(rings, SharedRings)
-    runtime = make_runtime(0, ProcessFacts(pages, pages + 64, _tid_place()), rings.shape, {})
+    shapes = {name: each.shape for name, each in maps.items() if isinstance(each, SharedHash)}
+    runtime = make_runtime(0, ProcessFacts(pages, pages + 64, _tid_place()), rings.shape, shapes)
     places = {name: each.place for name, each in maps.items()}
     around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings.shape)
 
