@@ -7,13 +7,14 @@ Rings in memory that threads write to and the tool reads: one for each CPU, so t
              128   u64 producer   how far places are given out
              4096  data           a power of two of bytes
 
-    entry    u32 length, or 0 while it is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
+    entry    u32 length; bit 31: is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
 
 Positions only grow; their low bits are places in the data. An entry does not wrap around: a discarded one fills the
 room before the end, so that an entry of more than half a ring need not find room even if that is empty.
 
 The reader clears what it has read before it gives the room back, so that an entry is complete as soon as its length is
-not 0. A thread that has taken its place, and does not run, holds up those behind it in this ring.
+not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those behind it in this ring; if
+it was killed, the reader skips what it has taken: as much as it says, or all zeros where it has not come to say so.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "BUSY",
     "CONSUMER",
     "DATA",
     "DISCARDED",
@@ -42,8 +44,9 @@ __all__ = [
 _R = Register
 
 CONSUMER, PRODUCER, DATA = 0, 128, 4096
-DISCARDED = 1 << 30
+DISCARDED, BUSY = 1 << 30, 1 << 31
 ENTRY_HEADER = 8
+_BUSY_IMMEDIATE = BUSY - (1 << 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,9 @@ def output_routine(shape: RingShape) -> Assembled:
     asm.atomic(Atomic.CMPXCHG, _R.R6, PRODUCER, _R.R1)
     asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
     asm.alu(Alu.ADD, _R.R6, _R.R5)
+    asm.mov(_R.R0, _R.R3)
+    asm.alu(Alu.OR, _R.R0, _BUSY_IMMEDIATE, wide=False)
+    asm.store(_R.R6, DATA, _R.R0, Size.W)
     asm.mov(_R.R4, _R.R6)
     asm.mov(_R.R5, _R.R3)
     asm.place(copy)
@@ -149,6 +155,7 @@ def output_code(shape: RingShape, size: int, pieces: Sequence[int]) -> Assembled
     asm.atomic(Atomic.CMPXCHG, _R.R1, PRODUCER, _R.R3)
     asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
     asm.alu(Alu.ADD, _R.R1, _R.R5)
+    asm.store(_R.R1, DATA, size + _BUSY_IMMEDIATE, Size.W)
     at = 0
     for piece in pieces:
         asm.load(_R.R0, _R.R2, at, Size.of(piece))

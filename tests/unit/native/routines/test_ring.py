@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import struct
 import threading
 from random import Random
@@ -145,8 +146,8 @@ def test_an_incomplete_entry_holds_up_those_behind_it(one: World) -> None:
     assert one.rings.drain() == [b"first"]
     assert one.rings.drain() == []
     assert one.rings.rings[0].pending == 32
-    struct.pack_into("=I", memory, at + DATA + producer, 6)
     memory[at + DATA + producer + 8 : at + DATA + producer + 14] = b"second"
+    struct.pack_into("=I", memory, at + DATA + producer, 6)
     assert one.rings.drain() == [b"second", b"third"]
 
 
@@ -233,6 +234,34 @@ def test_processes_write_to_the_same_rings(*, inlined: bool) -> None:
     found = sorted(struct.unpack("=II", entry) for entry in world.rings.drain())
     assert found == [(number, n) for number in range(4) for n in range(2000)]
     world.close()
+
+
+def test_whoever_is_killed_takes_no_entry_of_others_along(*, inlined: bool) -> None:
+    """A process that is killed while it writes leaves one place at most; what it and others have written is read."""
+    for attempt in range(12):
+        world = World(RingShape(2, 1 << 16), inlined=inlined)
+        world.put(struct.pack("=II", 0, 0) + bytes(192))  # so that the code is there before the fork
+        child = os.fork()
+        if not child:
+            n = 0
+            while True:
+                n += 1
+                if world.put(struct.pack("=II", 1, n) + bytes(192)):
+                    os.sched_yield()
+        found: list[tuple[int, int]] = []
+        for _ in range(3 + attempt):
+            found += (struct.unpack_from("=II", entry) for entry in world.rings.drain())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for n in range(5):
+            assert world.put(struct.pack("=II", 2, n) + bytes(192)) in (0, FULL)
+        entries, skipped = world.rings.drain_rest()
+        found += (struct.unpack_from("=II", entry) for entry in entries)
+        assert skipped <= 1
+        assert (0, 0) in found
+        assert len(set(found)) == len(found)
+        assert all(ring.pending == 0 for ring in world.rings.rings)
+        world.close()
 
 
 def test_memory_behind_the_data_is_not_read(*, inlined: bool) -> None:

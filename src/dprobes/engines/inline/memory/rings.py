@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from dprobes.native.memory import MapPlace, MapShape
-from dprobes.native.routines.ring import CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
+from dprobes.native.routines.ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
 
 if TYPE_CHECKING:
     from dprobes.engines.inline.memory.region import Region
@@ -44,7 +44,7 @@ class SharedRing:
         lengths = self._lengths
         while place < end:
             length = lengths[place >> 2]
-            if not length:
+            if not length or length & BUSY:
                 break
             place += (length & ~DISCARDED) + ENTRY_HEADER + 7 & ~7
         return self._data[start:place]
@@ -54,6 +54,24 @@ class SharedRing:
         place = self._consumer[0] & self.size - 1
         self._data[place : place + size] = bytes(size)
         self._consumer[0] += size
+
+    def skip(self) -> bool:
+        """Give up an incomplete entry, whose writer is no more, if there is one; return whether there was."""
+        if not 0 < self.pending <= self.size:
+            return False  # nothing, or nonsense
+        place = self._consumer[0] & self.size - 1
+        end = min(self.size, place + self.pending)
+        length = self._lengths[place >> 2]
+        if length & BUSY:
+            behind = place + ((length & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7)
+        elif length:
+            return False
+        else:  # nothing has been written, and what follows begins with a length
+            behind = place + ENTRY_HEADER
+            while behind < end and not self._lengths[behind >> 2]:
+                behind += ENTRY_HEADER
+        self.advance(min(behind, end) - place)
+        return True
 
     def drain(self) -> list[bytes]:
         """Return the data of all complete entries, and give their room back."""
@@ -95,6 +113,19 @@ class SharedRings:
     def drain(self) -> list[bytes]:
         """Return the data of all complete entries, ring by ring, and give their room back."""
         return [entry for ring in self.rings for entry in ring.drain()]
+
+    def drain_rest(self) -> tuple[list[bytes], int]:
+        """
+        Return the data of all entries, and how many are incomplete for ever: when no writer lives any more.
+
+        Those behind an incomplete one are there as well.
+        """
+        entries, skipped = self.drain(), 0
+        for ring in self.rings:
+            while ring.skip():
+                skipped += 1
+                entries += ring.drain()
+        return entries, skipped
 
     def close(self) -> None:
         """Release the views."""
