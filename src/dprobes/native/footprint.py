@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.insn import WIDE_LOAD
@@ -37,6 +38,7 @@ class Footprint:
     calls: bool
 
 
+@lru_cache(64)
 def footprint(assembled: Assembled) -> Footprint:
     """Return what code touches; where it passes the context on, that is all of it."""
     code = assembled.code

@@ -7,6 +7,7 @@ register less is one less to be saved for the probed program.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembled, MapReference
@@ -45,6 +46,7 @@ _ARGUMENTS = {
 """How many arguments routines look at; others may look at five."""
 
 
+@lru_cache(64)  # the probepoints of a definition have the same code, at different addresses
 def trimmed(assembled: Assembled) -> Assembled:
     """Return the code of a handler without what is not needed; it is well formed, and nobody looks at its result."""
     code = assembled.code

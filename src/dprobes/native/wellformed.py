@@ -7,6 +7,7 @@ of an instruction, or reaches beyond the frame by a constant, is refused here. W
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.insn import WIDE_LOAD
@@ -50,6 +51,7 @@ _WITH_OFFSET = {*_GOES, *_LOADS, *_STORES, *_ATOMICS}
 _DATA = (LoadImmediate.NUMBER, LoadImmediate.MAP, LoadImmediate.MAP_VALUE)
 
 
+@lru_cache(64)
 def check_code(assembled: Assembled) -> None:
     """Raise ``NotSupportedError`` for code that cannot be translated, or that must not be."""
     if len(assembled.functions) > 1:
