@@ -23,7 +23,7 @@ _WORD, _HALF = 8, 4
 _STORES = (Class.ST | Mode.MEM | Size.DW, Class.STX | Mode.MEM | Size.DW)
 
 
-def pieces_of(code: Sequence[Insn], index: int, size: int) -> list[int]:
+def pieces_of(code: Sequence[Insn], index: int, size: int) -> tuple[int, ...]:
     """Return the sizes of pieces for a call at ``index`` that puts ``size`` bytes at R2 into a ring."""
     start = _start(code, index)
     stored = {insn.off for insn in code if insn.opcode in _STORES and insn.dst == _FRAME}
@@ -33,7 +33,7 @@ def pieces_of(code: Sequence[Insn], index: int, size: int) -> list[int]:
         is_word = start is None or start + at in stored
         pieces.append(_WORD if is_word else _HALF)
         at += pieces[-1]
-    return pieces
+    return tuple(pieces)
 
 
 def _start(code: Sequence[Insn], index: int) -> int | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 R = Register
 
 
-def pieces(size: int, write: Callable[[Assembler], None]) -> list[int]:
+def pieces(size: int, write: Callable[[Assembler], None]) -> tuple[int, ...]:
     asm = Assembler()
     write(asm)
     asm.mov(R.R3, size)
@@ -37,9 +37,9 @@ def record(asm: Assembler) -> None:
 
 
 def test_words_are_copied_as_words_and_halves_as_halves() -> None:
-    assert pieces(36, record) == [4, 4, 4, 4, 4, 8, 8]
-    assert pieces(30, record) == [4, 4, 4, 4, 4, 8, 8]
-    assert pieces(28, record) == [4, 4, 4, 4, 4, 8]
+    assert pieces(36, record) == (4, 4, 4, 4, 4, 8, 8)
+    assert pieces(30, record) == (4, 4, 4, 4, 4, 8, 8)
+    assert pieces(28, record) == (4, 4, 4, 4, 4, 8)
 
 
 def test_a_word_that_begins_elsewhere_does_not_count() -> None:
@@ -49,7 +49,7 @@ def test_a_word_that_begins_elsewhere_does_not_count() -> None:
         asm.mov(R.R2, R.R10)
         asm.alu(Alu.ADD, R.R2, -12)
 
-    assert pieces(12, write) == [4, 8]
+    assert pieces(12, write) == (4, 8)
 
 
 def test_what_is_not_in_the_frame_is_copied_by_words() -> None:
@@ -60,4 +60,4 @@ def test_what_is_not_in_the_frame_is_copied_by_words() -> None:
     def unknown(asm: Assembler) -> None:
         asm.load(R.R2, R.R6, 8)
 
-    assert pieces(20, elsewhere) == pieces(20, unknown) == [8, 8, 8]
+    assert pieces(20, elsewhere) == pieces(20, unknown) == (8, 8, 8)

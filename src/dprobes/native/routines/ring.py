@@ -20,14 +20,11 @@ it was killed, the reader skips what it has taken: as much as it says, or all ze
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.lazydataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "BUSY",
@@ -127,7 +124,8 @@ def output_routine(shape: RingShape) -> Assembled:
     return asm.assemble()
 
 
-def output_code(shape: RingShape, size: int, pieces: Sequence[int]) -> Assembled:
+@lru_cache(64)
+def output_code(shape: RingShape, size: int, pieces: tuple[int, ...]) -> Assembled:
     """
     Return what puts ``size`` bytes at R2 into a ring of those at R1: code that takes the place of the call.
 

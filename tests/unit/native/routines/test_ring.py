@@ -62,7 +62,7 @@ class World:
 
     def _made_for(self, size: int, piece: int) -> Callable[..., int]:
         address = reserve(ROOM)
-        code = output_code(self.shape, size, [piece] * -(-size // piece))
+        code = output_code(self.shape, size, (piece,) * -(-size // piece))
         asm = X86Assembler(address)
         write_routine(asm, code, Surroundings({}, {}, {}, has_rdpid=False))
         place(address, asm.assemble(), ROOM)
