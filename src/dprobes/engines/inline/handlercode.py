@@ -100,7 +100,9 @@ class CodeWriter:
         if self._runtime is None and (problem := self._place_runtime(site)) is not None:
             return problem
         assert self._runtime is not None
-        around = Surroundings(self._maps, self._runtime.routines, self._runtime.map_routines, self._facts.has_rdpid)
+        around = Surroundings(
+            self._maps, self._runtime.routines, self._runtime.map_routines, self._facts.has_rdpid, self._rings
+        )
         near = self._runtime.code.address
         room = len(self._code(near, site, raw, assembled, around).code) + _SLACK
         placer = Placer(self.module, self.space, room)
