@@ -12,7 +12,6 @@ from dprobes.dpc.minorcodes import minor_codes
 from dprobes.dpc.programtyper import VARIABLE_COUNTS
 from dprobes.dpc.statementemitter import StatementEmitter
 from dprobes.dpc.valueemitter import ValueEmitter
-from dprobes.dpc.wideprocedures import procedure_lines
 from dprobes.dpc.writer import Line, Writer
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
@@ -187,8 +186,11 @@ class ProgramEmitter:
                 self._definition(w, each, point, first)
         for function in self._functions:
             self._procedure(w, function)
-        for line in procedure_lines(self._wide):
-            w.header(line)
+        if self._wide:
+            from dprobes.dpc.wideprocedures import procedure_lines
+
+            for line in procedure_lines(self._wide):
+                w.header(line)
         assert isinstance(major, int)
         return Compilation(name, major, tuple(w.lines), templates)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc import typed
 from dprobes.dpc.folder import integer_of
-from dprobes.dpc.wideprocedures import wide_procedure
 from dprobes.dpc.writer import INSTRUCTIONS
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ class WideEmitter:
 
     def call(self, name: str) -> None:
         """Call a procedure, and drop what it takes more than it leaves."""
+        from dprobes.dpc.wideprocedures import wide_procedure
+
         self._used[name] = None
         self._w.op(f"call wide_{name}")
         procedure = wide_procedure(name)
