@@ -501,7 +501,7 @@ def test_a_variable_of_a_live_program_is_changed(engine: str) -> None:
     command = ["--allow-write", "--", "bash", "--norc", "-c", script]
     if engine == "ebpf":
         done = run("feature-flag", engine, *command, status=2)
-        assert "error: 'pop mem, u32' needs writing memory, which the ebpf engine lacks\n" in done.stderr
+        assert "error: '*p = …' needs writing memory, which the ebpf engine lacks\n" in done.stderr
         return
     done = run("feature-flag", engine, *command)
     traced = subprocess.run(["bash", "--norc", "-xc", script], capture_output=True, text=True, check=True).stderr
