@@ -84,6 +84,8 @@ class InlineHandlers:
         self._reader, self._order = RingReader(), RecordOrder()
         self._records: Counter[int] = Counter()
         """How many records of each probepoint were read: handlers do not count them."""
+        self._unfinished = 0
+        """How many entries of the rings threads did not finish, because they were killed."""
         self._corrected = 0.0
         self._lock = threading.Lock()
         self.refused: dict[int, str] = {}
@@ -248,7 +250,12 @@ class InlineHandlers:
             self._maps.clock.correct()
         with self._lock:
             began = time.monotonic_ns()
-            records = self._reader.read(self._maps.rings.drain())
+            if is_over:
+                entries, unfinished = self._maps.rings.drain_rest()
+                self._unfinished += unfinished
+            else:
+                entries = self._maps.rings.drain()
+            records = self._reader.read(entries)
             records = self._order.sorted(records, None if is_over else began)
             ended, self._reader.ended = self._reader.ended, []
             self._records.update(probe for probe, _ in records)
@@ -268,6 +275,9 @@ class InlineHandlers:
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
+        if self._unfinished:
+            what = "a record is" if self._unfinished == 1 else f"{self._unfinished} records are"
+            yield Notice(f"{what} lost that threads were writing when they were killed")
         reasons = Counter(reason for probe, reason in self.refused.items() if probe not in self.jumps)
         if not reasons:
             return
