@@ -22,7 +22,6 @@ from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
 from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import PROBES_MAX, HandlerMaps
-from dprobes.engines.inline.recordorder import RecordOrder
 from dprobes.engines.inline.ringreader import RingReader
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice, TableChange
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.request import Lowered
     from dprobes.engines.interface import Change, Counts
     from dprobes.engines.ptrace.client.answers import Answers
+    from dprobes.engines.ptrace.client.nativeside import Batch
     from dprobes.engines.x86.patches.placer import Placement
     from dprobes.rpn.program import Program
     from dprobes.target.processmaps import Mapping
@@ -81,9 +81,7 @@ class InlineHandlers:
         """All jumps that were asked for, by process and place: a copy of a process has those of its parent."""
         self._writers: dict[tuple[int, int], CodeWriter] = {}
         """By the page of a process, and how far above its link addresses a module is."""
-        self._reader, self._order = RingReader(), RecordOrder()
-        self._records: Counter[int] = Counter()
-        """How many records of each probepoint were read: handlers do not count them."""
+        self._reader = RingReader()
         self._unfinished = 0
         """How many entries of the rings threads did not finish, because they were killed."""
         self._corrected = 0.0
@@ -240,7 +238,7 @@ class InlineHandlers:
 
     # What has happened
 
-    def take(self, *, is_over: bool) -> tuple[list[tuple[int, bytes]], list[int]]:
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[int]]:
         """Return the records that have come, each with its probepoint, and the probepoints that are to be removed."""
         if self._maps is None:
             return [], []
@@ -249,17 +247,12 @@ class InlineHandlers:
             self._corrected = now
             self._maps.clock.correct()
         with self._lock:
-            began = time.monotonic_ns()
-            if is_over:
-                entries, unfinished = self._maps.rings.drain_rest()
-                self._unfinished += unfinished
-            else:
-                entries = self._maps.rings.drain()
-            records = self._reader.read(entries)
-            records = self._order.sorted(records, None if is_over else began)
+            began = None if is_over else time.monotonic_ns()
+            pieces, unfinished = self._maps.rings.rest() if is_over else (self._maps.rings.pieces(), 0)
+            self._unfinished += unfinished
+            batches = self._reader.read(pieces, began)
             ended, self._reader.ended = self._reader.ended, []
-            self._records.update(probe for probe, _ in records)
-        return records, ended
+        return batches, ended
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
         """Add what happened without the tracer."""
@@ -268,7 +261,7 @@ class InlineHandlers:
         for number, each in enumerate(counts[:PROBES_MAX]):
             if number in self.jumps:
                 each.hits += self._maps.count(number, ProbeField.HITS)
-                each.records += self._records[number]
+                each.records += self._reader.counts[number]
                 each.lost += self._maps.count(number, ProbeField.LOST)
                 each.missed += self._maps.count(number, ProbeField.MISSED)
                 each.executed = (*each.executed, "inline")

@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import struct
 import sys
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, TICKETS_SHIFT, Entry
-from dprobes.engines.ebpf.kernel.ring import entries_in, sizes_in, spans_in
 from dprobes.engines.ebpf.read.heldrecords import Ended
-from dprobes.errors import FormatError
+from dprobes.engines.entrypacking import packed_entries
+from dprobes.engines.ringspans import HEADER_SIZE, entries_in, sizes_in, spans_in
 from dprobes.record.layout import Item, header_struct
 from dprobes.record.mixed import MixedRecords, in_order
-from dprobes.record.packed import PackedRecords, numbers_in
+from dprobes.record.packed import numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.ebpf.kernel.ring import Span
     from dprobes.engines.ebpf.read.heldrecords import HeldRecords
     from dprobes.engines.ebpf.read.userstacks import UserStacks
+    from dprobes.engines.ringspans import Span
+    from dprobes.record.packed import PackedRecords
 
 __all__ = ["EntryReader"]
 
 _HEAD_SIZE = ENTRY_HEAD.size
 _TRACE = int(Entry.TRACE)  # enum members are slow to look up
 _NAME_FLAG_BYTE, _NAME_FLAG = 1, Item.PROCESS_NAME >> 8
-_LENGTH = 4
-_RING_HEAD = 8
-"""Bytes of an entry before its data, and of the length in them."""
-_KIND_AT = _RING_HEAD + KIND_SHIFT // 8
-_TID_AT, _TID_SIZE = _RING_HEAD + 4, 4
+_TID_AT, _TID_SIZE = HEADER_SIZE + 4, 4
 _MIXED_MIN = 4096
 """Bytes of entries of various sizes that are worth packing."""
 _ENDED = struct.Struct("=II")
@@ -78,12 +74,8 @@ class EntryReader:
     def _packed(self, table: bytes, stride: int) -> tuple[PackedRecords, Sequence[int] | int] | None:
         """Return entries of one size as records of one kind, and their threads; None if they are not."""
         count = len(table) // stride
-        size = int.from_bytes(table[:_LENGTH], sys.byteorder)
-        if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
-            return None
-        try:
-            records = PackedRecords.of_table(table, stride, _places(size))
-        except FormatError:
+        records = packed_entries(table, stride)
+        if records is None:
             return None
         probes = records.probes()
         if (probes if isinstance(probes, int) else max(probes)) > self._probe_mask:
@@ -188,9 +180,3 @@ class EntryReader:
             place = self._name_places[flags] = header_struct(flags, "little").size
         name = start + place
         return data[start : data.index(0, name) + 1] + data[name + NAME_SIZE : stop]
-
-
-@lru_cache(64)
-def _places(size: int) -> tuple[int, ...]:
-    """Return where in an entry of ``size`` bytes a row of packed records is: the probepoint, then the record."""
-    return (*range(_RING_HEAD, _RING_HEAD + 4), *range(_RING_HEAD + _HEAD_SIZE, _RING_HEAD + size))

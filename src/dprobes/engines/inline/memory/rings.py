@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ringspans import complete_end, entries_in
 from dprobes.native.memory import MapPlace, MapShape
 from dprobes.native.routines.ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.engines.inline.memory.region import Region
 
 __all__ = ["SharedRing", "SharedRings"]
-
-_LENGTH = struct.Struct("=I")
 
 
 class SharedRing:
@@ -38,16 +38,9 @@ class SharedRing:
 
         Their room is given back by ``advance``.
         """
-        position = self._consumer[0]
-        place = start = position & self.size - 1
+        start = self._consumer[0] & self.size - 1
         end = min(self.size, start + self.pending)
-        lengths = self._lengths
-        while place < end:
-            length = lengths[place >> 2]
-            if not length or length & BUSY:
-                break
-            place += (length & ~DISCARDED) + ENTRY_HEADER + 7 & ~7
-        return self._data[start:place]
+        return self._data[start : complete_end(self._lengths, start, end, is_cleared=True)]
 
     def advance(self, size: int) -> None:
         """Give back the room of the first ``size`` bytes of ``window``."""
@@ -73,20 +66,17 @@ class SharedRing:
         self.advance(min(behind, end) - place)
         return True
 
-    def drain(self) -> list[bytes]:
-        """Return the data of all complete entries, and give their room back."""
-        entries: list[bytes] = []
+    def pieces(self) -> Iterator[bytes]:
+        """Iterate over complete entries as they stand in the ring, many at once, and give their room back."""
         while size := len(window := self.window()):
-            place = 0
-            while place < size:
-                (length,) = _LENGTH.unpack_from(window, place)
-                start = place + ENTRY_HEADER
-                if not length & DISCARDED:
-                    entries.append(bytes(window[start : start + length]))
-                place = start + (length & ~DISCARDED) + 7 & ~7
+            piece = bytes(window)
             window.release()
             self.advance(size)
-        return entries
+            yield piece
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all complete entries, and give their room back."""
+        return [piece[start:stop] for piece in self.pieces() for start, stop in entries_in(piece)]
 
     def close(self) -> None:
         """Release the views."""
@@ -114,18 +104,27 @@ class SharedRings:
         """Return the data of all complete entries, ring by ring, and give their room back."""
         return [entry for ring in self.rings for entry in ring.drain()]
 
-    def drain_rest(self) -> tuple[list[bytes], int]:
+    def pieces(self) -> list[bytes]:
+        """Return complete entries as they stand in the rings, and give their room back."""
+        return [piece for ring in self.rings for piece in ring.pieces()]
+
+    def rest(self) -> tuple[list[bytes], int]:
         """
-        Return the data of all entries, and how many are incomplete for ever: when no writer lives any more.
+        Return all entries as ``pieces`` does, and how many are incomplete for ever: when no writer lives any more.
 
         Those behind an incomplete one are there as well.
         """
-        entries, skipped = self.drain(), 0
+        pieces, skipped = self.pieces(), 0
         for ring in self.rings:
             while ring.skip():
                 skipped += 1
-                entries += ring.drain()
-        return entries, skipped
+                pieces += ring.pieces()
+        return pieces, skipped
+
+    def drain_rest(self) -> tuple[list[bytes], int]:
+        """Return the data of the entries of ``rest``."""
+        pieces, skipped = self.rest()
+        return [piece[start:stop] for piece in pieces for start, stop in entries_in(piece)], skipped
 
     def close(self) -> None:
         """Release the views."""

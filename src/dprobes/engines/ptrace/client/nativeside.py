@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
     from dprobes.keyed.contents import TableContents
 
+    Batch = Sequence[tuple[int, bytes]]
     Request = ShareMemory | PatchSites
 
 __all__ = ["NativeSide"]
@@ -36,7 +37,7 @@ class NativeSide(Protocol):
     def patched(self, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
 
-    def take(self, *, is_over: bool) -> tuple[list[tuple[int, bytes]], list[int]]:
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[int]]:
         """
         Return the records that have come, each with its probepoint, and the probepoints that are to be removed.
 

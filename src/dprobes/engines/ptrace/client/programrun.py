@@ -85,9 +85,8 @@ class ProgramRun:
         """Keep the records of handlers in processes to be given out; return the probepoints that are to be removed."""
         if self.native is None:
             return []
-        records, ended = self.native.take(is_over=is_over)
-        self._backlog += sum(len(record) for _, record in records)
-        self.items += [_Record(probe, record) for probe, record in records]
+        batches, ended = self.native.take(is_over=is_over)
+        self.items += map(RecordBatch, batches)
         return ended
 
     def counts_of_received(self) -> tuple[Counts, ...]:

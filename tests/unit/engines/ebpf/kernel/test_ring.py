@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.engines.ebpf.kernel.ring import RingBuffer, entries_in, sizes_in, spans_in
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ringspans import entries_in, sizes_in, spans_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
