@@ -29,7 +29,8 @@ PROBES_MAX = 1 << 14
 """How many probepoints of a program handlers in processes can count."""
 
 _STATES_PER_CPU = 4
-_RING_SIZE = 1 << 20
+_RINGS_SIZE, _RING_SIZE_MIN = 16 << 20, 1 << 20
+"""Bytes of all rings together, and of each at least: pages that nobody has used take no memory."""
 _SPARE = 1 << 20
 
 
@@ -43,7 +44,7 @@ class HandlerMaps:
     def __init__(self, state_size: int, tables: Sequence[Table] = ()) -> None:
         sizes = self.sizes()
         cpus, states = sizes.cpus, sizes.states
-        rings = RingShape(cpus, _RING_SIZE)
+        rings = RingShape(cpus, max(_RINGS_SIZE // cpus, _RING_SIZE_MIN))
         size = states * (state_size + 8) + PROBES_MAX * PROBE_ENTRY_SIZE + rings.rings * rings.stride + _SPARE
         size += tables_size(tables)
         self.region = region = Region(size)
