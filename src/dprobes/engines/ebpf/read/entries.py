@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, TICKETS_SHIFT, Entry
 from dprobes.engines.ebpf.read.heldrecords import Ended
-from dprobes.engines.entrypacking import packed_entries
 from dprobes.engines.ringspans import HEADER_SIZE, entries_in, sizes_in, spans_in
 from dprobes.record.layout import Item, header_struct
 from dprobes.record.mixed import MixedRecords, in_order
@@ -73,6 +72,8 @@ class EntryReader:
 
     def _packed(self, table: bytes, stride: int) -> tuple[PackedRecords, Sequence[int] | int] | None:
         """Return entries of one size as records of one kind, and their threads; None if they are not."""
+        from dprobes.engines.entrypacking import packed_entries  # not at a start, before there are records
+
         count = len(table) // stride
         records = packed_entries(table, stride)
         if records is None:
