@@ -226,7 +226,6 @@ _INLINE = EngineRow(
     how_to_ask="use --engine inline with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,
-    place_notes="dprobes.engines.ptrace.placenotes:place_notes",
 )
 
 _REPLAY = EngineRow(
