@@ -526,9 +526,9 @@ def test_records_have_the_names_of_addresses_also_when_the_process_has_ended(
             target.say("call 2")
         assert target.end() == 0
     records = session.collect()
-    stacks = [record for record in records.to_dicts() if "stack" in record]
+    stacks = [record for record in records.to_dicts() if "ustack" in record]
     for record in stacks:
-        names = record["stack_names"]
+        names = record["ustack_names"]
         assert isinstance(names, tuple)
         assert [name.partition("+")[0] for name in names] == [f"stepped [{path.name}]", "once"]
     others = [(record["rip"], record["rip_name"]) for record in records.to_dicts() if "rip" in record]
