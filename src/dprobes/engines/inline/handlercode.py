@@ -115,6 +115,9 @@ class CodeWriter:
         if plan.method not in _METHODS or plan.start != site:
             placer.remove(found)
             return f"it can only be probed by a {plan.method.value}"
+        if plan.crosses_page:  # half of it could be written when the tracer is killed
+            placer.remove(found)
+            return "its jump would lie in two pages"
         return PlacedHandler(found, self._code(found.trampoline, site, plan.raw, assembled, around))
 
     def _place_runtime(self, site: int) -> str | None:

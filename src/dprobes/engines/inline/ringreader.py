@@ -12,8 +12,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
-from dprobes.engines.entrypacking import packed_span
 from dprobes.engines.inline.recordorder import RecordOrder
+from dprobes.engines.packedentries import packed_span
 from dprobes.engines.ringspans import entries_in, spans_in
 from dprobes.record.layout import Item, header_struct
 from dprobes.record.mixed import parts_of

@@ -61,6 +61,21 @@ def _copy(asm: X86Assembler, size: Gpr, faulting: list[tuple[int, Label]], fault
     asm.place(done)
 
 
+def _clear(asm: X86Assembler, fault: Label) -> None:
+    """Write what follows a fault of a read: rsi bytes at r10 are cleared, and EFAULT is returned."""
+    cleared = asm.label()
+    asm.place(fault)
+    asm.compare(Gpr.RSI, 0)
+    asm.jump_if(Condition.E, cleared)
+    asm.store_number(Memory(Gpr.R10), 0, 1)
+    asm.calculate(Operation.ADD, Gpr.R10, 1)
+    asm.calculate(Operation.SUB, Gpr.RSI, 1)
+    asm.jump(fault)
+    asm.place(cleared)
+    asm.mov_number(Gpr.RAX, -errno.EFAULT)
+    asm.ret()
+
+
 def write_read(asm: X86Assembler) -> list[Fixup]:
     """
     Write the routine that reads: rsi bytes at rdx to rdi. If one cannot be read all are cleared.
@@ -68,7 +83,7 @@ def write_read(asm: X86Assembler) -> list[Fixup]:
     A word, the most frequent size, takes the shortest way.
     """
     faulting: list[tuple[int, Label]] = []
-    fault, clear, cleared, any_size = asm.label(), asm.label(), asm.label(), asm.label()
+    fault, any_size = asm.label(), asm.label()
     asm.mov(Gpr.R10, Gpr.RDI)
     asm.mov(Gpr.RCX, Gpr.RSI)
     asm.compare(Gpr.RSI, _WORD)
@@ -82,17 +97,7 @@ def write_read(asm: X86Assembler) -> list[Fixup]:
     _copy(asm, Gpr.RCX, faulting, fault, stores=False)
     asm.mov_number(Gpr.RAX, 0)
     asm.ret()
-    asm.place(fault)
-    asm.place(clear)
-    asm.compare(Gpr.RSI, 0)
-    asm.jump_if(Condition.E, cleared)
-    asm.store_number(Memory(Gpr.R10), 0, 1)
-    asm.calculate(Operation.ADD, Gpr.R10, 1)
-    asm.calculate(Operation.SUB, Gpr.RSI, 1)
-    asm.jump(clear)
-    asm.place(cleared)
-    asm.mov_number(Gpr.RAX, -errno.EFAULT)
-    asm.ret()
+    _clear(asm, fault)
     return _resolved(asm, faulting)
 
 
@@ -171,16 +176,5 @@ def write_read_string(asm: X86Assembler) -> list[Fixup]:
     asm.place(empty)
     asm.mov_number(Gpr.RAX, 0)
     asm.ret()
-    clear, cleared = asm.label(), asm.label()
-    asm.place(fault)
-    asm.place(clear)
-    asm.compare(Gpr.RSI, 0)
-    asm.jump_if(Condition.E, cleared)
-    asm.store_number(Memory(Gpr.R10), 0, 1)
-    asm.calculate(Operation.ADD, Gpr.R10, 1)
-    asm.calculate(Operation.SUB, Gpr.RSI, 1)
-    asm.jump(clear)
-    asm.place(cleared)
-    asm.mov_number(Gpr.RAX, -errno.EFAULT)
-    asm.ret()
+    _clear(asm, fault)
     return _resolved(asm, faulting)

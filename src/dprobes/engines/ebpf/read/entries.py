@@ -72,7 +72,7 @@ class EntryReader:
 
     def _packed(self, table: bytes, stride: int) -> tuple[PackedRecords, Sequence[int] | int] | None:
         """Return entries of one size as records of one kind, and their threads; None if they are not."""
-        from dprobes.engines.entrypacking import packed_entries  # not at a start, before there are records
+        from dprobes.engines.packedentries import packed_entries  # not at a start, before there are records
 
         count = len(table) // stride
         records = packed_entries(table, stride)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux.processcalls import copy_descriptor
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
 from dprobes.engines.ptrace.tracer.patches import NativeMemory
-from dprobes.errors import reason_of, system_error
+from dprobes.errors import reason_of, reason_of_number
 from dprobes.native.processpage import PROCESS_PID
 from dprobes.target.processmaps import PAGE_SIZE
 
@@ -58,6 +58,7 @@ def share_memory(thread: Thread, descriptor: int, size: int) -> NativeMemory:
         opened: list[int] = []
         try:
             received = _receive(thread, call, page, descriptor, opened)
+            _checked(call(MADVISE[_WORD], page, PAGE_SIZE, _WIPE_ON_FORK))
             region = _checked(call(MMAP[_WORD], 0, size, _READ_WRITE, _SHARED, received, 0))
         except (InjectionError, OSError) as error:
             call(MUNMAP[_WORD], page, PAGE_SIZE)
@@ -67,7 +68,6 @@ def share_memory(thread: Thread, descriptor: int, size: int) -> NativeMemory:
         finally:
             for number in opened:
                 call(_CLOSE, number)
-        _checked(call(MADVISE[_WORD], page, PAGE_SIZE, _WIPE_ON_FORK))
         thread.space.write(page, bytes(_CONTROL + _CONTROL_SIZE))
         thread.space.write(page + PROCESS_PID, thread.pid.to_bytes(4, "little"))
     return NativeMemory(page, region, size)
@@ -95,7 +95,8 @@ def map_code(thread: Thread, ranges: Iterable[tuple[int, int]]) -> None:
     """
     Let a process map pages for code, (start, end) each, where nothing is; all its other threads must be stopped.
 
-    Raise ``InjectionError`` if one cannot be had; those before it stay.
+    What is mapped is noted with the jumps of its address space: nothing else may be unmapped one day. Raise
+    ``InjectionError`` if one cannot be had; those before it stay.
     """
     with injecting(thread) as call:
         for start, end in ranges:
@@ -104,9 +105,10 @@ def map_code(thread: Thread, ranges: Iterable[tuple[int, int]]) -> None:
             if found != start:
                 call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
                 raise InjectionError(f"no memory can be had at {start:#x}")
+            thread.space.patches.code.append((start, end))
 
 
 def _checked(result: int) -> int:
     if result < 0:
-        raise InjectionError(reason_of(system_error(-result)))
+        raise InjectionError(reason_of_number(-result))
     return result

@@ -82,11 +82,7 @@ class Patcher:
             if problem is None:
                 space = held[0].space
                 try:
-                    if message.pages:
-                        space.patches.code += message.pages
-                        map_code(held[0], message.pages)
-                    for address, code in message.code:
-                        space.write(address, code)
+                    _write_code(held[0], message)
                 except InjectionError as error:
                     problem = str(error)
                 except OSError as error:
@@ -178,6 +174,15 @@ class Patcher:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
                     self._stopper.release(thread)
+
+
+def _write_code(thread: Thread, message: PatchSites) -> None:
+    """Map pages and write code to them; raise ``InjectionError`` or OSError if that is not possible."""
+    if message.pages:
+        map_code(thread, message.pages)
+    for address, code in message.code:
+        if thread.space.write(address, code) < len(code):
+            raise InjectionError(f"there is no memory for code at {address:#x}")
 
 
 def _is_current(thread: Thread, message: PatchSites) -> bool:

@@ -1,0 +1,60 @@
+"""What a process maps for code is noted page by page: nothing of its own may be unmapped at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dprobes.engines.ptrace.tracer import nativememory
+from dprobes.engines.ptrace.tracer.injection import MUNMAP, InjectionError
+from dprobes.engines.ptrace.tracer.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PAGES = ((0x10000, 0x11000), (0x20000, 0x22000), (0x30000, 0x31000))
+
+
+def thread_that_answers(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., int]) -> tuple[Any, list[int]]:
+    """Return a thread whose mmap(2) answers so, and the addresses that it was made to unmap."""
+    unmapped: list[int] = []
+
+    def call(number: int, first: int, *rest: int) -> int:
+        if number == MUNMAP[8]:
+            unmapped.append(first)
+            return 0
+        return answer(first)
+
+    @contextlib.contextmanager
+    def injecting(_: object) -> Iterator[Callable[..., int]]:
+        yield call
+
+    monkeypatch.setattr(nativememory, "injecting", injecting)
+    return SimpleNamespace(space=SimpleNamespace(patches=Patches())), unmapped
+
+
+def test_all_that_was_mapped_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, unmapped = thread_that_answers(monkeypatch, lambda start: start)
+    nativememory.map_code(thread, PAGES)
+    assert thread.space.patches.code == list(PAGES)
+    assert not unmapped
+
+
+def test_what_the_process_has_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, unmapped = thread_that_answers(monkeypatch, lambda start: -errno.EEXIST if start == 0x20000 else start)
+    with pytest.raises(InjectionError, match="file exists"):
+        nativememory.map_code(thread, PAGES)
+    assert thread.space.patches.code == [PAGES[0]]
+    assert not unmapped
+
+
+def test_what_comes_elsewhere_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, unmapped = thread_that_answers(monkeypatch, lambda start: 0x70000 if start == 0x20000 else start)
+    with pytest.raises(InjectionError, match="no memory can be had at 0x20000"):
+        nativememory.map_code(thread, PAGES)
+    assert thread.space.patches.code == [PAGES[0]]
+    assert unmapped == [0x70000]
