@@ -60,8 +60,8 @@ def compile_source(
     """
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.compiler import compile_text
+    from dprobes.dpc.cterms import in_c
     from dprobes.dpc.modulefiles import ModuleFiles
-    from dprobes.dpc.wording import in_c
     from dprobes.errors import SourceError
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.parser import parse

@@ -31,7 +31,7 @@ from dprobes.trace.frames import (
 from dprobes.trace.frames import frame as binary_frame
 from dprobes.trace.mixedblock import mixed_frame
 from dprobes.trace.packedblock import packed_frame
-from dprobes.trace.packing import joined, packed, size_of
+from dprobes.trace.recordbatches import joined, packed, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

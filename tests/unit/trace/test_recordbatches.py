@@ -11,7 +11,7 @@ from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
-from dprobes.trace.packing import joined, packed, size_of
+from dprobes.trace.recordbatches import joined, packed, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
+from dprobes.dpc.cterms import in_c
 from dprobes.dpc.pipeline import compile_source
-from dprobes.dpc.wording import in_c
 from dprobes.engines.capabilities import requirements
 from dprobes.errors import SourceError
 from dprobes.rpn.pipeline import CompileOptions, check_program
