@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from case_format import Case, ContextLine, Target
     from dprobes.bpf.lower import Abilities
-    from dprobes.dpc.programemitter import Compilation
+    from dprobes.dpc.emitters.programemitter import Compilation
     from dprobes.extensions import View
     from dprobes.rpn.program import Program
     from dprobes.vm.machine import Machine, Outcome

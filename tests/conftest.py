@@ -50,7 +50,7 @@ SLOW = {
     "bpf/lower/test_missing_memory.py",
     "bpf/lower/test_random.py",
     "dpc/test_against_gcc.py",
-    "dpc/test_corrupt_debug_information.py",
+    "dpc/modules/test_corrupt_debug_information.py",
     "dwarf/test_corrupt_files.py",
     "engines/ebpf/read/test_spool.py",
     "engines/foreign/test_examiner.py",

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
-from dprobes.dpc.declarationparser import BASIC_WORDS, NAMED_TYPES, QUALIFIERS, STORAGES, TAGGED
-from dprobes.dpc.parser import POINT_WORDS
-from dprobes.dpc.provided import ACTIONS, PROVIDED, RESERVED_CALLS
-from dprobes.dpc.statementparser import KEYWORDS as STATEMENTS
+from dprobes.dpc.syntax.declarationparser import BASIC_WORDS, NAMED_TYPES, QUALIFIERS, STORAGES, TAGGED
+from dprobes.dpc.syntax.parser import POINT_WORDS
+from dprobes.dpc.syntax.statementparser import KEYWORDS as STATEMENTS
+from dprobes.dpc.typers.provided import ACTIONS, PROVIDED, RESERVED_CALLS
 from dprobes.rpn.isa import ALIASES, ROWS
 from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS
 

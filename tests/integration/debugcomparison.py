@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.dpc.ctype import Record
-from dprobes.dpc.latenames import DescribedModule, LateNames
-from dprobes.dpc.scattered import NotKnownError, Scattered
+from dprobes.dpc.modules.latenames import DescribedModule, LateNames
+from dprobes.dpc.typedtree.scattered import NotKnownError, Scattered
+from dprobes.dpc.types.ctype import Record
 from dprobes.target.elf.file import ElfFile
 from integration.support import TIMEOUT
 

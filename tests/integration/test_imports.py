@@ -36,7 +36,7 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
         (["check", "{source}"], 220, 108),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 320, 181),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 403, 272),
-        (["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}", "--", "{program}", "5"], 462, 331),
+        (["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}", "--", "{program}", "5"], 468, 337),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

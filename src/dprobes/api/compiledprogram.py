@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dprobes.api.sourcefile import ParsedSource
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.program import Program

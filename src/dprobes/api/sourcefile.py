@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.modulefiles import ModuleFiles
-    from dprobes.dpc.scope import TypeListener
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.dpc.toolblock import ToolProgram
+    from dprobes.dpc.typedtree.scope import TypeListener
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.engines.insertion import Vantage
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
@@ -74,6 +74,6 @@ def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> 
 def _files(file: Path | str, symbols: Path | None, vantage: Vantage) -> ModuleFiles | None:
     if not is_c(file):
         return None
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
 
     return ModuleFiles(vantage.tid, vantage.command, symbols)

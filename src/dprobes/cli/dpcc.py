@@ -58,7 +58,7 @@ def command(
     """
     from dprobes.dpc.compiler import compile_text
     from dprobes.dpc.dump import Passes, tree_lines
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.preprocessor import preprocess, read_source
 
     options = compile_options(defines, includes, None, allow_write=True)

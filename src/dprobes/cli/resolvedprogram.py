@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.api.compiledprogram import CompiledProgram
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.engines.interface import Scope
     from dprobes.source import SourceFile
 
@@ -113,7 +113,7 @@ def files_of(
     """Return what finds the files of modules for a program in DProbes C, or None for another program."""
     if not is_c(path):
         return None
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
 
     command = scope.command[0] if scope is not None and scope.command else None
     return ModuleFiles(pid if scope is None else scope.pid, command, symbols)

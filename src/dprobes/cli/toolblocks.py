@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.cli.output.textoutput import print_lines
-from dprobes.dpc.programemitter import template_file
-from dprobes.dpc.programtree import BlockKind
+from dprobes.dpc.emitters.programemitter import template_file
+from dprobes.dpc.syntax.programtree import BlockKind
 from dprobes.dpc.toolinterpreter import NAME, ToolError, ToolInterpreter
-from dprobes.dpc.typed import VariableKind
+from dprobes.dpc.typedtree.typed import VariableKind
 from dprobes.engines.interface import TableChange, VariableChange
 from dprobes.errors import DprobesError
 from dprobes.formatters.templates.collection import templates_in
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dprobes.cli.output.tableoutput import TableOutput
     from dprobes.dpc.toolblock import ToolProgram
-    from dprobes.dpc.typedprogram import TypedBlock
+    from dprobes.dpc.typedtree.typedprogram import TypedBlock
     from dprobes.engines.companionsession import CompanionSession
     from dprobes.formatters.templates.model import Template
 

@@ -9,28 +9,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note
-from dprobes.dpc.debugplaces import DebugPlaces, with_instructions
-from dprobes.dpc.logpaths import find_log_paths
-from dprobes.dpc.parser import parse
-from dprobes.dpc.probedmodules import ProbedModules
-from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter, jmpmax_of
-from dprobes.dpc.programtree import ToolBlock
-from dprobes.dpc.programtyper import ProgramTyper
-from dprobes.dpc.typedprogram import TypedProbe
-from dprobes.dpc.typedstatement import Steps
-from dprobes.dpc.typetable import UnknownTypeError
+from dprobes.dpc.emitters.programemitter import KERNEL_KINDS, ProgramEmitter, jmpmax_of
+from dprobes.dpc.modules.debugplaces import DebugPlaces, with_instructions
+from dprobes.dpc.modules.probedmodules import ProbedModules
+from dprobes.dpc.syntax.parser import parse
+from dprobes.dpc.syntax.programtree import ToolBlock
+from dprobes.dpc.typedtree.logpaths import find_log_paths
+from dprobes.dpc.typedtree.typedprogram import TypedProbe
+from dprobes.dpc.typedtree.typedstatement import Steps
+from dprobes.dpc.typers.programtyper import ProgramTyper
+from dprobes.dpc.typers.typetable import UnknownTypeError
 from dprobes.errors import SourceError
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.dpc.debugplaces import PlaceFinder
-    from dprobes.dpc.programemitter import Compilation
-    from dprobes.dpc.programtree import ProgramTree
-    from dprobes.dpc.scope import ProbedModule, TypeListener
+    from dprobes.dpc.emitters.programemitter import Compilation
+    from dprobes.dpc.modules.debugplaces import PlaceFinder
+    from dprobes.dpc.syntax.programtree import ProgramTree
     from dprobes.dpc.toolblock import ToolProgram
-    from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
+    from dprobes.dpc.typedtree.scope import ProbedModule, TypeListener
+    from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction
     from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
 

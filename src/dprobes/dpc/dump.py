@@ -12,8 +12,8 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.clike.token import TokenKind
-from dprobes.dpc.ctype import Array, Enumeration, Integer, Pointer, Record, Stack, String, Void
-from dprobes.dpc.token import TokenStream
+from dprobes.dpc.syntax.token import TokenStream
+from dprobes.dpc.types.ctype import Array, Enumeration, Integer, Pointer, Record, Stack, String, Void
 from dprobes.source import Span
 
 if TYPE_CHECKING:

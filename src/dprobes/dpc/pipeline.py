@@ -9,10 +9,10 @@ from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.modulefiles import ModuleFiles
-    from dprobes.dpc.programemitter import Compilation
-    from dprobes.dpc.scope import TypeListener
+    from dprobes.dpc.emitters.programemitter import Compilation
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.dpc.toolblock import ToolProgram
+    from dprobes.dpc.typedtree.scope import TypeListener
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
@@ -61,7 +61,7 @@ def compile_source(
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.compiler import compile_text
     from dprobes.dpc.cterms import in_c
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.errors import SourceError
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.parser import parse
@@ -115,7 +115,7 @@ def dump_lines(
     """
     from dprobes.dpc.compiler import compile_text
     from dprobes.dpc.dump import Passes, token_lines, tree_lines
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.errors import SourceError
     from dprobes.preprocessor import preprocess
 
@@ -152,7 +152,7 @@ def dump_lines(
 
 
 def _templates_of(found: list[Compilation]) -> str:
-    from dprobes.dpc.programemitter import template_file
+    from dprobes.dpc.emitters.programemitter import template_file
 
     templates = {minor: text for compilation in found for minor, text in compilation.templates.items()}
     return template_file(found[0].major, templates) if templates else ""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dpc import typed, typedstatement
-from dprobes.dpc.valueproperties import operands_of
+from dprobes.dpc.typedtree import typed, typedstatement
+from dprobes.dpc.typedtree.valueproperties import operands_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
+    from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction
     from dprobes.source import Span
 
 __all__ = ["SYSTEM", "ToolProgram", "check_block"]

@@ -10,18 +10,18 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.dpc import typed, typedstatement
-from dprobes.dpc.ctype import LONG_LONG, Void, size_of
-from dprobes.dpc.folder import cut
+from dprobes.dpc.typedtree import typed, typedstatement
+from dprobes.dpc.typedtree.folder import cut
+from dprobes.dpc.types.ctype import LONG_LONG, Void, size_of
 from dprobes.rpn.arithmetic import divided
 from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.dpc.ctype import CType
     from dprobes.dpc.toolblock import ToolProgram
-    from dprobes.dpc.typedprogram import TypedBlock
+    from dprobes.dpc.typedtree.typedprogram import TypedBlock
+    from dprobes.dpc.types.ctype import CType
     from dprobes.source import Span
 
 __all__ = ["ToolError", "ToolHost", "ToolInterpreter"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 
-from dprobes.dpc.ctype import BOOL, VOID, CType, Integer
-from dprobes.dpc.folder import integer_of
+from dprobes.dpc.typedtree.folder import integer_of
+from dprobes.dpc.types.ctype import BOOL, VOID, CType, Integer
 from dprobes.errors import FormatError
 
 __all__ = ["DEPTH_MAX", "OPERATORS", "SLOTS_MAX", "StatementKind", "ValueKind", "byte_of", "type_of"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dpc import tree, typedstatement
-from dprobes.dpc.programtree import PERIOD_MAX, PERIOD_MIN, BlockKind, ToolBlock
-from dprobes.dpc.scope import FunctionSignature
+from dprobes.dpc.syntax import tree
+from dprobes.dpc.syntax.programtree import PERIOD_MAX, PERIOD_MIN, BlockKind, ToolBlock
 from dprobes.dpc.toolblock import ToolProgram
-from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
-from dprobes.dpc.typedstatement import Jumping
+from dprobes.dpc.typedtree import typedstatement
+from dprobes.dpc.typedtree.scope import FunctionSignature
+from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction
+from dprobes.dpc.typedtree.typedstatement import Jumping
 from dprobes.ppdf.fieldcodec import NONE
 from dprobes.ppdf.treeforms import SLOTS_MAX, StatementKind, type_of
 from dprobes.ppdf.treevalues import Surroundings, ValueReader

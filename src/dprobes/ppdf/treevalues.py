@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dpc import typed
-from dprobes.dpc.ctype import CType, Integer, size_of
 from dprobes.dpc.toolblock import SYSTEM
-from dprobes.dpc.typed import VariableKind
+from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.typed import VariableKind
+from dprobes.dpc.types.ctype import CType, Integer, size_of
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.ppdf.treeforms import DEPTH_MAX, OPERATORS, ValueKind, type_of
 from dprobes.rpn.tables import KeyKind
@@ -19,7 +19,7 @@ from dprobes.rpn.tables import KeyKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.dpc.scope import FunctionSignature
+    from dprobes.dpc.typedtree.scope import FunctionSignature
     from dprobes.ppdf.fieldcodec import Reader
     from dprobes.rpn.program import Program
     from dprobes.rpn.tables import Table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dpc import typed, typedstatement
-from dprobes.dpc.programtree import BlockKind
-from dprobes.dpc.typed import VariableKind
+from dprobes.dpc.syntax.programtree import BlockKind
+from dprobes.dpc.typedtree import typed, typedstatement
+from dprobes.dpc.typedtree.typed import VariableKind
 from dprobes.errors import FormatError
 from dprobes.ppdf.fieldcodec import NONE, Writer
 from dprobes.ppdf.treeforms import DEPTH_MAX, StatementKind, ValueKind, byte_of
@@ -14,8 +14,8 @@ from dprobes.ppdf.treeforms import DEPTH_MAX, StatementKind, ValueKind, byte_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dprobes.dpc.ctype import CType
     from dprobes.dpc.toolblock import ToolProgram
+    from dprobes.dpc.types.ctype import CType
     from dprobes.ppdf.sources import Spans
     from dprobes.source import Span
 

@@ -7,7 +7,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.bpftracewords import call_hint, condition_of, name_hint, place_hint, type_hint
-from dprobes.dpc.parser import parse
+from dprobes.dpc.syntax.parser import parse
 from dprobes.preprocessor import preprocess
 from dprobes.source import SourceFile
 

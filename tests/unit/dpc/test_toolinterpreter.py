@@ -22,7 +22,7 @@ from unit.dpc.test_against_gcc import Writer
 
 if TYPE_CHECKING:
     from dprobes.dpc.toolblock import ToolProgram
-    from dprobes.dpc.typed import VariableKind
+    from dprobes.dpc.typedtree.typed import VariableKind
     from dprobes.rpn.program import Program
 
 ROUNDS = 400 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 30

@@ -129,5 +129,9 @@ def test_nobody_else_names_an_engine() -> None:
         for path in source.rglob("*.py")
         if not any(package in path.parents for package in packages) and named.search(path.read_text())
     }
-    keyword = {"cli/languageserver/completion.py", "dpc/parser.py", "dpc/programtree.py"}  # 'inline' in DProbes C
+    keyword = {  # 'inline' in DProbes C
+        "cli/languageserver/completion.py",
+        "dpc/syntax/parser.py",
+        "dpc/syntax/programtree.py",
+    }
     assert found == {"engines/registry.py"} | keyword

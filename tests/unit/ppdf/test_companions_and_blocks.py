@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.dpc import typedstatement
 from dprobes.dpc.toolinterpreter import ToolError, ToolInterpreter
+from dprobes.dpc.typedtree import typedstatement
 from dprobes.errors import FormatError
 from dprobes.ppdf.reader import decode
 from dprobes.ppdf.treeforms import DEPTH_MAX, StatementKind, ValueKind

@@ -12,7 +12,7 @@ from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
-    from dprobes.dpc.ctype import CType
+    from dprobes.dpc.types.ctype import CType
     from dprobes.rpn.program import Program
     from dprobes.source import Span
 

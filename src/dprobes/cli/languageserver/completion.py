@@ -90,7 +90,7 @@ def _in_c(text: str, offset: int) -> Iterator[Completion]:
 
 
 def _in_block(text: str, line: str, position: Position, offset: int) -> Iterator[Completion]:
-    from dprobes.dpc.provided import ACTIONS, PROVIDED, RESERVED_CALLS
+    from dprobes.dpc.typers.provided import ACTIONS, PROVIDED, RESERVED_CALLS
 
     if (match := _FIELD.search(line)) is not None:
         yield from _starting(match[1], _fields(position), CompletionKind.FIELD, offset)

@@ -81,7 +81,7 @@ def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterato
 
 
 def _of_c(word: str) -> str:
-    from dprobes.dpc.provided import ACTIONS, PROVIDED, RESERVED_CALLS
+    from dprobes.dpc.typers.provided import ACTIONS, PROVIDED, RESERVED_CALLS
 
     if word in PROVIDED:
         return f"`{word}`: {PROVIDED[word].doc}"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.cli.languageserver.analysis import Analysis
-    from dprobes.dpc.ctype import CType
+    from dprobes.dpc.types.ctype import CType
 
 __all__ = ["type_at"]
 
@@ -41,7 +41,7 @@ def type_at(analysis: Analysis, offset: int) -> str | None:
 
 
 def _is_whole(type_: CType) -> bool:
-    from dprobes.dpc.ctype import Array, Record
+    from dprobes.dpc.types.ctype import Array, Record
 
     return isinstance(type_, Array | Record)
 
@@ -55,7 +55,7 @@ def _declared(type_: str, name: str) -> str:
 
 def _members(type_: CType) -> Iterator[str]:
     """Give the members of a structure, or of what a pointer leads to, as far as they are known."""
-    from dprobes.dpc.ctype import Pointer, Record
+    from dprobes.dpc.types.ctype import Pointer, Record
 
     record = type_.target if isinstance(type_, Pointer) else type_
     if not isinstance(record, Record):

@@ -26,7 +26,7 @@ class LinesOfSource(NamedTuple):
 
 def split_lines(place: str) -> LinesOfSource | None:
     """Take ``MODULE:FILE:LINE`` or ``MODULE:FILE:LINE-LINE`` apart; None if that is something else."""
-    from dprobes.dpc.debugplaces import SOURCE_LINES
+    from dprobes.dpc.modules.debugplaces import SOURCE_LINES
 
     module, _, text = place.partition(":")
     lines = SOURCE_LINES.fullmatch(text)
@@ -43,7 +43,7 @@ def describe_lines(module: Module, lines: LinesOfSource, symbols: Path | None) -
     Raise ``TargetError`` if there are none.
     """
     from dprobes.cli.output.placecost import costs_at
-    from dprobes.dpc.debugplaces import DebugPlaces, place_of
+    from dprobes.dpc.modules.debugplaces import DebugPlaces, place_of
     from dprobes.target.instructions import decode_at
     from dprobes.target.location import FileSymbols
 

@@ -35,7 +35,7 @@ from dprobes.rpn.program import ModuleType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
@@ -185,7 +185,7 @@ def _files(program: Path | str, symbols: Path | None, modules: Sequence[Path]) -
     """Return what finds the files of modules for a program in DProbes C: among ``modules`` first."""
     if not is_c(program):
         return None
-    from dprobes.dpc.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.modulefiles import ModuleFiles
 
     return ModuleFiles(symbols=symbols, named=modules)
 

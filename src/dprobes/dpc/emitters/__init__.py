@@ -1,0 +1,1 @@
+"""From what is meant to RPN source, and the numbers and templates of its records."""

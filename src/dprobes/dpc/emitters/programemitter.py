@@ -1,0 +1,312 @@
+"""Programs as RPN source: file headers, definitions with their handlers, procedures; and the templates of records."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note
+from dprobes.dpc.emitters.minorcodes import minor_codes
+from dprobes.dpc.emitters.statementemitter import StatementEmitter
+from dprobes.dpc.emitters.valueemitter import ValueEmitter
+from dprobes.dpc.emitters.writer import Line, Writer
+from dprobes.dpc.syntax import programtree
+from dprobes.dpc.typedtree import typedstatement
+from dprobes.dpc.typers.programtyper import VARIABLE_COUNTS
+from dprobes.dpc.types.ctype import Void, size_of
+from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
+from dprobes.rpn.tables import FAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.typedtree.typedprogram import TypedFunction, TypedProbe
+    from dprobes.dpc.typers.programtyper import ProgramTyper
+    from dprobes.dpc.typers.typetable import TypeTable
+    from dprobes.preprocessor import Preprocessed
+    from dprobes.source import Span
+
+__all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "jmpmax_of", "template_file"]
+
+KERNEL_KINDS = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL)
+"""Points that are in no module."""
+
+_JMPMAX = 10_000
+
+_SLASHED = lazy_pattern(r'(?P<name>[^"*?\[]*/[^"*?\[]*?)(?P<offset>(?:[+-](?:0x[0-9a-fA-F]+|[0-9]+))?)\Z')
+"""How many jumps a hit may take: loops are bounded by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A program that was compiled: the lines of its RPN source, and its templates, a file for its major code."""
+
+    module: str
+    major: int
+    lines: tuple[Line, ...]
+    templates: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The RPN source as a text."""
+        return "".join(f"{line.text}\n" for line in self.lines)
+
+    def preprocessed(self) -> Preprocessed:
+        """Return the RPN source as a text whose places are those in C that its lines were made for."""
+        from dprobes.preprocessor.textmap import TextBuilder
+        from dprobes.source import SourceFile
+        from dprobes.source import Span as SourceSpan
+
+        whole = SourceFile("<compiled>", self.source)
+        builder = TextBuilder(whole)
+        position = 0
+        for line in self.lines:
+            end = position + len(line.text) + 1
+            text = "" if line.text.lstrip().startswith("//") else line.text
+            builder.put(f"{text}\n", line.span or SourceSpan(whole, position, end))
+            position = end
+        return builder.build()
+
+    @property
+    def template_file(self) -> str:
+        """The text of the file of its templates."""
+        return template_file(self.major, self.templates)
+
+
+def jmpmax_of(program: programtree.ProgramTree) -> int:
+    """Return how many jumps a hit may take."""
+    return next((int(each.value or 0) for each in program.attributes if each.name == "jmpmax"), 0) or _JMPMAX
+
+
+def template_file(major: int, templates: Mapping[int, str]) -> str:
+    """Return the text of a file of templates by their minor codes."""
+    lines = [f"major = {major}"]
+    for minor, text in sorted(templates.items()):
+        lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]
+    return "\n".join((*lines, ""))
+
+
+class ProgramEmitter:
+    """Write the RPN programs of a program, one for each module."""
+
+    def __init__(
+        self,
+        program: programtree.ProgramTree,
+        typer: ProgramTyper,
+        functions: Sequence[TypedFunction],
+        probes: Sequence[TypedProbe],
+        word_size: int,
+        diagnostics: Diagnostics,
+        module: str,
+    ) -> None:
+        self._program = program
+        self._typer = typer
+        self._functions = functions
+        self._probes = probes
+        self._word_size = word_size
+        self._diagnostics = diagnostics
+        self._module = program.module or module
+        self._printed: dict[int, tuple[str, Span]] = {}
+        """What the records of a minor code print, and where that is written."""
+        self._minors = self._first_minors()
+        """The first minor code of each probe, by the place of the probe in ``probes``."""
+        self._has_faults = False
+        self._wide: dict[str, None] = {}
+        """The procedures for wide numbers that the program at hand needs."""
+        self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
+
+    def compilations(self) -> list[Compilation]:
+        """Return the programs in the order in which their modules are named."""
+        modules: dict[str, None] = {}
+        for each in self._probes:
+            for point in each.at:
+                modules[self._module_of(point)] = None
+        found = [self._compilation(module) for module in modules]
+        return [self._with_faults(each) for each in found] if self._has_faults else found
+
+    def _with_faults(self, compilation: Compilation) -> Compilation:
+        """Return a program with the table of exceptions, which is its last one, in its header."""
+        lines = list(compilation.lines)
+        place = next(number for number, line in enumerate(lines) if line.text.startswith("jmpmax"))
+        lines.insert(place, Line(f"table = {FAULTS}, count, word, word", None))
+        return replace(compilation, lines=tuple(lines))
+
+    def _module_of(self, point: programtree.Point) -> str:
+        if point.kind in KERNEL_KINDS:
+            return "kernel tracepoint"
+        if point.module == "kernel":
+            return "kernel kernel"
+        if point.module or self._module:
+            return point.module or self._module
+        if point.kind is programtree.PointKind.SAMPLE:
+            return "*"
+        self._diagnostics.error(
+            point.span,
+            f"the module of '{point.place}' is not known",
+            hint=f"write MODULE:{point.place}, or 'module NAME;'",
+        )
+        return ""
+
+    def _attribute(self, attributes: Sequence[programtree.Attribute], name: str) -> int | str | None:
+        return next((each.value for each in attributes if each.name == name), None)
+
+    def _compilation(self, module: str) -> Compilation:
+        w = Writer()
+        self._wide = {}
+        place = next(point.span for each in self._probes for point in each.at)
+        name, modtype = module, ""
+        if module.startswith("kernel "):
+            name, modtype = "vmlinux", module.removeprefix("kernel ")
+        elif module.startswith("kmod "):
+            name, modtype = module.removeprefix("kmod "), "kmod"
+        major = self._attribute(self._program.attributes, "major") or 0
+        with w.at(place):
+            w.header(f'name = "{name}"')
+        if modtype:
+            with w.at(place):
+                w.header(f"modtype = {modtype}")
+        w.header(f"major = {major}")
+        for kind, count in self._typer.counts.items():
+            if count:
+                w.header(f"{VARIABLE_COUNTS[kind]} = {count}")
+        for table in self._typer.tables:
+            with w.at(table.span):
+                w.header(table.statement)
+        w.header(f"jmpmax = {jmpmax_of(self._program)}")
+        templates: dict[int, str] = {}
+        for each, first in zip(self._probes, self._minors, strict=True):
+            points = [point for point in each.at if self._module_of(point) == module]
+            if not points:
+                continue
+            found = {first + code: text for code, text in _templates(each).items()}
+            self._check_minors(each.probe, found)
+            templates |= found
+            for point in points:
+                self._definition(w, each, point, first)
+        for function in self._functions:
+            self._procedure(w, function)
+        if self._wide:
+            from dprobes.dpc.emitters.wideprocedures import procedure_lines
+
+            for line in procedure_lines(self._wide):
+                w.header(line)
+        assert isinstance(major, int)
+        return Compilation(name, major, tuple(w.lines), templates)
+
+    def _check_minors(self, probe: programtree.Probe, templates: dict[int, str]) -> None:
+        """Report a minor code that another printf has: records of both would be shown as those of one."""
+        for minor, text in templates.items():
+            known, first = self._printed.setdefault(minor, (text, probe.span))
+            if known != text:
+                span = next((each.span for each in probe.attributes if each.name == "minor"), probe.span)
+                notes = (Note("the other one is printed here", first),)
+                message = f"minor code {minor} is that of another text: what is printed here would be shown as that"
+                self._diagnostics.error(span, message, notes=notes, hint="leave 'minor' out: each text gets its own")
+
+    def _first_minors(self) -> list[int]:
+        """
+        Return the first minor code of each probe: of several they count from 1, in the order of the source.
+
+        All modules have the templates in common. What one probe prints at several places has one code if it looks
+        alike.
+        """
+        following = int(len({each.probe.order for each in self._probes}) > 1)
+        known: dict[tuple[int, tuple[tuple[int, str], ...]], int] = {}
+        found = []
+        for each in self._probes:
+            own = self._attribute(each.probe.attributes, "minor")
+            key = each.probe.order, tuple(sorted(_templates(each).items()))
+            first = own if isinstance(own, int) else known.get(key, following)
+            known[key] = first
+            found.append(first)
+            following = max(following, first + minor_codes(each.paths, each.body).count)
+        return found
+
+    def _definition(self, w: Writer, each: TypedProbe, point: programtree.Point, minor: int) -> None:
+        with w.at(point.span):
+            w.header("")
+            w.header(f"// {' '.join(point.span.text.split())}")
+            for statement in _placed(point, self._typer.types):
+                w.header(statement)
+            w.header(f"minor = {minor}")
+            for attribute in each.probe.attributes:
+                if attribute.name in ("maxhits", "passcount", "opcode"):
+                    w.header(f"{attribute.name} = {attribute.value}")
+            if point.at_return:
+                w.header("return = yes")
+        w.depth = 0
+        values = ValueEmitter(w, self._word_size, self._procedures, used=self._wide)
+        codes = minor_codes(each.paths, each.body)
+        emitter = StatementEmitter(
+            w, values, each.slots, paths=each.paths, codes=codes, minor=minor, word_size=self._word_size
+        )
+        place = point.span if each.probe.condition is None else each.probe.condition.span
+        emitter.handler(each.condition, each.body, place)
+        self._has_faults = self._has_faults or (emitter.faults is not None and emitter.faults.counts)
+
+    def _procedure(self, w: Writer, function: TypedFunction) -> None:
+        signature = function.signature
+        with w.at(signature.span):
+            w.header("")
+            w.header(f"proc {self._procedures[signature.name]}")
+        w.depth = 0
+        count = sum(2 if (size_of(each) or 0) > self._word_size else 1 for each in signature.parameters)
+        values = ValueEmitter(w, self._word_size, self._procedures, count, self._wide)
+        result = None if isinstance(signature.type, Void) else count
+        StatementEmitter(w, values, function.slots, result=result, word_size=self._word_size).function(function.body)
+        w.header("endproc")
+
+
+def _templates(each: TypedProbe) -> dict[int, str]:
+    """Return the templates of a probe by its codes from 0."""
+    of_logs: dict[int, str] = {}
+    _collect(each.body, of_logs)
+    found = minor_codes(each.paths, each.body).of
+    return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in found.items()}
+
+
+def _placed(point: programtree.Point, types: TypeTable) -> list[str]:
+    """Return the statements of a probepoint's header that say where it is."""
+    match point.kind:
+        case programtree.PointKind.SAMPLE:
+            return [f"sampler = {point.number}hz"]
+        case programtree.PointKind.WATCH:
+            size = 1 if point.type is None else size_of(types.of(point.type)) or 1
+            end = f":{point.place} + {size - 1}" if size > 1 else ""
+            return [f"address = {point.place}{end}", f"watchpoint = {point.access}"]
+        case programtree.PointKind.SYSTEM_CALL:
+            return [f"offset = syscall:{point.place}"]
+        case programtree.PointKind.USDT:
+            return [f"offset = usdt:{point.place}"]
+    return [f"offset = {_symbol(point.place)}"]
+
+
+def _symbol(place: str) -> str:
+    """Return a place in a module as RPN has it: a name with a slash, as in Go, in quotes."""
+    match = _SLASHED.match(place)
+    return place if match is None else f'"{match["name"]}"{match["offset"]}'
+
+
+def _collect(statement: typedstatement.Statement | None, templates: dict[int, str]) -> None:
+    """Collect the templates of all printf statements by their numbers."""
+    match statement:
+        case typedstatement.Log(number, _, template):
+            templates[number] = template
+        case typedstatement.Steps(statements) | typedstatement.Switch(_, statements):
+            for each in statements:
+                _collect(each, templates)
+        case typedstatement.Select(_, then, otherwise):
+            _collect(then, templates)
+            _collect(otherwise, templates)
+        case typedstatement.Loop(_, _, body):
+            _collect(body, templates)
+        case typedstatement.TryCatch(body, _, _, handler):
+            _collect(body, templates)
+            _collect(handler, templates)
+
+
+def _quoted(line: str) -> str:
+    escaped = line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
+    return f'"{escaped}"'

@@ -1,0 +1,474 @@
+"""Statements as RPN, and what a hit ends with: a record if something was printed, else none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.emitters.faultemitter import FaultExits
+from dprobes.dpc.typedtree import typed, typedstatement
+from dprobes.dpc.typedtree.folder import integer_of
+from dprobes.dpc.typedtree.valueproperties import does_something, fails_otherwise, is_item
+from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dprobes.dpc.emitters.minorcodes import MinorCodes
+    from dprobes.dpc.emitters.valueemitter import ValueEmitter
+    from dprobes.dpc.emitters.writer import Writer
+    from dprobes.dpc.typedtree.logpaths import LogPaths
+    from dprobes.source import Span
+
+__all__ = ["StatementEmitter"]
+
+_LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
+"""What instructions that log numbers of less than a word have before their number."""
+
+_GROUP_MAX = 16
+"""Numbers that are put on the stack to be logged together."""
+
+_TABLE_MIN = 5
+"""Labels of a ``switch`` from which on a search by halves takes fewer instructions than one by one."""
+
+
+class StatementEmitter:
+    """
+    Write the statements of a handler, whose ``paths``, ``codes`` and first ``minor`` code are given, or of a function.
+
+    ``slots`` is how many variables blocks have; a handler that has to know what it has printed has one more.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        values: ValueEmitter,
+        slots: int,
+        *,
+        paths: LogPaths | None = None,
+        codes: MinorCodes | None = None,
+        minor: int = 0,
+        result: int | None = None,
+        word_size: int = 8,
+    ) -> None:
+        self._w = writer
+        self._values = values
+        self._slots = slots
+        self._paths = paths
+        self._codes = codes
+        self._minor = minor
+        self._result = result
+        self._word_size = word_size
+        self._trail: int | None = None
+        self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
+        self._done: set[int] = set()
+        """The statements that are written already, by their ids."""
+        self._line = 0
+        """That of the ``printf`` at hand."""
+        self._breaks: list[str] = []
+        self._continues: list[str] = []
+
+    def handler(self, condition: typed.Value | None, body: typedstatement.Statement, place: Span) -> None:
+        """Write a handler with its end; ``place`` is where the condition is written."""
+        w, paths, codes, first = self._w, self._paths, self._codes, len(self._w.lines)
+        assert self.faults is not None
+        assert paths is not None
+        assert codes is not None
+        if codes.is_computed:
+            self._trail = self._slots
+        if condition is not None:
+            otherwise = w.new_label()
+            self.faults.guard_condition(condition, place)
+            self._values.branch(condition, otherwise, when=False)
+        self._make_room(body)
+        self.statement(body)
+        if typedstatement.goes_on(body):
+            self._end("exit", paths.last)
+        if condition is not None:
+            w.label(otherwise)
+            w.op("abort")
+        self.faults.write()
+        w.drop_needless_handlers(first)
+
+    def function(self, body: typedstatement.Statement) -> None:
+        """Write the body of a function."""
+        self._w.op("save tsp", 1)
+        self._w.op("restore sbp", -1)
+        self._make_room(body)
+        self.statement(body)
+        if typedstatement.goes_on(body):
+            self._leave()
+
+    def _make_room(self, body: typedstatement.Statement) -> None:
+        """Push the variables of blocks: those that are declared first with their values, the others as zeros."""
+        made = 0
+        for statement in _first_statements(body):
+            match statement:
+                case typedstatement.Evaluate(typed.Assign(typed.Local(slot), value), span) if (
+                    slot == made and not self._values.wide.is_wide(value.type)
+                ):
+                    with self._w.at(span):
+                        if self.faults is not None:
+                            self.faults.guard(statement, span)
+                        self._w.comment(_shown(span.text))
+                        self._values.exact(value)
+                    self._done.add(id(statement))
+                    made += 1
+                case _:
+                    break
+        for _ in range(made, self._slots + (self._trail is not None)):
+            self._w.op("push 0", 1)
+
+    def _leave(self) -> None:
+        depth = self._w.depth
+        self._w.drop(depth)
+        self._w.op("ret")
+        self._w.depth = depth
+
+    def statement(self, statement: typedstatement.Statement) -> None:
+        """Write a statement."""
+        w = self._w
+        if id(statement) in self._done:
+            return
+        if self.faults is not None and not isinstance(statement, typedstatement.Steps):
+            self.faults.guard(statement, statement.span)
+        match statement:
+            case typedstatement.Steps(statements):
+                for each in statements:
+                    self.statement(each)
+            case typedstatement.Evaluate(value, span):
+                with w.at(span):
+                    w.comment(_shown(span.text))
+                    self._values.effect(value)
+            case typedstatement.Log(_, _, _, span):
+                with w.at(span):
+                    w.comment(_shown(span.text))
+                    self._log(statement)
+            case typedstatement.Tally(table, keys, value, span):
+                with w.at(span):
+                    w.comment(_shown(span.text))
+                    cells = self._values.keys(keys)
+                    if value is not None:
+                        self._values.exact(value)
+                        cells += 1
+                    w.op(f"tally {table}", -cells)
+            case typedstatement.Untally(table, keys, span):
+                with w.at(span):
+                    w.comment(_shown(span.text))
+                    w.op(f"delete {table}", -self._values.keys(keys))
+            case typedstatement.Select():
+                self._select(statement)
+            case typedstatement.Loop():
+                self._loop(statement)
+            case typedstatement.Switch():
+                self._switch(statement)
+            case typedstatement.Jump(kind, span):
+                with w.at(span):
+                    w.op(f"jmp {(self._breaks if kind is typedstatement.Jumping.BREAK else self._continues)[-1]}")
+            case typedstatement.Result(value, span):
+                with w.at(span):
+                    w.comment(_shown(span.text))
+                    if value is not None:
+                        self._values.exact(value)
+                        for cell in range(self._values.wide.width(value.type)):
+                            w.op(f"pop sbp, {(self._result or 0) + cell}", -1)
+                    self._leave()
+            case typedstatement.End(kind, span):
+                with w.at(span):
+                    given = self._paths.at.get(id(statement), frozenset()) if self._paths is not None else frozenset()
+                    self._end("exit" if kind is typedstatement.Ending.RETURN else kind.value, given)
+            case typedstatement.Skip(value, span):
+                with w.at(span):
+                    w.comment(_shown(span.text))
+                    self._values.exact(value)
+                    w.op("skip", -1)
+            case typedstatement.TryCatch():
+                self._try(statement)
+
+    def _end(self, instruction: str, given: frozenset[tuple[int, ...]]) -> None:
+        """End the hit where the sequences ``given`` were printed: ``exit`` with a record only if something was."""
+        w = self._w
+        if instruction != "exit" or () not in given:
+            w.op(instruction)
+        elif len(given) == 1:
+            w.op("abort")
+        else:
+            silent = w.new_label()
+            self._values.exact(self._trail_cell())
+            w.op(f"jz {silent}")
+            w.op("exit")
+            w.label(silent)
+            w.op("abort")
+            w.depth -= 1
+
+    def _push_trail(self) -> None:
+        self._values.exact(self._trail_cell())
+
+    def _trail_cell(self) -> typed.Local:
+        assert self._trail is not None
+        return typed.Local(self._trail, UNSIGNED_LONG_LONG)
+
+    # Control
+
+    def _select(self, statement: typedstatement.Select) -> None:
+        w = self._w
+        otherwise, end = w.new_label(), w.new_label()
+        with w.at(statement.span):
+            self._values.branch(statement.condition, otherwise, when=False)
+        self.statement(statement.then)
+        if typedstatement.goes_on(statement.then):
+            w.op(f"jmp {end}")
+        self._values.landing(otherwise)
+        if statement.otherwise is not None:
+            self.statement(statement.otherwise)
+        w.label(end)
+
+    def _loop(self, loop: typedstatement.Loop) -> None:
+        w = self._w
+        start, following, left, end = (w.new_label() for _ in range(4))
+        self._breaks.append(end)
+        self._continues.append(following)
+        w.label(start)
+        with w.at(loop.span):
+            if loop.condition is not None and loop.tests_first:
+                self._values.branch(loop.condition, left, when=False)
+        self.statement(loop.body)
+        w.label(following)
+        with w.at(loop.span):
+            if loop.step is not None:
+                self._values.effect(loop.step)
+            if loop.condition is not None and not loop.tests_first:
+                self._values.branch(loop.condition, left, when=False)
+            w.op(f"jmp {start}")
+            if loop.condition is not None:
+                self._values.landing(left)
+        w.label(end)
+        self._breaks.pop()
+        self._continues.pop()
+
+    def _switch(self, switch: typedstatement.Switch) -> None:
+        w = self._w
+        end = w.new_label()
+        labels = {test.position: w.new_label() for test in switch.tests}
+        default = next((labels[test.position] for test in switch.tests if test.value is None), end)
+        cases = sorted((test.value, labels[test.position]) for test in switch.tests if test.value is not None)
+        integer = integer_of(switch.value.type)
+        with w.at(switch.span):
+            self._values.exact(switch.value)
+            width = self._values.wide.width(switch.value.type)
+            if width > 1:
+                found = self._values.wide.search(cases, default)
+            else:
+                found = self._search(cases, default, is_signed=integer is not None and integer.is_signed)
+            w.depth -= width
+            for stub, label in found:
+                w.label(stub)
+                w.depth += width + 1
+                w.drop(width + 1)
+                w.op(f"jmp {label}")
+        self._breaks.append(end)
+        for position, statement in enumerate((*switch.statements, None)):
+            if position in labels:
+                w.label(labels[position])
+            if statement is not None:
+                self.statement(statement)
+        self._breaks.pop()
+        w.label(end)
+
+    def _search(self, cases: Sequence[tuple[int, str]], default: str, *, is_signed: bool) -> list[tuple[str, str]]:
+        """
+        Search the top cell among cases, and go to ``default``, without it, if it is none of them.
+
+        Return labels that are reached with two cells more, and where each of them leads.
+        """
+        w = self._w
+        if len(cases) < _TABLE_MIN:
+            found = []
+            for number, label in cases:
+                stub = w.new_label()
+                found.append((stub, label))
+                w.op("push tsp, 0", 1)
+                w.number(number)
+                w.op("eq", -1)
+                w.op(f"jnz {stub}")
+                w.drop()
+            w.op("ros 1")
+            w.op(f"jmp {default}")
+            return found
+        middle = len(cases) // 2
+        below = w.new_label()
+        w.number(cases[middle][0])
+        w.op("push tsp, 1", 1)
+        w.op("lt" if is_signed else "ltu", -1)
+        w.op(f"jnz {below}")
+        w.drop()
+        found = self._search(cases[middle:], default, is_signed=is_signed)
+        self._values.landing(below)
+        return found + self._search(cases[:middle], default, is_signed=is_signed)
+
+    def _try(self, statement: typedstatement.TryCatch) -> None:
+        w = self._w
+        caught, end = w.new_label(), w.new_label()
+        depth = w.depth
+        with w.at(statement.span), w.catching(caught):
+            self.statement(statement.body)
+        w.op(f"jmp {end}")
+        w.label(caught)
+        w.settle(depth)
+        w.restore_handler()
+        if statement.code is not None:
+            w.op("push x", 3)
+            self._values.places.store(statement.code, is_wanted=False)
+            if statement.address is not None:
+                self._values.places.store(statement.address, is_wanted=False)
+            w.drop(w.depth - depth)
+        self.statement(statement.handler)
+        w.label(end)
+
+    # Records
+
+    def _log(self, log: typedstatement.Log) -> None:
+        self._line = log.span.line
+        for items in _together(log.items, self._width_of):
+            if len(items) == 1:
+                self._log_item(items[0])
+            else:
+                self._log_numbers(items)
+        self._name_record(log)
+
+    def _width_of(self, item: typed.Argument) -> int:
+        """Return of how many bytes a number is that is logged as such, 0 of everything else."""
+        if isinstance(item, typed.Text | typed.Bytes | typed.CommName | typed.StackTrace) or is_item(item):
+            return 0
+        if self._values.wide.is_wide(item.type) or does_something(item):
+            return 0
+        return size_of(item.type) or self._word_size
+
+    def _log_numbers(self, items: Sequence[typed.Argument]) -> None:
+        """Log numbers of one width, the first of which goes to the top of the stack."""
+        width = self._width_of(items[0])
+        for item in reversed(items):
+            assert not isinstance(item, typed.Text | typed.Bytes | typed.CommName | typed.StackTrace)
+            self._values.low(item, 8 * width)
+        letter = _LETTERS.get(width if width < self._word_size else 0, "")
+        self._w.op(f"log {letter}{len(items)}", -len(items))
+
+    def _name_record(self, log: typedstatement.Log) -> None:
+        """Give the record the minor code of what has been printed so far."""
+        w, paths, codes = self._w, self._paths, self._codes
+        assert paths is not None
+        assert codes is not None
+        if self._trail is None:
+            before = next(iter(paths.before.get(log.number, frozenset())), ())
+            if code := codes.of.get((*before, log.number), 0):  # the first one is that of the header
+                w.op(f"setmin {self._minor + code}")
+            return
+        cell = self._trail_cell()
+        if paths.logs == 1:  # there is one template, and only whether it is needed is to be known
+            w.number(1)
+            self._values.places.store(cell, is_wanted=False)
+            return
+        self._values.exact(cell)
+        w.number(paths.logs + 1)
+        w.op("mul", -1)
+        w.number(log.number)
+        w.op("add", -1)
+        self._values.places.store(cell, is_wanted=True)
+        if self._minor != 1:
+            w.number(self._minor - 1)
+            w.op("add", -1)
+        w.op("setmin", -1)
+
+    def _log_item(self, item: typed.Argument) -> None:
+        w = self._w
+        match item:
+            case typed.Text(address, limit):
+                self._log_read(address, lambda: w.number(limit), "log str")
+            case typed.Bytes(address, size):
+                self._log_read(address, lambda: self._values.exact(size), "log mrf")
+            case typed.StackTrace(is_kernel, frames):
+                name = "kstack" if is_kernel else "ustack"
+                w.op(f"log {name}" if frames is None else f"log {name}, {frames}")
+            case typed.Memory(address, type_):
+                self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
+            case typed.CommName():
+                pass
+            case _ if is_item(item):
+                self._log_caught(item)
+            case _:
+                width, cells = size_of(item.type) or self._word_size, self._values.wide.width(item.type)
+                self._values.low(item, 8 * width)
+                letter = _LETTERS.get(width if width < self._word_size else 0, "")
+                w.op(f"log {letter}{cells}", -cells)
+
+    def _log_read(self, address: typed.Value, size: Callable[[], None], instruction: str) -> None:
+        """Log what is at an address; where that cannot be read, or the address not be computed, the fault."""
+        w = self._w
+        fault, end = w.new_label(), w.new_label()
+        depth, may_fail = w.depth, is_item(address)
+        if may_fail:
+            w.op(f"sx {fault}")
+        size()
+        self._values.exact(address)
+        w.op(f"sx {end}")  # the instruction has logged the fault when it raises the exception
+        w.op(instruction, -2)
+        if may_fail:
+            w.op(f"jmp {end}")
+            self._log_fault(fault, end, depth, address)
+        w.label(end)
+        w.restore_handler()
+
+    def _log_caught(self, value: typed.Value) -> None:
+        """Log a value that may fault as an item of one word."""
+        w = self._w
+        fault, end = w.new_label(), w.new_label()
+        depth = w.depth
+        w.op(f"sx {fault}")
+        cells = self._values.wide.width(value.type)
+        self._values.exact(value)
+        w.number(cells)
+        w.op("log", -1 - cells)
+        w.op(f"jmp {end}")
+        self._log_fault(fault, end, depth, value)
+        w.label(end)
+        w.restore_handler()
+
+    def _log_fault(self, label: str, end: str, depth: int, value: typed.Value) -> None:
+        """Log the address of an exception as a fault: what is there cannot be read now, either."""
+        w = self._w
+        w.label(label)
+        w.settle(depth)
+        if self.faults is not None and fails_otherwise(value):
+            self.faults.count(self._line)
+        w.number(1)
+        w.op("push x", 3)  # its code is on top of the address
+        w.drop()
+        w.op("xchg")
+        w.drop()
+        w.op(f"sx {end}")
+        w.op("log mrf", -2)
+
+
+def _shown(text: str) -> str:
+    """Return a piece of C as the comment of a line."""
+    return " ".join(text.split()).replace("*/", "* /")
+
+
+def _together(items: Sequence[typed.Argument], width_of: Callable[[typed.Argument], int]) -> list[list[typed.Argument]]:
+    """Return items in groups that one instruction logs: numbers of one width."""
+    groups: list[list[typed.Argument]] = []
+    for item in items:
+        width = width_of(item)
+        if groups and width and width == width_of(groups[-1][-1]) and len(groups[-1]) < _GROUP_MAX:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def _first_statements(statement: typedstatement.Statement) -> Iterator[typedstatement.Statement]:
+    """Iterate over the statements that are executed first, one after the other."""
+    if isinstance(statement, typedstatement.Steps):
+        for each in statement.statements:
+            yield from _first_statements(each)
+    else:
+        yield statement

@@ -1,0 +1,149 @@
+"""What names mean in functions of the kernel, by its BTF: parameters with their types, and what is returned."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.modules.btftypes import BtfTypes, damage_reported
+from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.folder import folded
+from dprobes.dpc.typedtree.scope import ModuleVariable
+from dprobes.dpc.types.ctype import INT, UNSIGNED, Integer, is_scalar, size_of
+from dprobes.errors import TargetError
+from dprobes.target.btf import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.dpc.typedtree.scattered import Scattered
+    from dprobes.dpc.types.ctype import CType, Member, Record
+    from dprobes.target.btf import Btf
+
+__all__ = ["BtfModule", "BtfNames"]
+
+_WORD = 8
+_LONG = Integer("unsigned long", _WORD, is_signed=False, rank=4)
+_ARGUMENTS = 6
+"""Words that are passed in registers."""
+
+
+class BtfModule:
+    """The running kernel as what is compiled for it sees it: by its types (``ProbedModule``)."""
+
+    def __init__(self, btf: Callable[[], Btf | None]) -> None:
+        """``btf`` reads the type information when somebody asks; None if the kernel shows none."""
+        self._read = btf
+        self.declared: Callable[[str, str], Record | None] = lambda _kind, _tag: None
+        """What the program itself declares."""
+
+    @cached_property
+    def btf(self) -> Btf | None:
+        """The type information; None if the kernel shows none."""
+        return self._read()
+
+    @cached_property
+    def types(self) -> BtfTypes | None:
+        """The types; None if the kernel shows none."""
+        return None if self.btf is None else BtfTypes(self.btf, self._declared)
+
+    def _declared(self, kind: str, tag: str) -> Record | None:
+        return self.declared(kind, tag)
+
+    def names_at(self, place: str | None, *, at_return: bool) -> BtfNames:
+        """Return what names mean at a function; behind its first instruction arguments may be elsewhere."""
+        function = place if place is not None and place.isidentifier() else None
+        return BtfNames(self, function, at_return=at_return)
+
+
+class BtfNames:
+    """
+    What names mean at the entry or return of a function of the kernel (``PlaceNames``); ``function`` is None elsewhere.
+
+    At a return, ``at_return``, parameters have the values of the entry.
+    """
+
+    def __init__(self, module: BtfModule, function: str | None, *, at_return: bool) -> None:
+        self._module = module
+        self._function = function
+        self._at_return = at_return
+        self.was_asked = False
+        self.is_entry = True
+
+    @cached_property
+    def _parameters(self) -> Sequence[tuple[str, CType, int | None]]:
+        """Name, type, and number of the argument, of each parameter; None for one that is not in one register."""
+        self.was_asked = True
+        btf, types = self._module.btf, self._module.types
+        if btf is None or types is None or self._function is None:
+            return ()
+        try:
+            with damage_reported():
+                parameters = btf.parameters(self._function)
+        except TargetError:
+            return ()  # it has no such function, or not with its types
+        found: list[tuple[str, CType, int | None]] = []
+        word = 0
+        for name, number in parameters:
+            type_ = types.of(number)
+            words = -(-(size_of(type_) or _WORD) // _WORD)
+            is_word = words == 1 and is_scalar(type_) and word < _ARGUMENTS
+            found.append((name, type_, word if is_word else None))
+            word += words
+        return found
+
+    @property
+    def result(self) -> CType | None:
+        """The type of what the function returns."""
+        self.was_asked = True
+        btf, types = self._module.btf, self._module.types
+        if btf is None or types is None or self._function is None:
+            return None
+        try:
+            with damage_reported():
+                return types.of(btf.result(self._function))
+        except TargetError:
+            return None
+
+    def parameter_type(self, number: int) -> CType | None:
+        """Return the type of a parameter; None if it is not known, or not in a register of its own."""
+        if number >= len(self._parameters):
+            return None
+        _, type_, argument = self._parameters[number]
+        return type_ if argument is not None else None
+
+    def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
+        """Return a parameter, as of a type; None if there is none that is in a register of its own."""
+        if number >= len(self._parameters) or (argument := self._parameters[number][2]) is None:
+            return None
+        return self._argument(argument, type_)
+
+    def find(self, name: str) -> ModuleVariable | None:
+        """Return the parameter, variable or enumerator that has a name."""
+        self.was_asked = True
+        for found, type_, argument in self._parameters:
+            if found == name and argument is not None:
+                return self._argument(argument, type_)
+        return self._elsewhere(name.removeprefix("::"))
+
+    def member_of(self, scattered: Scattered, member: Member) -> typed.Value | Scattered:
+        """Raise AssertionError: nothing of the kernel is found that is not in memory, or in one register."""
+        raise AssertionError(f"'{member.name}' of {scattered}")
+
+    def _argument(self, number: int, type_: CType) -> ModuleVariable:
+        register = typed.Register(f"arg{number}", _LONG, at_entry=self._at_return)
+        return ModuleVariable(folded(typed.Convert(register, type_)), type_)
+
+    def _elsewhere(self, name: str) -> ModuleVariable | None:
+        btf, types = self._module.btf, self._module.types
+        if btf is None or types is None:
+            return None
+        if (value := types.enumerator(name)) is not None:
+            integer = INT if INT.holds(value) else UNSIGNED if UNSIGNED.holds(value) else _LONG
+            return ModuleVariable(typed.Constant(integer.cut(value), integer), integer)
+        try:
+            with damage_reported():
+                type_ = types.of(btf.target(btf.find(Kind.VAR, name)))
+        except TargetError:
+            return None
+        return ModuleVariable(typed.Memory(typed.Symbol(name, _LONG), type_), type_)

@@ -1,0 +1,62 @@
+"""The modules that a program probes, and what names mean at its points by what describes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.syntax.programtree import PointKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.dpc.syntax.programtree import Point, ProgramTree
+    from dprobes.dpc.typedtree.scope import PlaceNames, ProbedModule
+
+__all__ = ["KERNEL", "ProbedModules"]
+
+KERNEL = "kernel"
+"""What the kernel is called before the colon of a place; its modules use its types."""
+
+_OF_KERNEL = (PointKind.TRACEPOINT, PointKind.SYSTEM_CALL)
+
+
+class ProbedModules:
+    """
+    The modules of a program; ``module`` is that of points that name none.
+
+    ``module_of`` knows what describes a module: debug information, or the kernel's BTF.
+    """
+
+    def __init__(self, program: ProgramTree, module: str, module_of: Callable[[str], ProbedModule | None]) -> None:
+        self._default = program.module or module
+        self._module_of = module_of
+        points = [point for probe in program.probes for point in probe.points]
+        self.names = list(dict.fromkeys(map(self._name_of, points)))
+
+    def _name_of(self, point: Point) -> str:
+        return KERNEL if point.kind in _OF_KERNEL else point.module or self._default
+
+    def name_at(self, point: Point | None) -> str:
+        """Return the name of the module of a point, or of the only one; empty if there are several."""
+        if point is not None:
+            return self._name_of(point)
+        return self.names[0] if len(self.names) == 1 else ""
+
+    @property
+    def first(self) -> ProbedModule | None:
+        """The module whose types a program may name: the one that is probed first."""
+        return self._of(self.names[0]) if self.names else None
+
+    def _of(self, name: str) -> ProbedModule | None:
+        return self._module_of(KERNEL if name.startswith("kmod ") else name) if name else None
+
+    def names_at(self, point: Point) -> PlaceNames | None:
+        """Return what names mean at a point."""
+        module = self._of(self._name_of(point))
+        place = point.place if point.kind is PointKind.CODE else None
+        return None if module is None else module.names_at(place, at_return=point.at_return)
+
+    def names_of_all(self) -> PlaceNames | None:
+        """Return what names mean in the functions of a program: nothing, if it probes several modules."""
+        module = self.first if len(self.names) == 1 else None
+        return None if module is None else module.names_at(None, at_return=False)

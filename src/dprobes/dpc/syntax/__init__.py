@@ -1,0 +1,1 @@
+"""What is written: tokens, the parsers, and the tree of a program before names and types have a meaning."""

@@ -1,0 +1,332 @@
+"""
+Programs: the ``module`` statement, declarations, functions, and points with their blocks.
+
+::
+
+    program   = { module ";" | declaration | function | probe | tool }
+    module    = "module" PLACE { "," NAME [ NUMBER | STRING ] }
+    probe     = [ "[" attribute { "," attribute } "]" ] point { "," point } [ "when" "(" expression ")" ] block
+    attribute = NAME [ NUMBER | STRING ]
+    point     = [ "return" ] ( place | "syscall" NAME | "kmod" NAME ":" NAME )
+              | "inline" place | "usdt" place | "tracepoint" PLACE
+              | "watch" ( "x" | "w" | "rw" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
+    place     = PLACE [ "(" parameters ")" ]
+    tool      = ( "begin" | "end" | "every" NUMBER ) block
+
+A PLACE is a word up to a blank, bracket, comma or semicolon: ``libc.so.6:malloc+8``, ``"my lib":f``, ``python3:*``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.clike.cursor import ParseError
+from dprobes.clike.token import Token, TokenKind
+from dprobes.dpc.bpftracewords import condition_of, place_hint
+from dprobes.dpc.syntax import programtree, tree
+from dprobes.dpc.syntax.cursor import Cursor
+from dprobes.dpc.syntax.expressionparser import string_value
+from dprobes.dpc.syntax.programtree import PERIOD_MAX, PERIOD_MIN
+from dprobes.dpc.syntax.statementparser import StatementParser
+from dprobes.dpc.syntax.token import TokenStream
+from dprobes.lazypattern import lazy_pattern
+from dprobes.rpn.keywords import Header, keywords_of
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.preprocessor import Preprocessed
+
+__all__ = ["POINT_WORDS", "parse"]
+
+_MODULE_END = lazy_pattern(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
+_SOURCE_LINE = lazy_pattern(
+    r"[^:\"]+\.(c|cc|cpp|cxx|C|c\+\+|h|hh|hpp|hxx|inl|ipp|tcc|def|rs|go|s|S|asm|y|l|m|mm|d|f|f90|pas|adb|zig|swift|cu)"
+    r":[0-9]+(-[0-9]+)?"
+)
+"""A line of a file in a usual language, without a module."""
+_FREQUENCY = lazy_pattern(r"([0-9]+)hz\Z", re.IGNORECASE)
+_ACCESSES = ("x", "w", "rw")
+_OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor", "opcode")
+"""The attributes of a ``module`` statement, and of a probe; each is a number."""
+
+_HEADERS = {_OF_MODULES: Header.FILE, _OF_PROBES: Header.POINT}
+"""The headers of RPN that have statements with the same names and limits."""
+
+_TIME = "write every 1s"
+"""The shortest and the longest time between two executions of a block, in nanoseconds."""
+
+POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
+"""What points and blocks of the tool begin with."""
+
+
+def parse(text: Preprocessed, diagnostics: Diagnostics) -> programtree.ProgramTree:
+    """Return the tree of a program; what is wrong goes to ``diagnostics``, and is not in the tree."""
+    return _ProgramParser(Cursor(TokenStream(text, diagnostics), diagnostics)).program()
+
+
+def split_place(word: str) -> tuple[str, str]:
+    """Return the module, without quotes, and the place in it; the module is empty if the word names none."""
+    match = _MODULE_END.match(word)
+    if match is None or _SOURCE_LINE.fullmatch(word):
+        return "", word
+    return match["module"].strip('"'), match["place"]
+
+
+class _ProgramParser:
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._statements = StatementParser(cursor)
+        self._declarations = self._statements.declarations
+
+    def program(self) -> programtree.ProgramTree:
+        cursor = self._cursor
+        module = ""
+        attributes: tuple[programtree.Attribute, ...] = ()
+        declarations: list[tree.Declaration] = []
+        functions: list[programtree.Function] = []
+        probes: list[programtree.Probe] = []
+        blocks: list[programtree.ToolBlock] = []
+        while cursor.peek().kind is not TokenKind.END:
+            try:
+                if cursor.accept(";"):
+                    continue
+                if cursor.sees("module") and not cursor.sees("(", "{", distance=1):
+                    module, attributes = self._module()
+                elif self._is_keyword("begin", "end", "every", "BEGIN", "END"):
+                    blocks.append(self._tool_block())
+                elif self._is_function():
+                    functions.append(self._function())
+                elif self._is_declaration():
+                    declarations.append(self._declarations.declaration())
+                else:
+                    probes.append(self._probe())
+            except ParseError:
+                cursor.skip_item()
+        return programtree.ProgramTree(module, attributes, declarations, functions, probes, blocks)
+
+    def _is_declaration(self) -> bool:
+        """Return whether a declaration comes next: what begins with an unknown name is a point."""
+        return self._declarations.has_storage() or self._declarations.begins_type()
+
+    def _is_function(self) -> bool:
+        """Return whether ``type name(`` comes next."""
+        cursor = self._cursor
+        if cursor.sees(*POINT_WORDS, "return", "module") or cursor.sees("when", distance=1):
+            return False
+        if not self._declarations.begins_declaration():
+            return False
+        distance = 0
+        while cursor.peek(distance).kind is TokenKind.NAME or cursor.sees("*", distance=distance):
+            distance += 1
+        return distance > 1 and cursor.sees("(", distance=distance)
+
+    def _module(self) -> tuple[str, tuple[programtree.Attribute, ...]]:
+        cursor = self._cursor
+        cursor.take()
+        word = cursor.tokens.take_place_word()
+        if not word.text:
+            raise cursor.wrong(f"expected the name of a module, found {cursor.peek().described}")
+        attributes = []
+        while cursor.accept(","):
+            attributes.append(self._attribute(_OF_MODULES))
+        cursor.expect(";", "behind the module")
+        return word.text.strip('"'), tuple(attributes)
+
+    def _attribute(self, known: tuple[str, ...]) -> programtree.Attribute:
+        cursor = self._cursor
+        name = cursor.expect_name("the name of an attribute")
+        value: int | str | None = None
+        if cursor.peek().kind is TokenKind.NUMBER:
+            value = int(self._number(cursor.take()))
+        elif cursor.peek().kind is TokenKind.STRING:
+            value = string_value(cursor.take().text)
+        span = cursor.span_from(name)
+        if name.text not in known:
+            raise cursor.wrong(f"there is no attribute '{name.text}'", span, f"there are {', '.join(known)}")
+        if not isinstance(value, int):
+            raise cursor.wrong(f"'{name.text}' needs a number", span, f"write '{name.text} 5'")
+        row = keywords_of(_HEADERS[known])[name.text]
+        if not row.minimum <= value <= row.maximum:
+            raise cursor.wrong(f"'{span.text}' is outside {row.minimum} to {row.maximum}", span)
+        return programtree.Attribute(name.text, value, span)
+
+    def _number(self, token: Token) -> int:
+        from dprobes.dpc.syntax.expressionparser import number_of
+
+        return number_of(self._cursor, token).value
+
+    def _function(self) -> programtree.Function:
+        cursor = self._cursor
+        first = cursor.peek()
+        cursor.accept("static")
+        specifier = self._declarations.specifier()
+        pointers = 0
+        while cursor.accept("*"):
+            pointers += 1
+        name = cursor.expect_name("the name of a function")
+        span = cursor.tokens.span(name)
+        type_ = tree.TypeName(specifier, tree.Declarator("", pointers, (), span), specifier.span)
+        cursor.expect("(", "behind the name of a function")
+        parameters = self._declarations.parameters()
+        body = self._statements.block()
+        return programtree.Function(name.text, type_, parameters, body, cursor.span_from(first))
+
+    def _tool_block(self) -> programtree.ToolBlock:
+        cursor = self._cursor
+        first = cursor.take()
+        if first.text in ("BEGIN", "END"):
+            raise cursor.wrong(
+                f"'{first.text}' is no place", cursor.tokens.span(first), f"write '{first.text.lower()}'"
+            )
+        period, written = 0, first.text
+        if first.text == "every":
+            number = cursor.take() if cursor.peek().kind is TokenKind.NUMBER else None
+            if number is None:
+                raise cursor.wrong(f"expected a time behind 'every', found {cursor.peek().described}", hint=_TIME)
+            span = cursor.tokens.span(number)
+            if re.fullmatch(r"[0-9]+[num]?s", number.text) is None:
+                raise cursor.wrong(f"'{number.text}' is no time", span, _TIME)
+            period, written = self._number(number), f"every {number.text}"
+            if not PERIOD_MIN <= period <= PERIOD_MAX:
+                raise cursor.wrong(f"'{number.text}' is not from 10ms to one day", span)
+        body = self._statements.block()
+        kind = programtree.BlockKind(first.text)
+        return programtree.ToolBlock(kind, body, cursor.span_from(first), written, period, order=first.start)
+
+    # Points
+
+    def _probe(self) -> programtree.Probe:
+        cursor = self._cursor
+        first = cursor.peek()
+        attributes: list[programtree.Attribute] = []
+        if cursor.accept("["):
+            while True:
+                attributes.append(self._attribute(_OF_PROBES))
+                if not cursor.accept(","):
+                    break
+            cursor.expect("]", "behind the attributes")
+        points = [self._point()]
+        while cursor.accept(","):
+            points.append(self._point())
+        condition = None
+        if cursor.accept("when"):
+            cursor.expect("(", "behind 'when'")
+            condition = self._statements.expressions.expression()
+            cursor.expect(")", "behind the condition")
+        else:
+            self._refuse_filter(points[-1])
+        body = self._statements.block()
+        return programtree.Probe(
+            tuple(points), tuple(attributes), condition, body, cursor.span_from(first), order=first.start
+        )
+
+    def _refuse_filter(self, point: programtree.Point) -> None:
+        """Say how a condition is written here, if there is one in slashes: behind a place, or as its end."""
+        cursor = self._cursor
+        end, distance = cursor.last, 0
+        while not cursor.sees("{", distance=distance) and cursor.peek(distance).kind is not TokenKind.END:
+            end = cursor.peek(distance)
+            distance += 1
+        slash = point.place.find("/") if cursor.last.text.endswith(point.place) else -1
+        start = cursor.peek().start if slash < 0 else cursor.last.end - len(point.place) + slash
+        condition = condition_of(cursor.tokens.written(start, end.end)) if start < end.end else None
+        if condition is not None:
+            span = cursor.tokens.span(Token(TokenKind.PUNCTUATION, "/", start, start), end)
+            raise cursor.wrong("a condition is not written in slashes", span, f"write when ({condition})")
+
+    def _point(self) -> programtree.Point:
+        cursor = self._cursor
+        first = cursor.peek()
+        at_return = self._is_keyword("return") and bool(cursor.accept("return"))
+        if self._is_keyword("syscall"):
+            cursor.take()
+            name = self._place("the name of a system call")
+            return self._in_code(first, programtree.PointKind.SYSTEM_CALL, "", name, at_return=at_return)
+        if self._is_keyword("kmod"):
+            cursor.take()
+            module, place = split_place(self._place("a module of the kernel and a function").text)
+            return self._made(first, programtree.PointKind.CODE, f"kmod {module}", place, at_return=at_return)
+        for kind in (programtree.PointKind.TRACEPOINT, programtree.PointKind.SAMPLE, programtree.PointKind.WATCH):
+            if at_return and self._is_keyword(kind.value):
+                hint = "a system call has one: 'return syscall NAME'" if kind.value == "tracepoint" else None
+                raise cursor.wrong(f"there is no return of a '{kind.value}'", cursor.span_from(first), hint)
+        if at_return and not self._is_keyword(programtree.PointKind.INLINE.value):
+            return self._in_code(first, programtree.PointKind.CODE, None, self._place("a function"), at_return=True)
+        for kind in (programtree.PointKind.INLINE, programtree.PointKind.USDT):
+            if self._is_keyword(kind.value):
+                cursor.take()
+                return self._in_code(first, kind, None, self._place("a place in a module"), at_return=at_return)
+        if self._is_keyword("tracepoint"):
+            cursor.take()
+            return self._in_code(first, programtree.PointKind.TRACEPOINT, "", self._place("SUBSYSTEM:NAME"))
+        if self._is_keyword("watch"):
+            return self._watch()
+        if self._is_keyword("sample"):
+            return self._sample()
+        return self._in_code(first, programtree.PointKind.CODE, None, self._place("a place to probe"))
+
+    def _is_keyword(self, *words: str) -> bool:
+        """Return whether one of these words comes next, and is not the name of a module or function."""
+        token = self._cursor.peek()
+        if token.kind is not TokenKind.NAME or token.text not in words:
+            return False
+        following = self._cursor.peek(1)
+        return following.start > token.end or following.text == "{"
+
+    def _place(self, what: str) -> Token:
+        found = self._cursor.peek()
+        word = self._cursor.tokens.take_place_word()
+        if not word.text:
+            raise self._cursor.wrong(f"expected {what}, found {found.described}")
+        self._cursor.last = word
+        return word
+
+    def _in_code(
+        self, first: Token, kind: programtree.PointKind, module: str | None, word: Token, *, at_return: bool = False
+    ) -> programtree.Point:
+        place = word.text
+        if module is None:
+            module, place = split_place(word.text)
+            if (ours := place_hint(word.text)) is not None:
+                raise self._cursor.wrong(
+                    f"'{ours[0]}' is no module", self._cursor.tokens.span(word), f"write '{ours[1]}'"
+                )
+        return self._made(first, kind, module, place, at_return=at_return)
+
+    def _made(
+        self, first: Token, kind: programtree.PointKind, module: str, place: str, *, at_return: bool = False
+    ) -> programtree.Point:
+        cursor = self._cursor
+        span = cursor.span_from(first)
+        parameters = self._declarations.parameters() if cursor.accept("(") else None
+        return programtree.Point(kind, span, module, place, at_return=at_return, parameters=parameters)
+
+    def _watch(self) -> programtree.Point:
+        cursor = self._cursor
+        first = cursor.take()
+        access = cursor.accept(*_ACCESSES)
+        if access is None:
+            raise cursor.wrong(f"expected x, w or rw behind 'watch', found {cursor.peek().described}")
+        type_ = None
+        if cursor.accept("("):
+            type_ = self._declarations.type_name()
+            cursor.expect(")", "behind the type of what is watched")
+        module, place = split_place(self._place("what is watched: MODULE:variable, or an address").text)
+        span = cursor.span_from(first)
+        return programtree.Point(programtree.PointKind.WATCH, span, module, place, access=access.text, type=type_)
+
+    def _sample(self) -> programtree.Point:
+        cursor = self._cursor
+        first = cursor.take()
+        rate = cursor.tokens.take_place_word()
+        match = _FREQUENCY.match(rate.text)
+        if match is None:
+            raise cursor.wrong(
+                f"'{rate.text}' is no number of samples a second", cursor.tokens.span(rate), "write 99hz"
+            )
+        cursor.last = rate
+        module = ""
+        if not cursor.sees("{", ",", "when"):
+            module = self._place("a module").text.strip('"')
+        return programtree.Point(programtree.PointKind.SAMPLE, cursor.span_from(first), module, number=int(match[1]))

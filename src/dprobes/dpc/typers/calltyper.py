@@ -1,0 +1,127 @@
+"""Calls with types: of functions of the program, and of what the language provides; and tests of strings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import did_you_mean
+from dprobes.dpc.bpftracewords import call_hint
+from dprobes.dpc.syntax import tree
+from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typers.operatortyper import TypingError
+from dprobes.dpc.typers.provided import RESERVED_CALLS
+from dprobes.dpc.types.ctype import CHAR, INT, UNSIGNED, Array, Stack, String
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, USER_FRAMES_MAX, text_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.dpc.typedtree.scope import FunctionSignature
+    from dprobes.dpc.typedtree.typed import Value
+    from dprobes.dpc.typers.typerinterface import ExpressionTyper
+
+__all__ = ["CallTyper"]
+
+_STRING_MAX = 65535
+_COMM_MAX = PROCESS_NAME_SIZE - 1
+"""Bytes of a process name, without its NUL."""
+
+_STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
+
+
+class CallTyper:
+    """Type calls; ``values`` types their arguments. What is hit at a return is the function that began at its entry."""
+
+    def __init__(self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], *, at_return: bool) -> None:
+        self._values = values
+        self._functions = functions
+        self._at_return = at_return
+
+    def call(self, call: tree.Call) -> Value:
+        """Return the value of a call."""
+        if (function := self._functions.get(call.function)) is not None:
+            return self._function_call(call, function)
+        match call.function, call.arguments:
+            case "reg", [tree.StringLiteral(name)]:
+                return typed.Register(name.lower(), self._values.types.word)
+            case "reg", _:
+                raise self._values.wrong(call.span, "'reg' takes the name of a register", 'write reg("rax")')
+            case "sym", [address]:
+                return self._values.converted(self._values.value(address), self._values.types.word, address.span)
+            case "startswith", [subject, tree.StringLiteral(text)]:
+                return self._test_of(subject, text, is_prefix=True)
+            case "startswith", _:
+                raise self._values.wrong(
+                    call.span, "'startswith' takes a string and a text in quotes", 'write startswith(str(p), "/etc")'
+                )
+        if call.function in RESERVED_CALLS:
+            hint = _STACK_HINT if call.function in ("ustack", "kstack") else None
+            raise self._values.wrong(call.span, f"'{call.function}' {RESERVED_CALLS[call.function]}", hint)
+        hint = call_hint(call.function) or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
+        raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
+
+    def _function_call(self, call: tree.Call, function: FunctionSignature) -> Value:
+        if len(call.arguments) != len(function.parameters):
+            count = len(function.parameters)
+            raise self._values.wrong(
+                call.span, f"'{function.name}' has {count} parameters, and gets {len(call.arguments)} arguments"
+            )
+        arguments = tuple(
+            self._values.converted(self._values.value(argument), type_, argument.span)
+            for argument, type_ in zip(call.arguments, function.parameters, strict=True)
+        )
+        return typed.FunctionCall(function.name, arguments, function.type, call.span)
+
+    def text_test(self, expression: tree.Binary) -> Value | None:
+        """Return the test of a string against a text in quotes, if an expression is one."""
+        for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
+            if isinstance(text, tree.StringLiteral):
+                return self._test_of(subject, text.value, is_prefix=False)
+        return None
+
+    def _test_of(self, subject: tree.Expression, text: str, *, is_prefix: bool) -> Value:
+        if (problem := text_problem(text)) is not None:
+            raise self._values.wrong(subject.span, f"this string cannot be compared: {problem}")
+        match subject:
+            case tree.Name("comm"):
+                if len(text.encode()) > _COMM_MAX and not is_prefix:
+                    raise self._values.wrong(
+                        subject.span, f"a process name has at most {_COMM_MAX} bytes: this is never equal"
+                    )
+                return typed.CommTest(text, is_prefix, INT)
+            case tree.Call("str", [pointer, *_]):
+                address = self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
+                return typed.TextTest(address, text, is_prefix, INT)
+        raise self._values.wrong(
+            subject.span, "only 'comm' and str(p) are strings that can be compared", 'write str(p) == "…"'
+        )
+
+    def text(self, expression: tree.Expression, *, limit: int) -> typed.Argument | None:
+        """Return what can only be printed or be a key; None of a value. ``limit`` is that of ``str(p)``."""
+        match expression:
+            case tree.Name("comm"):
+                return typed.CommName(String(PROCESS_NAME_SIZE))
+            case tree.Name("func" | "probe"):
+                return typed.Register("pc", self._values.types.word, at_entry=self._at_return)
+            case tree.Call("str", [pointer, *rest]) if len(rest) <= 1:
+                number = self._number(rest[0], _STRING_MAX, "bytes of a string") if rest else limit
+                return typed.Text(self._address(pointer), number, String(number))
+            case tree.Call("mem", [pointer, size]):
+                length = self._values.converted(self._values.value(size), UNSIGNED, size.span)
+                return typed.Bytes(self._address(pointer), length, Array(CHAR, None))
+            case tree.Call("ustack" | "kstack" as name, arguments) if len(arguments) <= 1:
+                frames = self._number(arguments[0], USER_FRAMES_MAX, "frames of a call stack") if arguments else None
+                return typed.StackTrace(name == "kstack", frames, Stack(name == "kstack", frames))
+        return None
+
+    def _address(self, pointer: tree.Expression) -> Value:
+        return self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
+
+    def _number(self, expression: tree.Expression, most: int, what: str) -> int:
+        """Return a number from 1 to ``most``."""
+        number = self._values.constant(expression)
+        if number is None:
+            raise TypingError
+        if not 1 <= number <= most:
+            raise self._values.wrong(expression.span, f"{number} {what}: there are from 1 to {most}")
+        return number

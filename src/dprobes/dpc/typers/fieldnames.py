@@ -1,0 +1,49 @@
+"""
+The names of what ``printf`` prints, by which records' fields are known: those of the expressions.
+
+Of a chain it is the last member, ``req->head.total`` is ``total``; what is only converted, dereferenced or indexed
+keeps the name of what it is of. What is computed has the name ``value``. That two fields of a record have two names is
+seen to by who reads the template.
+"""
+
+from __future__ import annotations
+
+from dprobes.dpc.syntax import tree
+
+__all__ = ["NAME_MAX", "field_name"]
+
+NAME_MAX = 60
+"""Characters of a name, so that there is room for a number behind it."""
+
+_UNNAMED = "value"
+
+_OF_THEIR_ARGUMENT = ("str", "mem", "sym")
+"""Calls whose values have the name of what they are called with."""
+
+
+def field_name(expression: tree.Expression) -> str:
+    """Return the name of what an expression stands for, a C identifier."""
+    return _name(expression)[:NAME_MAX] or _UNNAMED
+
+
+def _name(expression: tree.Expression) -> str:
+    match expression:
+        case tree.Name(name):
+            return name.removeprefix("::")
+        case tree.MemberAccess(_, name) | tree.TableAccess(name):
+            return name
+        case tree.Index(operand) | tree.Cast(_, operand) | tree.Increment(_, operand):
+            return _name(operand)
+        case tree.Unary("*" | "&", operand):
+            return _name(operand)
+        case tree.Assignment(_, target):
+            return _name(target)
+        case tree.Comma(_, last):
+            return _name(last)
+        case tree.Call("reg", (tree.StringLiteral(register), *_)):
+            return register.lower() if register.isidentifier() and register.isascii() else ""
+        case tree.Call(function, (argument, *_)) if function in _OF_THEIR_ARGUMENT:
+            return _name(argument)
+        case tree.Call(function):
+            return function
+    return ""

@@ -1,0 +1,200 @@
+"""``printf`` with types: what is logged, and the template that shows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.syntax import tree
+from dprobes.dpc.typedtree import typed, typedstatement
+from dprobes.dpc.typedtree.folder import folded
+from dprobes.dpc.typedtree.valueproperties import form_of
+from dprobes.dpc.typers.fieldnames import field_name
+from dprobes.dpc.types.ctype import (
+    INT,
+    UNSIGNED,
+    Array,
+    Enumeration,
+    Integer,
+    Pointer,
+    Record,
+    Stack,
+    String,
+    Void,
+    size_of,
+)
+from dprobes.dpc.types.printformat import Form, conversions, lines_of, named, placeholder
+from dprobes.dpc.types.structureformat import expanded, is_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.dpc.typers.valuetyper import ValueTyper
+    from dprobes.dpc.types.ctype import CType
+    from dprobes.dpc.types.printformat import Conversion
+
+__all__ = ["STRING_LIMIT", "PrintTyper"]
+
+STRING_LIMIT = 128
+"""Bytes of a string that ``str(p)`` takes where a program does not say."""
+
+_ELEMENTS = "diuxXocvh"
+"""Conversions that print the elements of an array, rather than its address."""
+
+_UNSIGNED = "uxXo"
+"""Conversions that show a negative number by its bits."""
+
+
+class PrintTyper:
+    """Type what handlers print, or with ``is_tool`` what the tool does."""
+
+    def __init__(self, values: ValueTyper, *, is_tool: bool) -> None:
+        self._values = values
+        self._is_tool = is_tool
+
+    def log(self, call: tree.Call, number: int) -> typedstatement.Log:
+        """Return a ``printf`` of a number; raise ``TypingError`` if it is wrong."""
+        if not call.arguments or not isinstance(format_ := call.arguments[0], tree.StringLiteral):
+            raise self._values.wrong(call.span, "'printf' takes a format in quotes, then what it prints")
+        found, wrong = conversions(format_.value)
+        if wrong is not None:
+            raise self._values.wrong(
+                format_.span, f"'{format_.value[wrong : wrong + 4]}' is no conversion", "write %% for a percent sign"
+            )
+        arguments = call.arguments[1:]
+        if len(found) != len(arguments):
+            raise self._values.wrong(
+                call.span, f"the format has {len(found)} conversions, and there are {len(arguments)} values"
+            )
+        text = format_.value
+        if any(each.letter == "S" for each in found):
+            text, arguments = self._with_members(text, found, arguments)
+            found, _ = conversions(text)
+        places, items = [], []
+        for written, expression in zip(found, arguments, strict=True):
+            conversion = _as_people_take_it(written, expression)
+            item = self._printed(expression, conversion.letter)
+            holder = None
+            if isinstance(item, typed.CommName):
+                holder = "%{name}" if conversion.letter in "sv" else None
+            elif _is_place(expression) and conversion.letter in "sv":
+                holder = placeholder(replace(conversion, letter="a"), item.type, self._form(item))
+                items.append(item)
+            else:
+                holder = placeholder(conversion, item.type, self._form(item))
+                items.append(item)
+            if holder is None:
+                raise self._values.wrong(
+                    expression.span, f"'%{conversion.letter}' does not print '{item.type}'", _fitting(item.type)
+                )
+            if not isinstance(item, typed.CommName):
+                holder = named(holder, field_name(expression), is_list=_is_list(item))
+            places.append((written, holder))
+        return typedstatement.Log(number, tuple(items), "\n".join(lines_of(text, places)), call.span)
+
+    def _form(self, item: typed.Argument) -> Form:
+        """Return how an argument is logged; numbers of two cells are items of their bytes, where they are items."""
+        form = Form.RAW if self._is_tool else form_of(item)
+        return Form.BYTES if form is Form.WORD and self._values.operators.is_wide(item.type) else form
+
+    def _with_members(
+        self, text: str, found: Sequence[Conversion], arguments: Sequence[tree.Expression]
+    ) -> tuple[str, tuple[tree.Expression, ...]]:
+        """Return a format and its values with the members of structures in the places of ``%S``."""
+        parts, values, position = [], [], 0
+        for conversion, expression in zip(found, arguments, strict=True):
+            parts.append(text[position : conversion.start])
+            position = conversion.end
+            if conversion.letter != "S":
+                parts.append(text[conversion.start : conversion.end])
+                values.append(expression)
+                continue
+            type_ = self._values.type_of(expression)
+            if not isinstance(type_, Record) or type_.members is None:
+                hint = "write '*' before it" if isinstance(type_, Pointer) else None
+                raise self._values.wrong(expression.span, f"'%S' prints a structure, not '{type_}'", hint)
+            expansion = expanded(expression, type_, self._values.types.word_size)
+            parts.append(expansion.format)
+            values += expansion.values
+        return "".join((*parts, text[position:])), tuple(values)
+
+    def _is_string(self, type_: CType) -> bool:
+        """Return whether ``%s`` takes a value for the address of a string; a parameter without a type is a word."""
+        if isinstance(type_, Pointer):
+            return size_of(type_.target) in (None, 1)
+        return type_ == self._values.types.word
+
+    def _array(self, expression: tree.Expression) -> typed.Bytes | None:
+        """Return the bytes of an array that is in memory, None of everything else."""
+        if not isinstance(expression, tree.MemberAccess | tree.Name | tree.Index):
+            return None
+        type_ = self._values.type_of(expression)
+        size = size_of(type_)
+        if not isinstance(type_, Array) or not size or not isinstance(type_.element, Integer | Enumeration | Pointer):
+            return None
+        value = folded(typed.Convert(self._values.value(expression), self._values.types.word))
+        return typed.Bytes(value, typed.Constant(size, UNSIGNED), type_)
+
+    def _printed(self, expression: tree.Expression, letter: str) -> typed.Argument:
+        text = self._values.calls.text(expression, limit=STRING_LIMIT)
+        if text is not None:
+            return text
+        if letter in _ELEMENTS and (array := self._array(expression)) is not None:
+            return array
+        value = self._values.value(expression)
+        if letter == "s" and isinstance(expression, tree.MemberAccess | tree.Name | tree.Index):
+            type_ = self._values.type_of(expression)
+            if isinstance(type_, Array) and type_.count and is_text(type_):
+                limit = min(type_.count, STRING_LIMIT)
+                return typed.Text(folded(typed.Convert(value, self._values.types.word)), limit, String(limit))
+        if letter == "s" and self._is_string(value.type) and not _is_place(expression):
+            return typed.Text(folded(typed.Convert(value, self._values.types.word)), STRING_LIMIT, String(STRING_LIMIT))
+        if isinstance(value.type, Void | Record):
+            raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
+        if letter == "e" and isinstance(value.type, Integer) and value.type.size == INT.size:
+            # Whatever the sign of its type, it is negative; templates have no errno of 4 bytes, but of a word.
+            return folded(typed.Convert(typed.Convert(value, INT), self._values.types.long))
+        if letter == "T" and isinstance(value.type, Integer) and value.type.size == INT.size:
+            return folded(typed.Convert(value, self._values.types.long))  # as templates have no time of 4 bytes, either
+        if (
+            letter in _UNSIGNED
+            and isinstance(value.type, Integer)
+            and value.type.is_signed
+            and value.type.size < INT.size
+        ):
+            return typed.Convert(value, INT)  # which has bits of the sign that show
+        return value
+
+
+def _as_people_take_it(conversion: Conversion, expression: tree.Expression) -> Conversion:
+    """Return a conversion that is as good for an expression: the time of a call has a unit."""
+    match expression:
+        case tree.Name("elapsed") if conversion.letter == "v":
+            return replace(conversion, letter="T")
+    return conversion
+
+
+def _is_place(expression: tree.Expression) -> bool:
+    """Return whether an expression is an address that is shown by its name."""
+    match expression:
+        case tree.Name("func" | "probe") | tree.Call("sym"):
+            return True
+    return False
+
+
+def _is_list(item: typed.Argument) -> bool:
+    """Return whether the numbers of an array are printed."""
+    return isinstance(item.type, Array) and item.type.count is not None
+
+
+def _fitting(type_: CType) -> str:
+    match type_:
+        case String():
+            return "a string is printed by %s"
+        case Stack():
+            return "a call stack is printed by %k"
+        case Array():
+            return "bytes are printed by %h"
+        case Pointer():
+            return "a pointer is printed by %p, as a name by %a; the string that it points to by str(p)"
+    return "a number is printed by %d, %u, %x, %o, %c, %p, %a, %e, %v or %T"

@@ -1,0 +1,309 @@
+"""The parts of a program with types: declarations, functions, and the blocks of points."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics, Note
+from dprobes.dpc.syntax import programtree, tree
+from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.logpaths import find_log_paths
+from dprobes.dpc.typedtree.scope import (
+    FunctionSignature,
+    ModuleSymbol,
+    Named,
+    ProgramVariable,
+    Scope,
+    SlotName,
+    Surroundings,
+)
+from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction, TypedProbe
+from dprobes.dpc.typedtree.valueproperties import needs_entry
+from dprobes.dpc.typers.operatortyper import TypingError
+from dprobes.dpc.typers.statementtyper import StatementTyper
+from dprobes.dpc.typers.tabletyper import Tables
+from dprobes.dpc.typers.typetable import TypeTable, UnknownTypeError
+from dprobes.dpc.typers.valuetyper import ValueTyper
+from dprobes.dpc.types.ctype import Array, is_scalar, size_of
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from dprobes.dpc.modules.probedmodules import ProbedModules
+    from dprobes.dpc.typedtree.scope import PlaceNames, TypeListener
+    from dprobes.dpc.types.ctype import CType
+
+__all__ = ["VARIABLE_COUNTS", "ProgramTyper"]
+
+_KINDS = {
+    tree.Storage.STATIC: typed.VariableKind.LOCAL,
+    tree.Storage.GLOBAL: typed.VariableKind.GLOBAL,
+    tree.Storage.PERCPU: typed.VariableKind.PER_CPU,
+    tree.Storage.THREAD: typed.VariableKind.THREAD,
+}
+VARIABLE_COUNTS = {
+    typed.VariableKind.LOCAL: "vars",
+    typed.VariableKind.GLOBAL: "gvars",
+    typed.VariableKind.PER_CPU: "cvars",
+    typed.VariableKind.THREAD: "tvars",
+}
+"""The statements of a file header that say how many variables of a kind there are."""
+
+_TRACED = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL)
+_VARIABLES_MAX = 65536
+_PARAMETERS_MAX = 6
+
+
+class ProgramTyper:
+    """Type the parts of a program that probes ``modules``; ``tell`` hears of the types."""
+
+    def __init__(
+        self,
+        program: programtree.ProgramTree,
+        word_size: int,
+        diagnostics: Diagnostics,
+        modules: ProbedModules,
+        *,
+        allow_write: bool,
+        tell: TypeListener | None = None,
+    ) -> None:
+        self._tell = tell
+        self._program = program
+        self._diagnostics = diagnostics
+        self._allow_write = allow_write
+        self._scope = Scope()
+        self.functions: dict[str, FunctionSignature] = {}
+        self.tables = Tables(diagnostics)
+        self.counts = dict.fromkeys(typed.VariableKind, 0)
+        self._modules = modules
+        self.types = TypeTable(word_size, diagnostics, self._constant, modules.first)
+
+    def _constant(self, expression: tree.Expression) -> int | None:
+        return ValueTyper(
+            self.types, self.functions, self._scope, self._diagnostics, self.tables, Surroundings()
+        ).constant(expression)
+
+    def _values(self, scope: Scope, where: Surroundings) -> ValueTyper:
+        return ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
+
+    def declare(self) -> None:
+        """Give the names of the program their meanings."""
+        for declaration in self._program.declarations:
+            try:
+                self._declare(declaration)
+            except (TypingError, UnknownTypeError):
+                continue
+        for function in self._program.functions:
+            try:
+                self._declare_function(function)
+            except UnknownTypeError:
+                continue
+
+    def _declare(self, declaration: tree.Declaration) -> None:
+        base = self.types.base(declaration.specifier)
+        for declarator in declaration.declarators:
+            type_ = self.types.declared(base, declarator)
+            if declaration.storage is tree.Storage.TYPEDEF:
+                self.types.define(declarator.name, type_)
+                continue
+            if declaration.storage is tree.Storage.EXTERN:
+                meaning: ModuleSymbol | ProgramVariable = ModuleSymbol(declarator.name, type_, declarator.span)
+            else:
+                meaning = self._variable(declaration.storage, type_, declarator)
+            if (known := self._scope.add(declarator.name, meaning)) is not None:
+                first = Note("the first declaration is here", known.span)
+                self._diagnostics.error(declarator.span, f"'{declarator.name}' is declared twice", notes=(first,))
+
+    def _variable(self, storage: tree.Storage, type_: CType, declarator: tree.Declarator) -> ProgramVariable:
+        kind = _KINDS.get(storage, typed.VariableKind.LOCAL)
+        element = type_.element if isinstance(type_, Array) else type_
+        if not is_scalar(element) or (isinstance(type_, Array) and type_.count is None):
+            hint = "for a variable of the module write 'extern' before it"
+            message = f"a variable of a program is a number, a pointer, or an array of them, not '{type_}'"
+            self._diagnostics.error(declarator.span, message, hint=hint)
+            raise TypingError
+        if declarator.value is not None:
+            message = f"'{declarator.name}' begins with 0: variables of a program have no other first value"
+            self._diagnostics.error(declarator.value.span, message)
+        count = type_.count or 0 if isinstance(type_, Array) else 1
+        first = self.counts[kind]
+        self.counts[kind] += count * self._width(element)
+        if self.counts[kind] > _VARIABLES_MAX:
+            words = "static" if kind is typed.VariableKind.LOCAL else storage.value
+            message = f"a program has room for {_VARIABLES_MAX} numbers in its '{words}' variables"
+            self._diagnostics.error(declarator.span, f"{message}, and with '{declarator.name}' there are more")
+        return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
+
+    def _width(self, type_: CType) -> int:
+        """Return how many cells a value of a type takes."""
+        return 2 if (size_of(type_) or 0) > self.types.word_size else 1
+
+    def _declare_function(self, function: programtree.Function) -> None:
+        type_ = self.types.of(function.type)
+        parameters = tuple(
+            self.types.word if parameter.type is None else self.types.of(parameter.type)
+            for parameter in function.parameters
+        )
+        span = function.type.declarator.span
+        if function.name in self.functions:
+            self._diagnostics.error(span, f"the function '{function.name}' is defined twice")
+            return
+        for parameter, its in zip(function.parameters, parameters, strict=True):
+            if not is_scalar(its):
+                self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{its}'")
+                return
+        self.functions[function.name] = FunctionSignature(function.name, type_, parameters, span)
+
+    def function(self, function: programtree.Function) -> TypedFunction | None:
+        """Return a function with its types; None if what it is cannot be told."""
+        signature = self.functions.get(function.name)
+        if signature is None or signature.span != function.type.declarator.span:
+            return None
+        scope = Scope(self._scope)
+        cells = 0
+        for parameter, type_ in zip(function.parameters, signature.parameters, strict=True):
+            cells += self._width(type_)  # the low word of a wide one is on top
+            if scope.add(parameter.name, SlotName(-cells, type_, parameter.span)) is not None:
+                self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
+        where = Surroundings(
+            is_function=True,
+            allow_write=self._allow_write,
+            names=self._modules.names_of_all(),
+            module=self._modules.name_at(None),
+        )
+        values = self._values(scope, where)
+        statements = StatementTyper(values, self._diagnostics, result=signature.type)
+        body = statements.block(function.body)
+        return TypedFunction(signature, body, values.slots)
+
+    def probes(self, probe: programtree.Probe) -> list[TypedProbe]:
+        """Return a probe with its types, once for all points where they are the same; none if it is wrong."""
+        at_return = any(point.at_return for point in probe.points)
+        if at_return and not all(point.at_return for point in probe.points):
+            self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")
+        found: list[TypedProbe] = []
+        for point in probe.points:
+            self._check_watched(point)
+        for point in probe.points:
+            names = self._modules.names_at(point)
+            typed_probe = self._probe_once(probe, point, names, is_first=not found)
+            if typed_probe is None:
+                return []
+            if (names is not None and not names.was_asked) or self._diagnostics.has_errors:
+                # No point differs from others.
+                return [replace(typed_probe, at=probe.points)]
+            same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
+            if same is None:
+                found.append(typed_probe)
+            else:
+                found[same] = replace(found[same], at=(*found[same].at, point))
+        return found
+
+    def _check_watched(self, point: programtree.Point) -> None:
+        """Report a point that watches what has no size."""
+        if point.type is None:
+            return
+        with suppress(UnknownTypeError):  # which is reported
+            type_ = self.types.of(point.type)
+            if not size_of(type_):
+                self._diagnostics.error(point.span, f"'{type_}' has no size that is known: it cannot be watched")
+
+    def _probe_once(
+        self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None, *, is_first: bool
+    ) -> TypedProbe | None:
+        """Return a probe with its types at a point; what is wrong at several points is reported once."""
+        if is_first:
+            return self._probe(probe, point, names)
+        known, self._diagnostics = self._diagnostics, Diagnostics()
+        try:
+            return self._probe(probe, point, names)
+        finally:
+            reported = set(known.since(0))
+            known.extend(item for item in self._diagnostics.since(0) if item not in reported)
+            self._diagnostics = known
+
+    def _probe(self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None) -> TypedProbe | None:
+        scope = Scope(self._scope)
+        self._declare_parameters(probe, scope, names)
+        watched = next((point.place for point in probe.points if point.kind is programtree.PointKind.WATCH), None)
+        where = Surroundings(
+            at_return=any(point.at_return for point in probe.points),
+            watched=watched,
+            line=probe.line,
+            is_usdt=all(point.kind is programtree.PointKind.USDT for point in probe.points),
+            is_traced=all(point.kind in _TRACED for point in probe.points),
+            allow_write=self._allow_write,
+            names=names,
+            module=self._modules.name_at(point),
+        )
+        values = self._values(scope, where)
+        condition = None
+        if probe.condition is not None:
+            try:
+                condition = values.condition(probe.condition)
+            except (TypingError, UnknownTypeError):
+                return None
+            if needs_entry(condition):
+                slots, where = values.slots, replace(where, is_entry_known=True)
+                values = self._values(scope, where)
+                values.slots = slots
+        statements = StatementTyper(values, self._diagnostics)
+        body = statements.block(probe.body)
+        paths = find_log_paths(body, statements.logs, self._diagnostics)
+        return TypedProbe(probe, (point,), condition, body, values.slots, paths)
+
+    def block(self, block: programtree.ToolBlock) -> TypedBlock:
+        """Return a block of the tool with its types; all tables that probes use have theirs by then."""
+        where = Surroundings(is_tool=True)
+        scope = Scope(self._scope)
+        values = self._values(scope, where)
+        statements = StatementTyper(values, self._diagnostics, is_tool=True)
+        return TypedBlock(block, statements.block(block.body), values.slots)
+
+    def _declare_parameters(self, probe: programtree.Probe, scope: Scope, names: PlaceNames | None) -> None:
+        parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())
+        number = 0
+        for parameter in parameters or ():
+            first, number = number, number + 1
+            try:
+                type_ = self._type_of_parameter(first, parameter, names)
+            except UnknownTypeError:
+                continue
+            if type_ is None:
+                self._diagnostics.error(parameter.span, "only the first 6 parameters are known: they are in registers")
+                return
+            is_declared = parameter.type is not None
+            if is_declared and not is_scalar(type_):
+                self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{type_}'")
+                continue
+            number = first + self._width(type_)  # of programs of 32 bits: all are words on the stack
+            if self._width(type_) > 1 and number > _PARAMETERS_MAX:
+                self._diagnostics.error(parameter.span, "only the first 6 words of the parameters are known")
+                return
+            if self._tell is not None:
+                self._tell(parameter.span, type_)
+            meaning = Named(first, type_, parameter.span, is_declared)
+            if parameter.name and scope.add(parameter.name, meaning) is not None:
+                self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
+
+    def _type_of_parameter(
+        self, number: int, parameter: programtree.Parameter, names: PlaceNames | None
+    ) -> CType | None:
+        """Return the type that is written, or else that of the debug information, or else a word; None of a seventh."""
+        if parameter.type is None and names is not None:
+            try:
+                known = names.parameter_type(number)
+            except TargetError as error:
+                self._diagnostics.error(parameter.span, error.message, hint=error.hint)
+                raise UnknownTypeError from None
+            if known is not None:
+                return known
+        if number >= _PARAMETERS_MAX and (names is None or names.parameter_type(number) is None):
+            return None
+        return self.types.word if parameter.type is None else self.types.of(parameter.type)
+
+
+def _is_same(one: TypedProbe, other: TypedProbe) -> bool:
+    """Return whether the same is done at points of one probe."""
+    return (one.condition, one.body, one.slots) == (other.condition, other.body, other.slots)

@@ -1,0 +1,378 @@
+"""Expressions with types: what names mean, which conversions C makes, and what cannot be meant (C17 6.5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import did_you_mean
+from dprobes.dpc.syntax import tree
+from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.folder import folded
+from dprobes.dpc.typedtree.scope import ProgramVariable, Scope, Surroundings
+from dprobes.dpc.typedtree.valueproperties import steady
+from dprobes.dpc.typers.calltyper import CallTyper
+from dprobes.dpc.typers.nametyper import NameTyper
+from dprobes.dpc.typers.operatortyper import OperatorTyper, TypingError
+from dprobes.dpc.typers.provided import PROVIDED
+from dprobes.dpc.typers.tabletyper import TableTyper
+from dprobes.dpc.typers.typetable import UnknownTypeError
+from dprobes.dpc.types.ctype import (
+    INT,
+    Array,
+    Enumeration,
+    Floating,
+    Integer,
+    Pointer,
+    Record,
+    Void,
+    is_scalar,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.typedtree.scope import FunctionSignature, TypeListener
+    from dprobes.dpc.typedtree.typed import Place, Value
+    from dprobes.dpc.typers.tabletyper import Tables
+    from dprobes.dpc.typers.typetable import TypeTable
+    from dprobes.dpc.types.ctype import CType
+    from dprobes.source import Span
+
+__all__ = ["TypingError", "ValueTyper"]
+
+
+class ValueTyper:
+    """
+    Type the expressions of a handler or function; ``where`` says which of the two, and at what kind of place.
+
+    ``tell`` is called with the type of each.
+    """
+
+    def __init__(
+        self,
+        types: TypeTable,
+        functions: Mapping[str, FunctionSignature],
+        scope: Scope,
+        diagnostics: Diagnostics,
+        tables: Tables,
+        where: Surroundings,
+        tell: TypeListener | None = None,
+    ) -> None:
+        self._tell = tell
+        self.types = types
+        self.scope = scope
+        self._functions = functions
+        self.calls = CallTyper(self, functions, at_return=where.at_return and not where.is_traced)
+        self.tables = TableTyper(self, self.calls, tables)
+        self._diagnostics = diagnostics
+        self.operators = OperatorTyper(types, diagnostics)
+        self.names = NameTyper(self, functions, where)
+        self._where = where
+        self.slots = 0
+        """How many variables on the RPN stack there are."""
+
+    def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
+        """Report an error and return what leaves what is being typed."""
+        return self.operators.wrong(span, message, hint)
+
+    def converted(self, value: Value, type_: CType, span: Span) -> Value:
+        """Return a value as a type holds it, as an assignment converts it."""
+        return self.operators.converted(value, type_, span)
+
+    # Values
+
+    def value(self, expression: tree.Expression) -> Value:
+        """Return the value of an expression; of an array it is the address of its first element."""
+        value = folded(self._value(expression))
+        if self._tell is not None:
+            self._tell(expression.span, value.type)
+        return self.operators.in_cells(value)
+
+    def condition(self, expression: tree.Expression) -> Value:
+        """Return a value that can be tested."""
+        value = self.value(expression)
+        if not is_scalar(value.type):
+            raise self.wrong(expression.span, f"a condition is a number or a pointer, not '{value.type}'")
+        return value
+
+    def constant(self, expression: tree.Expression) -> int | None:
+        """Return the number of a constant expression; report one that is none."""
+        try:
+            value = self.value(expression)
+        except (TypingError, UnknownTypeError):
+            return None
+        if isinstance(value, typed.Constant):
+            return value.value
+        self._diagnostics.error(expression.span, "this is no constant")
+        return None
+
+    def _value(self, expression: tree.Expression) -> Value:
+        match expression:
+            case tree.Number():
+                return self.operators.number(expression)
+            case tree.StringLiteral():
+                hint = "strings are compared with str(p), and printed by printf"
+                raise self.wrong(expression.span, "a string is no value", hint)
+            case tree.Name():
+                return self.names.value(expression)
+            case tree.Unary("&", operand):
+                return self._address(operand, expression.span)
+            case tree.Unary("!", operand):
+                return typed.Not(self.condition(operand), INT)
+            case tree.Unary("*"):
+                return self.decayed(self._place_of_memory(expression), expression.span)
+            case tree.Unary(operator, operand):
+                return self.operators.unary(operator, self.value(operand), operand.span)
+            case tree.MemberAccess(tree.Name("args"), field) if self._where.is_traced:
+                return typed.System(f"tp, {field}", self.types.long)
+            case tree.MemberAccess() if (part := self.names.part(expression)) is not None:
+                return self.names.whole(part, expression.span)
+            case tree.Index() | tree.MemberAccess():
+                return self.decayed(self.place(expression), expression.span)
+            case tree.Increment(amount, operand, is_postfix):
+                first, target = steady(self._writable(operand), self._kept)
+                stride = self.operators.stride(target.type, operand.span)
+                return _behind(first, typed.Step(target, amount * stride, is_postfix, target.type))
+            case tree.Binary("&&", left, right):
+                return typed.Both(self.condition(left), self.condition(right), INT)
+            case tree.Binary("||", left, right):
+                return typed.Either(self.condition(left), self.condition(right), INT)
+            case tree.Binary("==" | "!=" as operator) if (test := self.calls.text_test(expression)) is not None:
+                return test if operator == "==" else typed.Not(test, INT)
+            case tree.Binary(operator, left, right, span):
+                return self.operators.binary(operator, self.value(left), self.value(right), span)
+            case tree.Conditional(condition, yes, no):
+                return self.operators.choice(
+                    self.condition(condition), self.value(yes), self.value(no), expression.span
+                )
+            case tree.Assignment():
+                return self._assignment(expression)
+            case tree.Comma(left, right):
+                left_value, right_value = self.value(left), self.value(right)
+                return typed.Sequence(left_value, right_value, right_value.type)
+            case tree.Cast(name, operand):
+                return self.operators.cast(self._type(name), self.value(operand), expression.span)
+            case tree.SizeOf():
+                return self._sizeof(expression)
+            case tree.Call():
+                return self.calls.call(expression)
+            case tree.TableAccess():
+                return self.tables.value(expression)
+        raise AssertionError(expression)
+
+    def _is_traced_field(self, expression: tree.Expression) -> bool:
+        """Return whether an expression is a field of a tracepoint, ``args.name``."""
+        match expression:
+            case tree.MemberAccess(tree.Name("args")):
+                return self._where.is_traced
+        return False
+
+    def _type(self, name: tree.TypeName) -> CType:
+        try:
+            return self.types.of(name)
+        except UnknownTypeError:
+            raise TypingError from None
+
+    def decayed(self, place: Place, span: Span) -> Value:
+        """Return the value of a place; of an array the address of its first element."""
+        if isinstance(place, typed.Memory):
+            if isinstance(place.type, Array):
+                return folded(typed.Convert(place.address, self.types.pointer_to(place.type.element)))
+            if isinstance(place.type, Record):
+                raise self.wrong(span, f"a whole '{place.type}' is no value: use its members")
+            if isinstance(place.type, Void):
+                raise self.wrong(span, "what a 'void *' points to has no type: convert the pointer first")
+            if isinstance(place.type, Floating):
+                hint = "its bytes can be logged: mem(&x, sizeof x)"
+                raise self.wrong(span, f"there is no floating-point arithmetic: this is '{place.type}'", hint)
+        return place
+
+    # Places
+
+    def place(self, expression: tree.Expression) -> Place:
+        """Return the place that an expression names."""
+        place = self._place(expression)
+        if self._tell is not None:
+            self._tell(expression.span, place.type)
+        return place
+
+    def _place(self, expression: tree.Expression) -> Place:
+        match expression:
+            case tree.Unary("*") | tree.Index() | tree.MemberAccess():
+                return self._place_of_memory(expression)
+            case tree.Name():
+                if (memory := self.names.memory(expression)) is not None:
+                    return memory
+                value = self.names.value(expression)
+            case tree.Call("reg"):
+                value = self.calls.call(expression)
+            case _:
+                raise self.wrong(expression.span, "this has no place that could be changed")
+        if isinstance(value, typed.Convert):
+            value = value.operand
+        if isinstance(value, typed.Register | typed.Local | typed.Variable):
+            return value
+        raise self.wrong(expression.span, "this cannot be changed")
+
+    def _place_of_memory(self, expression: tree.Expression) -> Place:
+        match expression:
+            case tree.Unary("*", operand):
+                pointer = self.value(operand)
+                return typed.Memory(pointer, self._target(pointer, operand.span))
+            case tree.Index(base, index):
+                return self._element(base, index)
+            case tree.MemberAccess(base, name, is_arrow):
+                return self._member(base, name, expression.span, is_arrow=is_arrow)
+        return self.place(expression)
+
+    def _target(self, pointer: Value, span: Span) -> CType:
+        if not isinstance(pointer.type, Pointer):
+            hint = "convert it first: *(int *)p" if isinstance(pointer.type, Integer) else None
+            raise self.wrong(span, f"'{pointer.type}' is no pointer", hint)
+        return pointer.type.target
+
+    def _element(self, base: tree.Expression, index: tree.Expression) -> Place:
+        number = self.value(index)
+        if not isinstance(number.type, Integer | Enumeration):
+            raise self.wrong(index.span, f"an index is a number, not '{number.type}'")
+        if isinstance(base, tree.Name) and isinstance(array := self.scope.find(base.name), ProgramVariable):
+            if not array.is_array:
+                raise self.wrong(base.span, f"'{base.name}' is no array")
+            return self._cell(array, number, index.span)
+        pointer = self.value(base)
+        target = self._target(pointer, base.span)
+        return typed.Memory(self.operators.moved(pointer, number, target, base.span), target)
+
+    def _cell(self, array: ProgramVariable, index: Value, span: Span) -> Place:
+        if isinstance(index, typed.Constant):
+            if not 0 <= index.value < array.count:
+                raise self.wrong(span, f"index {index.value} is outside of the array's {array.count} elements")
+            return typed.Variable(array.kind, array.first + index.value * self.operators.width(array.type), array.type)
+        return typed.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
+
+    def _member(self, base: tree.Expression, name: str, span: Span, *, is_arrow: bool) -> Place:
+        address: Value
+        if is_arrow:
+            pointer = self.value(base)
+            if not isinstance(pointer.type, Pointer):
+                raise self.wrong(base.span, f"'->' needs a pointer to a structure, not '{pointer.type}'")
+            record, address = pointer.type.target, pointer
+        else:
+            self._check_members(self.type_of(base), base.span)
+            place = self.place(base)
+            assert isinstance(place, typed.Memory)
+            record, address = place.type, place.address
+        self._check_members(record, base.span)
+        assert isinstance(record, Record)
+        if record.members is None:
+            raise self.wrong(base.span, f"the members of '{record}' are not known", f"define them: {record} {{ … }};")
+        if (member := record.member(name)) is None:
+            raise self.wrong(span, f"'{record}' has no member '{name}'", did_you_mean(name, record.member_names()))
+        moved = self._offset(address, member.offset)
+        if member.bits is None:
+            return typed.Memory(moved, member.type)
+        unit = typed.Memory(moved, member.unit or member.type)
+        return typed.BitField(unit, member.bits, member.shift, member.type)
+
+    def _check_members(self, type_: CType, span: Span) -> None:
+        if not isinstance(type_, Record):
+            hint = "write '->'" if isinstance(type_, Pointer) and isinstance(type_.target, Record) else None
+            raise self.wrong(span, f"'{type_}' has no members", hint)
+
+    def _offset(self, address: Value, offset: int) -> Value:
+        word = self.types.word
+        cast = folded(typed.Convert(address, word))
+        return folded(typed.Arithmetic("+", cast, typed.Constant(offset, word), word))
+
+    def _writable(self, expression: tree.Expression) -> Place:
+        place = self.place(expression)
+        if isinstance(place, typed.Register | typed.Memory | typed.BitField):
+            self.check_write(expression.span)
+            if isinstance(place, typed.BitField):
+                self.operators.one_cell(place, expression.span, "a written bit field")
+            if isinstance(place, typed.Register) and place.at_entry:
+                raise self.wrong(
+                    expression.span, "an argument cannot be changed any more when the function has returned"
+                )
+        if not is_scalar(place.type):
+            raise self.wrong(expression.span, f"'{place.type}' cannot be assigned to")
+        return place
+
+    def check_write(self, span: Span) -> None:
+        """Report what changes the target if that is not allowed."""
+        if not self._where.allow_write:
+            raise self.wrong(span, "this changes the target, which is not allowed", "allow it with --allow-write")
+
+    def _address(self, operand: tree.Expression, span: Span) -> Value:
+        if isinstance(operand, tree.Name) and self.scope.find(operand.name) is None:
+            plain = operand.name.removeprefix("::")
+            if plain == operand.name and operand.name in PROVIDED:
+                raise self.wrong(span, f"'{operand.name}' has no address")
+            if (memory := self.names.memory_of_module(operand)) is not None:
+                return folded(typed.Convert(memory.address, self.types.pointer_to(memory.type)))
+            return typed.Convert(self.names.symbol(plain), self.types.pointer_to(Void()))
+        place = self.place(operand)
+        if not isinstance(place, typed.Memory):
+            raise self.wrong(span, "only what is in the target's memory has an address")
+        return folded(typed.Convert(place.address, self.types.pointer_to(place.type)))
+
+    # Assignments, sizes
+
+    def _assignment(self, expression: tree.Assignment) -> Value:
+        target, value = self._writable(expression.target), self.value(expression.value)
+        first: Value | None = None
+        if expression.operator:
+            first, target = steady(target, self._kept)
+            value = self.operators.binary(expression.operator, target, value, expression.span)
+        converted = self.converted(value, target.type, expression.value.span)
+        return _behind(first, typed.Assign(target, converted, target.type))
+
+    def _kept(self, value: Value) -> typed.Local:
+        """Return a variable without a name for a value."""
+        self.slots += 1
+        return typed.Local(self.slots - 1, value.type)
+
+    def _sizeof(self, expression: tree.SizeOf) -> Value:
+        operand = expression.operand
+        if isinstance(operand, tree.TypeName):
+            type_ = self._type(operand)
+        else:
+            named = self._type_named(operand) if isinstance(operand, tree.Name) else None
+            type_ = self.type_of(operand) if named is None else named
+        if not expression.member:
+            return typed.Constant(self.operators.size(type_, expression.span), self.types.word)
+        offset = 0
+        for name in expression.member:
+            if not isinstance(type_, Record) or (member := type_.member(name)) is None:
+                raise self.wrong(expression.span, f"'{type_}' has no member '{name}'")
+            if member.bits is not None:
+                raise self.wrong(expression.span, f"the bit field '{name}' has no offset in bytes")
+            offset, type_ = offset + member.offset, member.type
+        return typed.Constant(offset, self.types.word)
+
+    def _type_named(self, name: tree.Name) -> CType | None:
+        """Return the type of the module that a name is, if it is nothing else."""
+        if self.scope.find(name.name) is not None or name.name in PROVIDED:
+            return None
+        try:
+            return self.types.named_in_module(name.name, name.span)
+        except UnknownTypeError:
+            raise TypingError from None
+
+    def type_of(self, expression: tree.Expression) -> CType:
+        """Return the type of an expression, whose arrays are arrays."""
+        if isinstance(expression, tree.Unary) and expression.operator == "*":
+            return self._place_of_memory(expression).type
+        if isinstance(expression, tree.MemberAccess) and (part := self.names.part(expression)) is not None:
+            return part.type
+        if isinstance(expression, tree.Index | tree.MemberAccess) and not self._is_traced_field(expression):
+            return self.place(expression).type
+        if isinstance(expression, tree.Name) and (type_ := self.names.type_of(expression)) is not None:
+            return type_
+        return self.value(expression).type
+
+
+def _behind(first: Value | None, value: Value) -> Value:
+    """Return a value before which another one is computed."""
+    return value if first is None else typed.Sequence(first, value, value.type)
