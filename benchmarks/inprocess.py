@@ -27,8 +27,9 @@ from dprobes.native.code import Surroundings
 from dprobes.native.processpage import CLOCK
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
+from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.assembler import Condition, Gpr, Operation, X86Assembler
-from dprobes.native.x86.runtime import ProcessFacts, make_runtime
+from dprobes.native.x86.runtime import make_runtime
 from dprobes.native.x86.trampoline import make_trampoline
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode

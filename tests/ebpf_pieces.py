@@ -10,7 +10,7 @@ from dprobes.bpf.asm.insn import Insn
 from dprobes.native.code import Surroundings
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import gpr
-from dprobes.native.x86.translator import Translator
+from dprobes.native.x86.translator import X86Translator
 from machine_code import SAVED, function_at, place, reserve
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _write(asm: X86Assembler, code: Sequence[Insn]) -> int:
     for number in REGISTERS:
         asm.load(gpr(number), Memory(_BLOCK, 8 * number))
     whole = (*code, Insn(0x95))
-    Translator(asm, Assembled(whole, (), (-1,) * len(whole), (0,)), Surroundings({}, {}, {}), out).write()
+    X86Translator(asm, Assembled(whole, (), (-1,) * len(whole), (0,)), Surroundings({}, {}, {}), out).write()
     asm.place(out)
     for number in REGISTERS:
         asm.store(Memory(_BLOCK, 8 * number), gpr(number))

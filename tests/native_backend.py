@@ -22,8 +22,9 @@ from dprobes.engines.inline.memory.tables import SharedTables
 from dprobes.native.code import Surroundings
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
+from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.handler import handler_function
-from dprobes.native.x86.runtime import ProcessFacts, make_runtime
+from dprobes.native.x86.runtime import make_runtime
 from dprobes.testing import PAGE
 from ebpf_backend import EbpfRunner, Stage, memory_of
 from machine_code import FaultHandler, call_stub, function_at, handle_faults, place, reserve

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dprobes.native.memory import MapPlace
     from dprobes.native.routines.hashtable import TableShape
     from dprobes.native.routines.ring import RingShape
+    from dprobes.native.runtime import ProcessFacts, Runtime
     from dprobes.native.x86.assembler import X86Assembler
-    from dprobes.native.x86.runtime import ProcessFacts, Runtime
 
 __all__ = ["CodeWriter", "PlacedHandler"]
 

@@ -31,7 +31,7 @@ from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.errors import DprobesError, NotSupportedError
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import merged
-from dprobes.native.x86.runtime import ProcessFacts
+from dprobes.native.runtime import ProcessFacts
 from dprobes.record.layout import Item
 from dprobes.target.processmaps import parse_maps, read_maps, run_time_address
 

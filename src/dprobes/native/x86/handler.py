@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.native.code import NativeCode
+from dprobes.native.frame import frame_size
 from dprobes.native.trim import trimmed
 from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import FRAME
-from dprobes.native.x86.translator import Translator, frame_size
+from dprobes.native.x86.translator import X86Translator
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled
@@ -31,7 +32,7 @@ def handler_function(address: int, assembled: Assembled, around: Surroundings) -
     if frame:
         asm.mov(FRAME, Gpr.RSP)
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, -frame))
-    Translator(asm, assembled, around, out).write()
+    X86Translator(asm, assembled, around, out).write()
     asm.place(out)
     if frame:
         asm.mov(Gpr.RSP, FRAME)

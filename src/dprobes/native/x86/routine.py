@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Register
+from dprobes.native.frame import frame_size
 from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, Operation
 from dprobes.native.x86.registers import FRAME, gpr
-from dprobes.native.x86.translator import Translator, frame_size
+from dprobes.native.x86.translator import X86Translator
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled
@@ -37,7 +38,7 @@ def write_routine(asm: X86Assembler, assembled: Assembled, around: Surroundings)
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, -frame))
     for register in kept:
         asm.push(register)
-    Translator(asm, assembled, around, out).write()
+    X86Translator(asm, assembled, around, out).write()
     asm.place(out)
     for register in reversed(kept):
         asm.pop(register)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Helper
-from dprobes.lazydataclass import dataclass
 from dprobes.native.code import NativeCode, Surroundings
 from dprobes.native.routines.hashtable import hash_routine
 from dprobes.native.routines.ring import output_routine
+from dprobes.native.runtime import Runtime
 from dprobes.native.x86.assembler import X86Assembler
 from dprobes.native.x86.identities import write_clock, write_ids, write_name, write_signal, write_user
 from dprobes.native.x86.routine import write_routine
@@ -27,33 +27,11 @@ if TYPE_CHECKING:
     from dprobes.native.faults import Fixup
     from dprobes.native.routines.hashtable import TableShape
     from dprobes.native.routines.ring import RingShape
+    from dprobes.native.runtime import ProcessFacts
 
-__all__ = ["ProcessFacts", "Runtime", "make_runtime"]
+__all__ = ["make_runtime"]
 
 _HASH_HELPERS = (Helper.MAP_LOOKUP_ELEM, Helper.MAP_UPDATE_ELEM, Helper.MAP_DELETE_ELEM)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """
-    Say what routines have to know of a process: where its pages are (``native.processpage``).
-
-    ``tid_place`` is where its C library has the thread id, in bytes from the thread pointer; None: nobody knows.
-    """
-
-    process_page: int
-    clock_page: int
-    tid_place: int | None = None
-    has_rdpid: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """Hold the code of the routines, and the addresses at which they begin."""
-
-    code: NativeCode
-    routines: Mapping[Helper, int]
-    map_routines: Mapping[tuple[MapName, Helper], int]
 
 
 def make_runtime(address: int, facts: ProcessFacts, rings: RingShape, tables: Mapping[MapName, TableShape]) -> Runtime:

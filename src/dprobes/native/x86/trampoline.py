@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
 from dprobes.native.footprint import footprint
+from dprobes.native.frame import frame_size
 from dprobes.native.trim import trimmed
 from dprobes.native.wellformed import check_code
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import FRAME, SCRATCH_1, SCRATCH_2, gpr
-from dprobes.native.x86.translator import Translator, frame_size, takes_scratch
+from dprobes.native.x86.translator import X86Translator, takes_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,7 @@ class _Writer:
         if self._frame:
             asm.mov(FRAME, Gpr.RSP)
             asm.lea(Gpr.RSP, Memory(Gpr.RSP, -self._frame))
-        Translator(asm, self._assembled, self._around, out).write()
+        X86Translator(asm, self._assembled, self._around, out).write()
         asm.place(out)
         if self._frame:
             asm.mov(Gpr.RSP, FRAME)

@@ -18,9 +18,10 @@ from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.native.code import Surroundings
 from dprobes.native.routines.ring import CONSUMER, DATA, DISCARDED, PRODUCER, RingShape, output_code
+from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.assembler import X86Assembler
 from dprobes.native.x86.routine import write_routine
-from dprobes.native.x86.runtime import ProcessFacts, make_runtime
+from dprobes.native.x86.runtime import make_runtime
 from machine_code import Pages, call_stub, function_at, place, reserve
 
 if TYPE_CHECKING:

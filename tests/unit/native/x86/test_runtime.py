@@ -10,7 +10,8 @@ from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.layout import MapName
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
-from dprobes.native.x86.runtime import ProcessFacts, make_runtime
+from dprobes.native.runtime import ProcessFacts
+from dprobes.native.x86.runtime import make_runtime
 
 HERE = 0x7F00_0000_0000
 FACTS = ProcessFacts(0x7E00_0000_0000, 0x7E00_0000_0040)

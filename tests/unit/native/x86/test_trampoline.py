@@ -20,8 +20,9 @@ from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import Surroundings
 from dprobes.native.memory import MapPlace
 from dprobes.native.routines.ring import RingShape
+from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.runtime import ProcessFacts, make_runtime
+from dprobes.native.x86.runtime import make_runtime
 from dprobes.native.x86.trampoline import make_trampoline
 from machine_code import SAVED, Pages, function_at, place, reserve
 
