@@ -157,7 +157,7 @@ def _loops(
     shapes = {name: each.shape for name, each in maps.items() if isinstance(each, SharedHash)}
     runtime = make_runtime(0, ProcessFacts(pages, pages + 64, _tid_place()), rings.shape, shapes)
     places = {name: each.place for name, each in maps.items()}
-    around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings.shape)
+    around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings.shape, life_mark=pages + 48)
 
     def rest(asm: X86Assembler) -> None:
         asm.raw(_PROBED)

@@ -40,7 +40,7 @@ class Surroundings:
     ``maps`` are where they are in the process. ``routines`` are what calls of helpers become, and ``map_routines``
     those of helpers that take a map: addresses within 2 GiB of the code. With ``has_rdpid`` the processor has the
     instruction (CPUID 7, ecx bit 22). Where the shape of ``rings`` is known, entries of a known size are written
-    without a call.
+    without a call. Handlers do nothing when the ``life_mark`` says that nobody is there any more (``native.lifemark``).
     """
 
     maps: Mapping[MapName, MapPlace]
@@ -48,3 +48,4 @@ class Surroundings:
     map_routines: Mapping[tuple[MapName, Helper], int]
     has_rdpid: bool = True
     rings: RingShape | None = None
+    life_mark: int | None = None

@@ -19,7 +19,7 @@ __all__ = ["ProcessFacts", "Runtime"]
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """
-    Say what routines have to know of a process: where its pages are (``native.processpage``).
+    Say what routines have to know of a process: where its pages are (``native.processpage``, ``native.lifemark``).
 
     ``tid_place`` is where its C library has the thread id, and ``cpu_place`` where that has the number of the CPU
     (``cpu_id`` of struct rseq), in bytes from the thread pointer; None: nobody knows. With ``has_rdpid`` an x86-64
@@ -31,6 +31,7 @@ class ProcessFacts:
     tid_place: int | None = None
     has_rdpid: bool = True
     cpu_place: int | None = None
+    life_mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

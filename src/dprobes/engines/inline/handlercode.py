@@ -101,7 +101,12 @@ class CodeWriter:
             return problem
         assert self._runtime is not None
         around = Surroundings(
-            self._maps, self._runtime.routines, self._runtime.map_routines, self._facts.has_rdpid, self._rings
+            self._maps,
+            self._runtime.routines,
+            self._runtime.map_routines,
+            self._facts.has_rdpid,
+            self._rings,
+            self._facts.life_mark,
         )
         near = self._runtime.code.address
         room = len(self._code(near, site, raw, assembled, around).code) + _SLACK

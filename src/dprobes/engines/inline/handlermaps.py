@@ -10,6 +10,7 @@ from dprobes.bpf.lower.request import Tables
 from dprobes.engines.inline.clock import Clock
 from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.inline.memory.hashes import SharedHash
+from dprobes.engines.inline.memory.lifemark import LifeMark
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.inline.memory.tables import SharedTables, tables_size
@@ -49,6 +50,7 @@ class HandlerMaps:
         size += tables_size(tables)
         self.region = region = Region(size)
         self.clock = Clock(region)
+        self.life_mark = LifeMark(region)
         self.probes = SharedArray(region, PROBE_ENTRY_SIZE, PROBES_MAX)
         self.rings = SharedRings(region, rings)
         self._arrays = {
@@ -93,6 +95,7 @@ class HandlerMaps:
         """Give the memory up; processes that map it go on with it."""
         if self.keyed is not None:
             self.keyed.__exit__()
+        self.life_mark.close()
         self.rings.close()
         self.clock.close()
         for array in self._arrays.values():

@@ -229,12 +229,17 @@ class InlineHandlers:
             self._writers[key] = CodeWriter(
                 ModuleCode.of(site.resolved.module, start - first.address),
                 AddressSpace(mappings, min(m.start for m in mine), max(m.end for m in mine)),
-                ProcessFacts(memory.page, self._maps.clock.address, tid_place_in(memory.pid, mappings)),
+                self._facts(memory, mappings),
                 maps,
                 self._maps.rings.shape,
                 self._maps.shapes,
             )
         return self._writers[key]
+
+    def _facts(self, memory: MemoryShared, mappings: list[Mapping]) -> ProcessFacts:
+        assert self._maps is not None
+        clock, life_mark = self._maps.clock.address, self._maps.life_mark.address
+        return ProcessFacts(memory.page, clock, tid_place_in(memory.pid, mappings), life_mark=life_mark)
 
     # What has happened
 

@@ -19,9 +19,10 @@ from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
 from dprobes.native.footprint import footprint
 from dprobes.native.frame import frame_size
+from dprobes.native.lifemark import HAS_ENDED
 from dprobes.native.trim import trimmed
 from dprobes.native.wellformed import check_code
-from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
+from dprobes.native.x86.assembler import Condition, Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import FRAME, SCRATCH_1, SCRATCH_2, gpr
 from dprobes.native.x86.translator import X86Translator, takes_scratch
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.native.code import Surroundings
+    from dprobes.native.x86.assembler import Label
 
 __all__ = ["make_trampoline"]
 
@@ -49,6 +51,8 @@ _USER_CS, _USER_SS = 0x33, 0x2B
 """Selectors of 64-bit programs (arch/x86/include/asm/segment.h)."""
 
 _LAHF, _SAHF = b"\x9f", b"\x9e"
+_LOAD_EAX = b"\xa1"
+"""MOV EAX from an address of eight bytes (Intel SDM volume 2, MOV)."""
 _SETO_AL, _ADD_AL_7F = b"\x0f\x90\xc0", b"\x04\x7f"
 _CONTEXT = Gpr.RDI
 """The register of eBPF's first argument."""
@@ -89,8 +93,9 @@ class _Writer:
             changed.add(FRAME)
         self._reads, self._writes = touched.reads, touched.writes
         self._has_flags = _FLAGS in touched.reads or _FLAGS in touched.writes
-        self._saved = [register for register in _NAMES if register in changed or self._place(register) in self._reads]
         self._restored = [r for r in _NAMES if r in changed or self._place(r) in self._writes]
+        # What the handler writes as well: it may end before.
+        self._saved = [r for r in _NAMES if r in self._restored or self._place(r) in self._reads]
 
     @staticmethod
     def _place(register: Gpr) -> int:
@@ -104,6 +109,7 @@ class _Writer:
         size = _RED_ZONE + _CONTEXT_SIZE
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, -size))
         self._save(size)
+        ended = self._look_for_life()
         if self._has_context:
             asm.mov(_CONTEXT, Gpr.RSP)
         if self._frame:
@@ -113,8 +119,18 @@ class _Writer:
         asm.place(out)
         if self._frame:
             asm.mov(Gpr.RSP, FRAME)
+        asm.place(ended)
         self._restore()
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, size))
+
+    def _look_for_life(self) -> Label:
+        """Write a jump to the label that is returned, for when nobody is there any more."""
+        asm, ended = self._asm, self._asm.label()
+        if self._around.life_mark is not None:
+            asm.raw(_LOAD_EAX + self._around.life_mark.to_bytes(8, "little"))
+            asm.test(Gpr.RAX, HAS_ENDED, wide=False)
+            asm.jump_if(Condition.NE, ended)
+        return ended
 
     def _save(self, size: int) -> None:
         asm = self._asm

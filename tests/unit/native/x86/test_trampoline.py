@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,9 @@ class Caller:
         self._stack = ctypes.create_string_buffer(_STACK)
         self.middle = ctypes.addressof(self._stack) + _STACK // 2 & ~15
         runtime = make_runtime(self.address, facts, RingShape(2, 4096), {})
-        around = Surroundings(tables, runtime.routines, runtime.map_routines, facts.has_rdpid)
+        around = Surroundings(
+            tables, runtime.routines, runtime.map_routines, facts.has_rdpid, life_mark=facts.life_mark
+        )
         back: list[int] = []
         trampoline = make_trampoline(runtime.code.end, SITE, assembled, around, lambda asm: back.append(asm.here))
         asm = X86Assembler(trampoline.end)
@@ -365,3 +368,30 @@ def test_nothing_far_below_the_stack_is_touched(facts: ProcessFacts) -> None:
         ctypes.memmove(low, b"\xa5" * len(filled), len(filled))
         check(caller, random)
         assert ctypes.string_at(low, len(filled)) == b"\xa5" * len(filled)
+
+
+def test_a_handler_does_nothing_once_the_tool_has_ended(facts: ProcessFacts) -> None:
+    mark = ctypes.c_uint32(1234)
+    with_mark = replace(facts, life_mark=ctypes.addressof(mark))
+    random = Random(5)
+
+    def write(asm: Assembler) -> None:
+        asm.mov(R.R2, 77)
+        asm.store(R.R6, REGISTER_OFFSETS["r15"], R.R2)  # nothing of the context is read
+        spoil(asm, [R.R1, R.R7, R.R8, R.R9])
+
+    caller = Caller(handler(write), {}, with_mark)
+    for ended in (False, True, False, True):
+        mark.value = 1 << 30 if ended else 1234
+        changed = {} if ended else {8 * ORDER.index(Gpr.R15): 77}
+        for _ in range(10):
+            check(caller, random, changed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_mark_of_a_living_tool_changes_nothing_for_the_function(facts: ProcessFacts, seed: int) -> None:
+    mark = ctypes.c_uint32(4_194_303)
+    random = Random(seed)
+    caller = Caller(random_handler(random), {}, replace(facts, life_mark=ctypes.addressof(mark)))
+    for _ in range(10):
+        check(caller, random)
