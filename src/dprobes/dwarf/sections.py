@@ -8,7 +8,8 @@ The sections of a file with debug information, as they were before a linker comp
 
 Rules: System V ABI, "Section Compression"; GNU as, ``--compress-debug-sections=zlib-gnu``. A section that is not
 compressed is not copied: the bytes of its file are used where they are. One that zlib has compressed is decompressed
-from its beginning as far as somebody reads it: of most sections that is a small part.
+from its beginning as far as somebody reads it: of most sections that is a small part. Object files, as modules of the
+kernel are, have relocations for what they say of addresses and of each other (``target.elf.relocations``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.target.elf.contents import FileBytes
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.elf.headers import Section
@@ -37,7 +40,7 @@ __all__ = [
     "section_source",
 ]
 
-_COMPRESSED = 0x800
+_ALLOCATED, _COMPRESSED = 2, 0x800
 _ZLIB, _ZSTD = 1, 2
 
 _INFLATED_MAX = 1 << 30
@@ -160,21 +163,62 @@ def section_bytes(elf: ElfFile, name: str) -> SectionBytes:
 
 def section_source(elf: ElfFile, name: str) -> SectionSource:
     """Return what gives a section of a file, an empty one if there is none; raise ``TargetError`` if nothing can."""
+    if elf.type == "rel":
+        return joined_source(elf, name)
     section = _section(elf, name)
     return _Present(NO_SECTION) if section is None else _source_of(elf, section)
 
 
 def joined_source(elf: ElfFile, name: str) -> SectionSource:
     """Return what gives all sections of a name one behind the other: compilers write one for each type."""
-    sections = [each for each in elf.sections if each.name in _names(name) and each.in_file]
-    if len(sections) <= 1:
-        return section_source(elf, name)
-    sources = [_source_of(elf, section) for section in sections]
-    if sum(each.size for each in sources) > _INFLATED_MAX:
-        elf.malformed(f"there are too many sections '{name}'")
-    found = [source.until(source.size) for source in sources]
-    data = b"".join(bytes(each.data[each.start : each.end]) for each in found)
-    return _Present(SectionBytes(data, 0, len(data)))
+    from dprobes.target.elf.relocations import has_relocations
+
+    numbers = _numbers_of(elf, name)
+    if not numbers:
+        return _Present(NO_SECTION)
+    if len(numbers) > 1 or has_relocations(elf, numbers[0]):
+        return _Joined(elf, name, numbers)
+    return _source_of(elf, elf.sections[numbers[0]])
+
+
+def _numbers_of(elf: ElfFile, name: str) -> list[int]:
+    names = _names(name)
+    return [number for number, each in enumerate(elf.sections) if each.name in names and each.in_file]
+
+
+class _Joined:
+    """Sections of one name in an object file, one behind the other, relocated as such."""
+
+    def __init__(self, elf: ElfFile, name: str, numbers: Sequence[int]) -> None:
+        self._elf = elf
+        self._parts = [(number, _source_of(elf, elf.sections[number])) for number in numbers]
+        self.size = sum(part.size for _, part in self._parts)
+        self._whole: SectionBytes | None = None
+        if self.size > _INFLATED_MAX:
+            elf.malformed(f"there are too many sections '{name}'")
+
+    def until(self, end: int) -> SectionBytes:  # noqa: ARG002 - relocations are of the whole
+        if self._whole is None:
+            data = b"".join(self._contents(number, part) for number, part in self._parts)
+            self._whole = SectionBytes(data, 0, len(data))
+        return self._whole
+
+    def _contents(self, number: int, part: SectionSource) -> bytes:
+        from dprobes.target.elf.relocations import has_relocations, relocated
+
+        found = part.until(part.size)
+        data = bytes(found.data[found.start : found.end])
+        return relocated(self._elf, number, data, self._base) if has_relocations(self._elf, number) else data
+
+    def _base(self, number: int) -> int:
+        """Return where a section begins: in memory, or else among those of its name."""
+        section = self._elf.sections[number]
+        if section.flags & _ALLOCATED:
+            return section.address
+        before = [
+            each for each in _numbers_of(self._elf, section.name.replace(".zdebug", ".debug", 1)) if each < number
+        ]
+        return sum(_source_of(self._elf, self._elf.sections[each]).size for each in before)
 
 
 def present(section: SectionBytes) -> SectionSource:

@@ -117,6 +117,12 @@ VARIANTS = {
     "d4-split": ("gcc", SHAPES, "-g -gdwarf-4 -O2 -gsplit-dwarf"),
     "d4-split-types": ("gcc", SHAPES, "-g -gdwarf-4 -O1 -gsplit-dwarf -fdebug-types-section"),
     "d5-split-types": ("gcc", SHAPES, "-g -gdwarf-5 -O2 -gsplit-dwarf -fdebug-types-section"),
+    # pyelftools relocates no offsets of thread variables.
+    "object-d5": ("gcc", SHAPES, "-c -g -gdwarf-5 -O2 -ffunction-sections -D_Thread_local="),
+    "object-d4": ("gcc", SHAPES, "-c -g -gdwarf-4 -O2 -D_Thread_local="),
+    "object-zlib": ("gcc", SHAPES, "-c -g -O1 -gz=zlib -D_Thread_local="),
+    "object-joined": ("gcc", SHAPES, "-r -g -O2 -D_Thread_local="),
+    "object-types": ("gcc", SHAPES, "-c -g -gdwarf-4 -O1 -fdebug-types-section -D_Thread_local="),
     "cxx": ("g++", CPLUSPLUS, "-g -O1"),
 }
 """Compiler, source and flags of each program."""

@@ -85,10 +85,21 @@ def normal(rows: Rows) -> Rows:
     return normal_rows
 
 
+def without_addresses(rows: Rows) -> Rows:
+    """Leave out what has addresses: pyelftools has all sections of an object file at 0."""
+    placed = (Form.ADDR, Form.EXPRLOC)
+    return [
+        (offset, tag, {number: value for number, value in attributes.items() if value[0] not in placed})
+        for offset, tag, attributes in rows
+    ]
+
+
 def test_entries_are_those_that_pyelftools_reads(variant: Path) -> None:
-    expected = normal(by_pyelftools(variant))
+    expected, found = normal(by_pyelftools(variant)), normal(by_us(variant))
     assert len(expected) > (0 if "split" in variant.name else 100)  # the rest is in another file
-    assert expected == normal(by_us(variant))
+    if variant.name.startswith("object"):
+        expected, found = without_addresses(expected), without_addresses(found)
+    assert expected == found
 
 
 def test_an_entry_is_found_by_its_offset(program: Path) -> None:

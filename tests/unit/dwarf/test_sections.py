@@ -1,6 +1,7 @@
 # ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from typing import TYPE_CHECKING
@@ -9,12 +10,14 @@ import pytest
 
 from dprobes.dwarf import debugfile, sections
 from dprobes.dwarf.locationlists import listed_expressions
-from dprobes.dwarf.numbers import At
+from dprobes.dwarf.numbers import At, Form, Tag
+from dprobes.dwarf.search import function_at
 from dprobes.dwarf.sections import NO_SECTION, has_debug_information, section_bytes, section_source
 from dprobes.errors import TargetError
 from dprobes.target.elf.file import ElfFile
 from unit.dwarf.conftest import compiled, read
 from unit.dwarf.test_entries import below
+from unit.dwarf.test_search import address_of
 from unit.target.conftest import Toolbox
 
 if TYPE_CHECKING:
@@ -117,3 +120,56 @@ def test_zstd_is_decompressed_where_its_package_is(programs: Path) -> None:
     found = section_bytes(ElfFile.of_bytes(path, bytes(data)), ".debug_info")
     assert plain == bytes(found.data[found.start : found.end])
     assert zlib.crc32(plain) == zlib.crc32(found.data)
+
+
+SMALL = """
+struct inner { short a; long b; };
+struct node { struct node *next; const char *name; struct inner inner; int numbers[3]; };
+struct node nodes[20];
+int work(struct node *node, int count) { int sum = count; return node->numbers[1] + sum; }
+"""
+
+
+@pytest.mark.parametrize("target", ["aarch64", "powerpc", "powerpc64le", "s390x"])
+@pytest.mark.parametrize("version", [4, 5])
+def test_objects_for_other_processors_are_relocated(tmp_path: Path, target: str, version: int) -> None:
+    tools = Toolbox(tmp_path)
+    (tmp_path / "small.c").write_text(SMALL)
+    tools.run("clang", f"--target={target}-linux-gnu", "-c", "-g", f"-gdwarf-{version}", "small.c", "-o", "small.o")
+    listed = tools.run("llvm-dwarfdump", "--debug-info", "small.o")
+    expected = re.findall(r'DW_AT_name\t\("(.*)"\)', listed)
+    names = [entry.text(At.NAME) for unit in read(tmp_path / "small.o").units() for entry in below(unit.root)]
+    assert expected == [name for name in names if name]
+    assert {"work", "numbers", "node"} <= set(expected)
+    found = function_at(read(tmp_path / "small.o"), address_of(tmp_path / "small.o", "work"))
+    assert found is not None
+    assert "work" == found.name
+
+
+def test_compressed_sections_of_objects_are_relocated(tmp_path: Path) -> None:
+    tools = Toolbox(tmp_path)
+    (tmp_path / "small.c").write_text(SMALL)
+    seen = []
+    for kind in ("none", "zlib", "zlib-gnu"):
+        tools.run("gcc", "-c", "-g", f"-gz={kind}", "small.c", "-o", "small.o")
+        entries = [entry for unit in read(tmp_path / "small.o").units() for entry in below(unit.root)]
+        seen.append([(entry.offset, entry.tag, entry.text(At.NAME)) for entry in entries])
+    assert "numbers" in {name for _, _, name in seen[0]}
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_sections_of_one_name_in_an_object_file_stand_behind_each_other(programs: Path) -> None:
+    path = compiled(programs, "object-types")
+    file = read(path)
+    types = {unit.signature for unit in file.type_units()}
+    assert len(types) > 3
+    used = {value for unit in file.units() for entry in below(unit.root)
+            for form, value in entry.attributes.values() if form == Form.REF_SIG8}  # fmt: skip
+    assert used
+    assert used <= types
+    for each in file.type_units():
+        assert each.entry(each.offset + each.type_offset).tag in (
+            Tag.STRUCTURE_TYPE,
+            Tag.UNION_TYPE,
+            Tag.ENUMERATION_TYPE,
+        )

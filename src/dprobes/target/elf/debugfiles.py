@@ -29,23 +29,39 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
     """
     Return the separate debug file of ``module``, by build-id or else by ``.gnu_debuglink``; None if there is none.
 
-    A file that does not match (other build-id, other checksum) or cannot be read is skipped.
+    Those of modules of the kernel are found by the module's own name, for distributions do not link them. A file that
+    does not match (other build-id, other checksum) or cannot be read is skipped.
     """
     if module.build_id is not None and len(module.build_id) > 2:
         path = directory / ".build-id" / module.build_id[:2] / f"{module.build_id[2:]}.debug"
         found = _open_matching(path, module)
         if found is not None:
             return found
-    link = _debug_link(module)
-    if link is None:
-        return None
-    name, checksum = link
     own = _real(module.path)
     beside = own.parent
+    link = _debug_link(module)
+    if link is None:
+        return _of_kernel_module(module, beside, directory) if module.type == "rel" else None
+    name, checksum = link
     for path in (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name):
         if _real(path) != own and _checksum(path) == checksum:
             found = _open_matching(path, module)
             if found is not None:
+                return found
+    return None
+
+
+def _of_kernel_module(module: ElfFile, beside: Path, directory: Path) -> ElfFile | None:
+    """Return the debug file of a module of the kernel in the directory ``beside``, whose own file may be packed."""
+    if module.build_id is None:
+        return None
+    name = module.path.name.partition(".ko")[0]
+    # /lib may be a link to /usr/lib, and the directory of debug files is older than that.
+    for place in (str(beside), str(beside).removeprefix("/usr")):
+        # Those of Debian and SUSE are called as the module, those of Fedora and Arch end in '.debug'.
+        for suffix in (".ko", ".ko.debug"):
+            found = _open_matching(directory / place.lstrip("/") / f"{name}{suffix}", module)
+            if found is not None and found.build_id == module.build_id:
                 return found
     return None
 
@@ -98,7 +114,7 @@ def _open_matching(path: Path, module: ElfFile) -> ElfFile | None:
         _check_same_module(found, module)
     except TargetError:
         return None
-    return found
+    return found.placed_as(module) if module.type == "rel" else found
 
 
 def _debug_link(module: ElfFile) -> tuple[str, int] | None:

@@ -9,6 +9,7 @@ Rules: System V ABI (gABI) chapters 4 and 5.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -95,6 +96,16 @@ class ElfFile:
         from dprobes.target.elf.headers import parse_headers
 
         return cls(path, data, parse_headers(path, data))
+
+    def placed_as(self, other: ElfFile) -> ElfFile:
+        """Return this debug file of an object file with the link addresses of that: its own sections lie elsewhere."""
+        addresses: dict[str, list[int]] = {}
+        for section in reversed(other.sections):
+            addresses.setdefault(section.name, []).append(section.address)
+        sections = tuple(
+            each.at(addresses[each.name].pop()) if addresses.get(each.name) else each for each in self.sections
+        )
+        return ElfFile(self.path, self.data, replace(self._headers, sections=sections))
 
     def __repr__(self) -> str:
         return f"ElfFile({str(self.path)!r})"

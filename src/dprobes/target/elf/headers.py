@@ -9,6 +9,7 @@ chapters 4 and 5; the build-id note: ``ld --build-id``.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
@@ -42,6 +43,7 @@ _SECTION_NAME_MAX = 1024  # bytes
 _NOTES_MAX = 1 << 16
 """Notes that are looked at for the build-id."""
 _OVERLAP_SIZE = 1 << 20
+_PAGE = 4096
 _NT_GNU_BUILD_ID = 3
 
 # Elf32_Shdr, Elf64_Shdr: sh_name, type, flags, addr, offset, size, link, info, addralign, entsize
@@ -68,7 +70,11 @@ class LoadSegment:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Hold one section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes."""
+    """
+    Hold one section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
+
+    ``link`` and ``info`` mean what the type says: of relocations the symbol table, and the section that they are for.
+    """
 
     name: str
     type: int
@@ -79,6 +85,7 @@ class Section:
     link: int
     entry_size: int
     alignment: int = 1
+    info: int = 0
 
     @property
     def executable(self) -> bool:
@@ -89,6 +96,10 @@ class Section:
     def in_file(self) -> bool:
         """Whether the section has bytes in the file."""
         return self.type not in (0, _SHT_NOBITS)
+
+    def at(self, address: int) -> Section:
+        """Return the section as if it were loaded at another address."""
+        return replace(self, address=address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +278,9 @@ class _Parser:
                 link,
                 entry_size,
                 alignment,
+                info,
             )
-            for name, kind, flags, address, place, size, link, _, alignment, entry_size in rows
+            for name, kind, flags, address, place, size, link, info, alignment, entry_size in rows
         )
 
     def _string(self, offset: int) -> str:
@@ -290,19 +302,28 @@ class _Parser:
                 )
 
     def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
-        """Give the sections of an object file, which all start at 0, their file offsets as addresses."""
-        placed = tuple(
-            Section(s.name, s.type, s.flags, s.offset, s.offset, s.size, s.link, s.entry_size, s.alignment)
-            if s.flags & _SHF_ALLOC and s.in_file
-            else s
-            for s in sections
-        )
+        """
+        Give the sections of an object file, which all start at 0, their file offsets as addresses.
+
+        Those that the file has no bytes of get pages behind its end, one of which is empty before each.
+        """
+        placed = []
+        behind = len(self._data)
+        for section in sections:
+            if not section.flags & _SHF_ALLOC:
+                placed.append(section)
+            elif section.in_file:
+                placed.append(section.at(section.offset))
+            else:
+                behind = (behind + 2 * _PAGE - 1) // _PAGE * _PAGE
+                placed.append(section.at(behind))
+                behind += section.size
         load = tuple(
             LoadSegment(s.offset, s.size, s.offset, s.size, _PF_X if s.executable else 0)
             for s in placed
             if s.flags & _SHF_ALLOC and s.in_file
         )
-        return placed, load
+        return tuple(placed), load
 
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
         """Return the build-id that is among the notes in these ranges of the file."""

@@ -8,7 +8,6 @@ file, the ``System.map`` beside it, or a file that the user names. A module's fi
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ _FUNC = 2
 _LOCAL = 0  # STB_LOCAL
 _ABSOLUTE = 0xFFF1
 _SHF_ALLOC = 2
-_PAGE = 4096
 
 _INIT = ".init"
 """How the names of sections begin that are gone once a module is loaded (``module_init_section`` in kernel/module)."""
@@ -89,16 +87,14 @@ class KernelFile:
         self.identity = elf.build_id
         self._module = module
         if module:
-            sections = tuple(_laid_out(elf))
-            self.areas = _areas_of_module(path, sections)
-            data = listed(_symbols_of(elf, sections, module))
+            self.areas = _areas_of_module(path, elf.sections)
+            data = listed(_symbols_of(elf, module))
         else:
-            sections = elf.sections
             data = _symbols_of_kernel(path, elf, extra_symbols)
             plain = RunningKernel(Kallsyms(data))
             self.areas = (_image(plain.symbols, plain.base_of("")),)
         self.symbols = NeededKallsyms(data)
-        self._code = _FileCode(elf, sections)
+        self._code = _FileCode(elf)
 
     def kernel(self) -> RunningKernel:
         """Return it as if it ran, where its addresses are those of the file."""
@@ -129,29 +125,17 @@ class _FileKernel(RunningKernel):
 class _FileCode(KernelText):
     """The code in a file, by the addresses of its sections."""
 
-    def __init__(self, elf: ElfFile, sections: tuple[Section, ...]) -> None:
+    def __init__(self, elf: ElfFile) -> None:
         super().__init__(None, problem=f"'{elf.path}' does not have it")
         self._elf = elf
-        self._sections = sections
 
     def read(self, address: int, size: int) -> bytes:
         """Return up to ``size`` bytes from an address on; none if they are not in the file."""
-        for section in self._sections:
+        for section in self._elf.sections:
             start = address - section.address
             if section.flags & _SHF_ALLOC and section.in_file and 0 <= start < section.size:
                 return self._elf.bytes_at(section.offset + start, min(size, section.size - start), section.name)
         return b""
-
-
-def _laid_out(elf: ElfFile) -> Iterator[Section]:
-    """Give the sections of a module with addresses of their own: their places in the file, or else behind it."""
-    behind = len(elf.data) + _PAGE
-    for section in elf.sections:
-        if section.flags & _SHF_ALLOC and not section.in_file:
-            yield replace(section, address=behind)
-            behind += section.size + _PAGE
-        else:
-            yield section
 
 
 def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelArea, ...]:
@@ -165,12 +149,12 @@ def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelA
 
 def _symbols_of_kernel(path: Path, elf: ElfFile, extra: Path | None) -> bytes:
     """Return the list of a kernel's symbols, in the kernel's form, from the first file that has them."""
-    own = listed(_symbols_of(elf, elf.sections))
+    own = listed(_symbols_of(elf))
     if extra is None and own:
         return own
     if extra is not None:
         return _symbols_in(extra, path, elf)
-    if (debug := find_debug_file(elf)) is not None and (found := listed(_symbols_of(debug, debug.sections))):
+    if (debug := find_debug_file(elf)) is not None and (found := listed(_symbols_of(debug))):
         return found
     version = path.name.partition("-")[2]
     candidates = (DEBUG_DIRECTORY / "boot" / f"vmlinux-{version}", path.parent / f"System.map-{version}")
@@ -195,24 +179,25 @@ def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
             raise TargetError(
                 f"'{file}' does not belong to '{path}': its build-id is {other.build_id}, the kernel's {elf.build_id}"
             )
-        return listed(_symbols_of(other, other.sections))
+        return listed(_symbols_of(other))
     found = listed(Kallsyms(data).all())
     symbols = Kallsyms(found)
     if not symbols.find(KERNEL_BASE, ""):
         raise TargetError(f"'{file}' is no list of a kernel's symbols: it has no '{KERNEL_BASE}'")
     # A list has no build-id: what every kernel says of itself must stand where the list has it.
-    code = _FileCode(elf, elf.sections)
+    code = _FileCode(elf)
     if not any(code.read(each.address, len(_BANNER_TEXT)) == _BANNER_TEXT for each in symbols.find(_BANNER, "")):
         raise TargetError(f"'{file}' does not belong to '{path}': '{_BANNER}' is not where it says")
     return found
 
 
-def _symbols_of(elf: ElfFile, sections: tuple[Section, ...], module: str = "") -> Iterator[KernelSymbol]:
+def _symbols_of(elf: ElfFile, module: str = "") -> Iterator[KernelSymbol]:
     """Give the named places of a kernel's or a module's file; in that of a module they count from its sections."""
-    table = next((section for section in elf.sections if section.type == SHT_SYMTAB), None)
+    sections = elf.sections
+    table = next((section for section in sections if section.type == SHT_SYMTAB), None)
     if table is None or table.link >= len(sections):
         return
-    strings = elf.sections[table.link]
+    strings = sections[table.link]
     names = elf.bytes_at(strings.offset, strings.size, "a string table")
     rows = elf.bytes_at(table.offset, table.size // _SYMBOL.size * _SYMBOL.size, "a symbol table")
     for name, info, _, index, value, _ in _SYMBOL.iter_unpack(rows):

@@ -114,9 +114,9 @@ class FileFrames:
     def _debug(self) -> _SectionImage:
         """The section ``.debug_frame`` of the file, or of its debug file; empty if there is none."""
         for elf in (self._elf, find_debug_file(self._elf)):
-            section = _section(elf) if elf is not None else None
-            if elf is not None and section is not None:
-                return _SectionImage(_contents(elf, section), elf.word_size, elf.byte_order)
+            number = _number_of_section(elf) if elf is not None else None
+            if elf is not None and number is not None:
+                return _SectionImage(_relocated(elf, number), elf.word_size, elf.byte_order)
         return _SectionImage(b"", self._elf.word_size, self._elf.byte_order)
 
     @cached_property
@@ -138,8 +138,21 @@ class FileFrames:
         return [start for start, _ in found], [place for _, place in found]
 
 
-def _section(elf: ElfFile) -> Section | None:
-    return next((each for each in elf.sections if each.name == ".debug_frame" and each.in_file), None)
+def _number_of_section(elf: ElfFile) -> int | None:
+    return next((n for n, each in enumerate(elf.sections) if each.name == ".debug_frame" and each.in_file), None)
+
+
+def _relocated(elf: ElfFile, number: int) -> bytes:
+    """Return the bytes of a section with its addresses, which those of object files lack; none if it is damaged."""
+    data = _contents(elf, elf.sections[number])
+    if elf.type != "rel" or not data:
+        return data
+    from dprobes.target.elf.relocations import relocated
+
+    try:
+        return relocated(elf, number, data, lambda each: elf.sections[each].address)
+    except TargetError:
+        return b""
 
 
 def _contents(elf: ElfFile, section: Section) -> bytes:

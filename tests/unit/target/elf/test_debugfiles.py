@@ -194,3 +194,26 @@ def test_linker_map_lines_of_long_section_names_are_joined() -> None:
         for name in ("a_function_with_a_long_name", "b(int)", "_edata", "edata", "b")
     }
     assert 4 == len(table)
+
+
+@pytest.mark.parametrize("name", ["hello.ko", "hello.ko.debug"])
+def test_the_debug_file_of_a_kernel_module_is_found_by_its_name(tools: Toolbox, tmp_path: Path, name: str) -> None:
+    (tmp_path / "hello.c").write_text("int zeros[4], started = 3;\nint begin(int n) { return zeros[n] + started; }\n")
+    installed = tmp_path / "usr" / "lib" / "modules"
+    installed.mkdir(parents=True)
+    tools.run("gcc", "-r", "-g", "-O1", "-Wl,--build-id", tmp_path / "hello.c", "-o", tmp_path / "hello.o")
+    tools.run("objcopy", "--strip-debug", tmp_path / "hello.o", installed / "hello.ko")
+    own = ElfFile.open(installed / "hello.ko")
+    assert find_debug_file(own, tmp_path / "debug") is None
+    place = tmp_path / "debug" / str(installed).lstrip("/")
+    place.mkdir(parents=True)
+    tools.run("objcopy", "--only-keep-debug", tmp_path / "hello.o", place / name)
+    found = find_debug_file(own, tmp_path / "debug")
+    assert found is not None
+    assert place / name == found.path
+    for section in (".text", ".data", ".bss"):
+        here, there = ([s.address for s in elf.sections if s.name == section] for elf in (own, found))
+        assert here == there
+        assert all(here)
+    tools.run("objcopy", "--remove-section=.note.gnu.build-id", place / name)
+    assert find_debug_file(own, tmp_path / "debug") is None

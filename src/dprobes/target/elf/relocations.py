@@ -1,0 +1,147 @@
+"""
+Sections of object files as a linker would write them: numbers that depend on where others lie are put in.
+
+Modules of the kernel are object files, too. Only what stands in debug information is known: addresses, offsets in
+other sections, and offsets of variables of threads. A section has the address that ``ElfFile`` gives it.
+
+::
+
+    REL     word place | word info
+    RELA    word place | word info | word addend       info: symbol << 32 | kind, in 32-bit files symbol << 8 | kind
+    symbol  u32 name | u8 info | u8 other | u16 section | u64 value | u64 size
+            u32 name | u32 value | u32 size | u8 info | u8 other | u16 section
+
+Rules: System V ABI chapter 4, "Relocation", and the supplements of the processors.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.lazynamedtuple import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.headers import Section
+
+__all__ = ["has_relocations", "relocated"]
+
+_RELA, _REL = 4, 9
+_THREAD = 6  # STT_TLS: a symbol whose value counts from where the variables of a thread begin
+_ABSOLUTE, _RESERVED = 0xFFF1, 0xFF00
+
+_SIZES = {
+    "x86_64": {0: 0, 1: 8, 10: 4, 11: 4, 17: 8, 21: 4},  # NONE, 64, 32, 32S, DTPOFF64, DTPOFF32
+    "i386": {0: 0, 1: 4, 32: 4},  # NONE, 32, TLS_LDO_32
+    "aarch64": {0: 0, 256: 0, 257: 8, 258: 4, 1029: 8},  # NONE, NONE, ABS64, ABS32, TLS_DTPREL
+    "ppc": {0: 0, 1: 4, 24: 4, 78: 4},  # NONE, ADDR32, UADDR32, DTPREL32
+    "ppc64": {0: 0, 1: 4, 38: 8, 43: 8, 78: 8},  # NONE, ADDR32, ADDR64, UADDR64, DTPREL64
+    "s390": {0: 0, 4: 4, 52: 4},  # NONE, 32, TLS_LDO32
+    "s390x": {0: 0, 4: 4, 22: 8, 53: 8},  # NONE, 32, 64, TLS_LDO64
+}
+"""How many bytes a relocation of each kind writes, by machine; each writes the symbol's value and the addend."""
+
+
+class _Field(NamedTuple):
+    """What relocations of one symbol and kind write: ``size`` bytes, ``value`` and the addend."""
+
+    value: int
+    size: int
+
+
+def has_relocations(elf: ElfFile, number: int) -> bool:
+    """Return whether section ``number`` of a file has relocations."""
+    return next(_tables(elf, number), None) is not None
+
+
+def _tables(elf: ElfFile, number: int) -> Iterator[Section]:
+    return (each for each in elf.sections if each.type in (_RELA, _REL) and each.info == number and each.size)
+
+
+def relocated(elf: ElfFile, number: int, data: bytes, base: Callable[[int], int]) -> bytes:
+    """
+    Return the contents of section ``number`` with its relocations applied to them; ``data`` is without.
+
+    ``base`` returns where a section begins, by its number. Raise ``TargetError`` if a relocation cannot be applied.
+    """
+    name = elf.sections[number].name
+    sizes = _SIZES.get(elf.machine)
+    if sizes is None:
+        elf.malformed(f"section '{name}' has relocations for {elf.machine}, which are not known")
+    found = bytearray(data)
+    for table in _tables(elf, number):
+        _apply(_Relocations(elf, table, name, sizes, base), found)
+    return bytes(found)
+
+
+class _Relocations:
+    """The relocations of one table, for the section called ``name``."""
+
+    def __init__(
+        self, elf: ElfFile, table: Section, name: str, sizes: dict[int, int], base: Callable[[int], int]
+    ) -> None:
+        self.name = name
+        self.elf = elf
+        self.word_size = elf.word_size
+        self.has_addends = table.type == _RELA
+        self._sizes = sizes
+        self._base = base
+        prefix, word = elf.struct_prefix, "Q" if self.word_size == 8 else "I"
+        self._row = struct.Struct(f"{prefix}2{word}{word.lower() if self.has_addends else ''}")
+        self._table = elf.bytes_at(table.offset, table.size // self._row.size * self._row.size, "a relocation table")
+        if not 0 < table.link < len(elf.sections):
+            elf.malformed(f"the relocations of section '{name}' have no symbols")
+        symbols = elf.sections[table.link]
+        self._symbol = struct.Struct(f"{prefix}IBBHQQ" if self.word_size == 8 else f"{prefix}IIIBBH")
+        self._symbols = elf.bytes_at(symbols.offset, symbols.size, "a symbol table") if symbols.in_file else b""
+
+    def __len__(self) -> int:
+        return len(self._table) // self._row.size
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """Give place, info, and the addend if there is one in the table."""
+        return self._row.iter_unpack(self._table)
+
+    def field(self, info: int) -> _Field:
+        """Return what relocations with some info write."""
+        index, kind = (info >> 32, info & 0xFFFFFFFF) if self.word_size == 8 else (info >> 8, info & 0xFF)
+        size = self._sizes.get(kind)
+        if size is None:
+            self.elf.malformed(f"section '{self.name}' has a relocation of kind {kind}, which is not known")
+        if not 0 <= index < len(self._symbols) // self._symbol.size:
+            self.elf.malformed(f"section '{self.name}' has a relocation with symbol {index}, which is not there")
+        row = self._symbol.unpack_from(self._symbols, index * self._symbol.size)
+        form, section, value = (row[1], row[3], row[4]) if self.word_size == 8 else (row[3], row[5], row[1])
+        if section == _ABSOLUTE or (section and form & 15 == _THREAD):
+            return _Field(value, size)
+        if section == 0 or section >= _RESERVED:
+            return _Field(0, size)  # in another file, or of no place yet
+        if section >= len(self.elf.sections):
+            self.elf.malformed(f"symbol {index} is in section {section}, which is not there")
+        return _Field(value + self._base(section), size)
+
+
+def _apply(relocations: _Relocations, data: bytearray) -> None:
+    elf, has_addends = relocations.elf, relocations.has_addends
+    if len(relocations) > len(data):
+        elf.malformed(f"section '{relocations.name}' has more relocations than bytes")
+    writers = {size: struct.Struct(elf.struct_prefix + letter) for size, letter in ((4, "I"), (8, "Q"))}
+    masks = {size: (1 << 8 * size) - 1 for size in (0, *writers)}
+    fields: dict[int, _Field] = {}
+    addend = 0
+    for row in relocations.rows():
+        place, info = row[0], row[1]
+        field = fields.get(info)
+        if field is None:
+            field = fields[info] = relocations.field(info)
+        value, size = field
+        if not size:
+            continue
+        if place > len(data) - size:
+            elf.malformed(f"a relocation of section '{relocations.name}' lies outside of it")
+        writer = writers[size]
+        addend = row[2] if has_addends else writer.unpack_from(data, place)[0]
+        writer.pack_into(data, place, value + addend & masks[size])
