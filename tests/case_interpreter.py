@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ebpf_backend import FinalState
 
 __all__ = [
+    "check_a64_case",
     "check_case",
     "check_compiled_case",
     "check_native_case",
@@ -104,6 +105,13 @@ def check_native_case(case: Case, target: Target) -> None:
     from native_backend import NativeRunner
 
     check_compiled_case(case, target, NativeRunner, [LoopForm.MAY_GOTO])
+
+
+def check_a64_case(case: Case, target: Target) -> None:
+    """Do the same with machine code of AArch64, which does not care for the processor that a handler is about."""
+    from a64_backend import A64Runner
+
+    check_compiled_case(case, target, A64Runner, [LoopForm.MAY_GOTO])
 
 
 def is_native_case(case: Case, target: Target) -> bool:

@@ -19,6 +19,7 @@ pytest.register_assert_rewrite("case_interpreter", "differential")
 
 from case_format import Case, CaseError, Target, parse_case  # noqa: E402
 from case_interpreter import (  # noqa: E402
+    check_a64_case,
     check_case,
     check_compiled_case,
     check_native_case,
@@ -39,10 +40,19 @@ BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
     "translator": check_translated_case,
     "ebpf": check_compiled_case,
     "native": check_native_case,
+    "a64": check_a64_case,
 }
 
 
-CAN_RUN: dict[str, Callable[[Case, Target], bool]] = {"ebpf": is_compiled_case, "native": is_native_case}
+CAN_RUN: dict[str, Callable[[Case, Target], bool]] = {
+    "ebpf": is_compiled_case,
+    "native": is_native_case,
+    "a64": is_native_case,
+}
+
+EMULATED = {"a64"}
+"""Back ends on an emulated processor, which make quick leaves out."""
+
 
 # Unit tests that took most of the time when they were measured; make quick leaves them out.
 SLOW = {
@@ -58,6 +68,7 @@ SLOW = {
     "engines/x86/patches/test_placer_coverage.py",
     "engines/x86/test_emulation.py",
     "formatters/templates/test_hostile.py",
+    "native/a64/test_translator.py",
     "native/x86/test_translator.py",
     "preprocessor/test_macros.py",
     "rpn/test_robustness.py",
@@ -139,12 +150,16 @@ class CaseFile(pytest.File):
             case = parse_case(self.path, self.path.stem)
         except CaseError as error:
             raise self.CollectError(str(error)) from None
+        can_run = functools.cache(lambda asked, target: asked(case, target))
         for back_end in BACK_ENDS:
             for target in case.targets:
-                if back_end in CAN_RUN and not CAN_RUN[back_end](case, target):
+                if back_end in CAN_RUN and not can_run(CAN_RUN[back_end], target):
                     continue
                 name = f"{back_end}-{target.architecture}"
-                yield CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
+                item = CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
+                if back_end in EMULATED:
+                    item.add_marker(pytest.mark.slow)
+                yield item
 
 
 class CaseItem(pytest.Item):

@@ -11,22 +11,20 @@ from dprobes.native.code import Surroundings
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.registers import gpr
 from dprobes.native.x86.translator import X86Translator
+from ebpf_model import REGISTERS
 from machine_code import SAVED, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["REGISTERS", "pieces"]
-
-REGISTERS = range(10)
-"""The eBPF registers that a piece may change."""
+__all__ = ["pieces"]
 
 _BLOCK = Gpr.R12
 """The register that leads to the values: eBPF has no use for it, and keeps it."""
 
 
-def pieces(codes: Sequence[Sequence[Insn]]) -> list[Callable[[Sequence[int]], list[int]]]:
-    """Return a function for each piece of code: from the values of R0 to R9 before it to those behind it."""
+def pieces(codes: Sequence[Sequence[Insn]], *_memory: tuple[int, int]) -> list[Callable[[Sequence[int]], list[int]]]:
+    """Return a function for each piece of code, as ``MakePieces`` says; all memory is there."""
     room = 1 << 20
     address = reserve(room)
     asm = X86Assembler(address)

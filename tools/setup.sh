@@ -89,7 +89,7 @@ dev)
     make_venv
     # "pip install --group" needs pip 25.1; what is listed is the same.
     pip_install -e '.[all]' $(.venv/bin/python tools/requirements_of.py dev)
-    check_imports dprobes pytest hypothesis mypy importlinter elftools unicorn \
+    check_imports dprobes pytest hypothesis mypy importlinter elftools unicorn capstone \
         serial zstandard perfetto pyarrow duckdb opentelemetry.sdk pygls
     compile_sources
     touch .venv/run.stamp .venv/dev.stamp
@@ -107,7 +107,7 @@ tools)
     for package in gcc g++ libc6-dev libc6-dbg binutils gdb strace procps util-linux mount iproute2 e2fsprogs \
         sqlite3 openssl gzip xz-utils redis-tools \
         man-db groff-base zsh fish vim-tiny systemd \
-        qemu-system-x86 lz4 zstd \
+        qemu-system-x86 qemu-user lz4 zstd \
         babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \
         gcc-i686-linux-gnu libc6-dev-i386-cross systemtap-sdt-dev; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"

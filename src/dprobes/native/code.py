@@ -38,9 +38,10 @@ class Surroundings:
     Say what the code of a handler finds around it.
 
     ``maps`` are where they are in the process. ``routines`` are what calls of helpers become, and ``map_routines``
-    those of helpers that take a map: addresses within 2 GiB of the code. With ``has_rdpid`` the processor has the
-    instruction (CPUID 7, ecx bit 22). Where the shape of ``rings`` is known, entries of a known size are written
-    without a call. Handlers do nothing when the ``life_mark`` says that nobody is there any more (``native.lifemark``).
+    those of helpers that take a map: addresses within reach of the code. With ``has_rdpid`` the processor has the
+    instruction (CPUID 7, ecx bit 22); ``cpu_place`` is as in ``ProcessFacts``. Where the shape of ``rings`` is known,
+    entries of a known size are written without a call. Handlers do nothing when the ``life_mark`` says that nobody is
+    there any more (``native.lifemark``).
     """
 
     maps: Mapping[MapName, MapPlace]
@@ -49,3 +50,4 @@ class Surroundings:
     has_rdpid: bool = True
     rings: RingShape | None = None
     life_mark: int | None = None
+    cpu_place: int | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTEXT_WORDS", "Footprint", "footprint"]
 
 CONTEXT_WORDS = range(0, 168, 8)
-"""Where ``struct pt_regs`` has its words."""
+"""Where ``struct pt_regs`` of x86-64 has its words."""
 
 _CLASS, _OPERATION, _SIZE = 0x07, 0xF0, 0x18
 _ARGUMENTS = range(6)
@@ -39,8 +39,8 @@ class Footprint:
 
 
 @lru_cache(64)
-def footprint(assembled: Assembled) -> Footprint:
-    """Return what code touches; where it passes the context on, that is all of it."""
+def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint:
+    """Return what code touches; where it passes the context on, that is all of it, which has words at ``context``."""
     code = assembled.code
     contexts = {Register.R1.value} if is_first_argument_used(code) else set()
     registers: set[int] = set()
@@ -73,7 +73,7 @@ def footprint(assembled: Assembled) -> Footprint:
             escapes |= insn.dst in contexts or (bool(insn.opcode & X) and insn.src in contexts)
         elif kind == Class.LDX or insn.opcode == WIDE_LOAD:
             escapes |= insn.dst in contexts
-    words = set(CONTEXT_WORDS)
+    words = set(context)
     if escapes:
         reads |= words
         writes |= words

@@ -4,70 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from random import Random
 
 import pytest
 
 from dprobes.bpf.asm.insn import Insn
 from dprobes.bpf.asm.isa import Atomic, Class, Jump, Mode, Size
-from ebpf_pieces import REGISTERS, pieces
+from ebpf_model import check_atomics
+from ebpf_pieces import pieces
 
-PLAIN = (Atomic.ADD, Atomic.OR, Atomic.AND, Atomic.XOR)
-OPERATIONS = (*PLAIN, *(operation | Atomic.FETCH for operation in PLAIN), Atomic.XCHG, Atomic.CMPXCHG)
 SIZES = pytest.mark.parametrize("size", [Size.W, Size.DW])
-OFFSET = 8
-
-
-def changed(operation: int, old: int, operand: int, result: int, bits: int) -> int:
-    """Return what memory holds afterwards; ``result`` is R0."""
-    mask = (1 << bits) - 1
-    match operation & ~Atomic.FETCH if operation not in (Atomic.XCHG, Atomic.CMPXCHG) else operation:
-        case Atomic.ADD:
-            new = old + operand
-        case Atomic.OR:
-            new = old | operand
-        case Atomic.AND:
-            new = old & operand
-        case Atomic.XOR:
-            new = old ^ operand
-        case Atomic.XCHG:
-            new = operand
-        case _:
-            new = operand if old == result & mask else old
-    return new & mask
 
 
 @SIZES
 def test_operations(size: Size) -> None:
-    random = Random(3)
-    bits = 8 * size.bytes
-    insns = [
-        Insn(Class.STX | Mode.ATOMIC | size, base, src, OFFSET, operation)
-        for operation in OPERATIONS
-        for base in REGISTERS
-        for src in REGISTERS
-    ]
-    memory = (ctypes.c_uint64 * 4)()
-    address = ctypes.addressof(memory)
-    for insn, run in zip(insns, pieces([[insn] for insn in insns]), strict=True):
-        for _ in range(6):
-            before = [random.getrandbits(64) for _ in REGISTERS]
-            before[insn.dst] = address
-            words = [random.getrandbits(64) for _ in memory]
-            if random.random() < 0.5:
-                words[1] = words[1] >> bits << bits | before[0] & (1 << bits) - 1
-            for n, word in enumerate(words):
-                memory[n] = word
-            after = run(before)
-            old = words[1] & (1 << bits) - 1
-            new = changed(insn.imm, old, before[insn.src], before[0], bits)
-            expected = list(before)
-            if insn.imm == Atomic.CMPXCHG:
-                expected[0] = old
-            elif insn.imm & Atomic.FETCH:
-                expected[insn.src] = old
-            assert after == expected, insn
-            assert list(memory) == [words[0], words[1] >> bits << bits | new, *words[2:]], insn
+    check_atomics(pieces, size)
 
 
 @SIZES

@@ -1,0 +1,1 @@
+"""Machine code for AArch64."""

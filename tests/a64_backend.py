@@ -1,0 +1,91 @@
+"""
+Handlers as machine code of AArch64: a back end of the tests, on an emulated processor.
+
+What they do does not depend on the processor, whose registers are in memory for them: so the programs are those of x86,
+and their context is that of x86.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import TYPE_CHECKING, Self
+
+import unicorn
+
+from a64_processor import A64Processor
+from dprobes.bpf.layout import MapName
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.engines.inline.memory.hashes import SharedHash
+from dprobes.native.a64.handler import handler_function
+from dprobes.native.a64.runtime import make_runtime
+from dprobes.native.code import Surroundings
+from dprobes.native.runtime import ProcessFacts
+from dprobes.testing import PAGE
+from machine_code import reserve
+from native_backend import NATIVE, NativeRunner, NativeStage
+
+if TYPE_CHECKING:
+    from dprobes.bpf.lower import Lowered
+    from dprobes.engines.inline.memory.arrays import SharedArray
+
+__all__ = ["NATIVE", "A64Runner", "A64Stage"]
+
+_ROOM = 1 << 20
+
+
+class A64Runner(NativeRunner):
+    """Run handlers as machine code of AArch64."""
+
+    def __enter__(self) -> Self:
+        self._handlers: list[tuple[A64Processor, int]] = []
+        return super().__enter__()
+
+    def _load(self, lowered: Lowered, scratch: SharedArray) -> int:
+        objects = self._map_objects(scratch)
+        shapes = {name: each.shape for name, each in objects.items() if isinstance(each, SharedHash)}
+        pages = self._pages.place.address
+        address = reserve(_ROOM)
+        rings = self._maps[MapName.RING].shape
+        runtime = make_runtime(address, ProcessFacts(pages, pages + 64), rings, shapes)
+        places = {name: each.place for name, each in objects.items()}
+        around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings)
+        handler = handler_function(runtime.code.end, lowered.assembled, around)
+        processor = A64Processor([(self._region.own_address, self._region.size)])
+        processor.put(address, runtime.code.code + handler.code)
+        processor.catch(runtime.code.fixups)
+        self._handlers.append((processor, handler.address))
+        return len(self._handlers) - 1
+
+    def _execute(self, program: int) -> None:
+        processor, address = self._handlers[program]
+        context = self._context
+        block = ctypes.create_string_buffer(2 * PAGE)
+        start = ctypes.addressof(block) + PAGE - 1 & -PAGE
+        registers = self._registers()
+        ctypes.memmove(start, registers, len(registers))
+        processor.share(start, PAGE)
+        for page, content in context._pages.items():
+            processor.map(page * PAGE, PAGE)
+            processor.write(page * PAGE, bytes(content))
+            if page in context._read_only:
+                processor.protect(page * PAGE, PAGE, unicorn.UC_PROT_READ)
+        try:
+            processor.call(address, start)
+            for page, content in context._pages.items():
+                content[:] = processor.read(page * PAGE, PAGE)
+        finally:
+            processor.unmap(start, PAGE)
+            for page in context._pages:
+                processor.unmap(page * PAGE, PAGE)
+        for name, offset in REGISTER_OFFSETS.items():
+            if self._architecture.register(name) is None or name in ("eip", "esp", "cs", "ss"):
+                continue
+            (value,) = struct.unpack_from("=Q", ctypes.string_at(start + offset, 8))
+            context.set_value(name, value & self._architecture.word_mask)
+
+
+class A64Stage(NativeStage):
+    """Be where machine code of AArch64 is compared with the interpreter."""
+
+    runner = A64Runner

@@ -1,0 +1,54 @@
+"""Single eBPF instructions as machine code of AArch64, on registers that a test chooses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from a64_processor import A64Processor
+from dprobes.bpf.asm.assembler import Assembled
+from dprobes.bpf.asm.insn import Insn
+from dprobes.native.a64.assembler import A64Assembler
+from dprobes.native.a64.registers import gpr
+from dprobes.native.a64.translator import A64Translator
+from dprobes.native.code import Surroundings
+from ebpf_model import REGISTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["pieces"]
+
+_CODE = 0x40_0000
+_NOP = 0xD503_201F
+
+
+def pieces(codes: Sequence[Sequence[Insn]], *memory: tuple[int, int]) -> list[Callable[[Sequence[int]], list[int]]]:
+    """
+    Return a function for each piece of code: from the values of R0 to R9 before it to those behind it.
+
+    ``memory`` are the starts and sizes of pages of this process that they can use.
+    """
+    processor = A64Processor(memory)
+    asm = A64Assembler(_CODE)
+    places = [_write(asm, code) for code in codes]
+    processor.put(_CODE, asm.assemble())
+    return [partial(_run, processor, start, end) for start, end in places]
+
+
+def _write(asm: A64Assembler, code: Sequence[Insn]) -> tuple[int, int]:
+    start, out = asm.here, asm.label()
+    whole = (*code, Insn(0x95))
+    assembled = Assembled(whole, (), (-1,) * len(whole), (0,))
+    A64Translator(asm, assembled, Surroundings({}, {}, {}), out).write()
+    asm.place(out)
+    end = asm.here
+    asm.word(_NOP)
+    return start, end
+
+
+def _run(processor: A64Processor, start: int, end: int, values: Sequence[int]) -> list[int]:
+    processor.set_registers({gpr(n).value: value for n, value in zip(REGISTERS, values, strict=True)})
+    processor.run(start, end)
+    after = processor.registers()
+    return [after[gpr(n).value] for n in REGISTERS]

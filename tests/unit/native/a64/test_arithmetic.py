@@ -1,0 +1,20 @@
+"""Calculations and comparisons do what RFC 9669 says, with all registers, compared with a model in Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from a64_pieces import pieces
+from ebpf_model import check_calculations, check_comparisons
+
+WIDE = pytest.mark.parametrize("wide", [True, False])
+
+
+@WIDE
+def test_calculations(*, wide: bool) -> None:
+    check_calculations(pieces, wide=wide)
+
+
+@WIDE
+def test_comparisons(*, wide: bool) -> None:
+    check_comparisons(pieces, wide=wide)

@@ -1,0 +1,58 @@
+"""
+Handlers as machine code of AArch64 do what the interpreter does.
+
+Every case runs so too (``conftest.BACK_ENDS``); here are random programs and random bytes, with random demands.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from a64_backend import A64Stage
+from differential import Demand, bytes_agree, program_agrees, random_demand
+from dprobes.bpf.lower import Placement
+
+IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
+ROUNDS = 10_000 if IS_TORTURE else 40
+FEWER = 2_000 if IS_TORTURE else 15
+NAMES = pytest.mark.parametrize("name", ["i386", "x86_64"])
+KINDS = pytest.mark.parametrize("kind", ["defined", "wild"])
+STAGE = A64Stage()
+
+
+def native_demand(seed: int) -> Demand:
+    """Return a demand of a kind that there is in a process: at an instruction, or at a return."""
+    demand = random_demand(Random(seed))
+    placement = Random(seed).choice((Placement.BREAKPOINT, Placement.RET_SITE))
+    moved = demand.request.moved if placement is Placement.BREAKPOINT else 0
+    return replace(demand, request=replace(demand.request, placement=placement, moved=moved))
+
+
+@NAMES
+@KINDS
+def test_a_random_program_does_the_same(name: str, kind: str) -> None:
+    agreed = sum(program_agrees(seed, name, kind, Demand(), STAGE) for seed in range(ROUNDS))
+    assert agreed == ROUNDS if kind == "defined" else agreed >= ROUNDS // 4
+
+
+@NAMES
+@KINDS
+def test_so_it_does_whatever_else_is_asked_for(name: str, kind: str) -> None:
+    agreed = sum(program_agrees(seed, name, kind, native_demand(seed), STAGE) for seed in range(FEWER))
+    assert agreed == FEWER if kind == "defined" else agreed >= FEWER // 4
+
+
+@NAMES
+@KINDS
+def test_so_it_does_at_the_ends_of_all_limits(name: str, kind: str) -> None:
+    agreed = sum(program_agrees(seed, name, kind, native_demand(seed), STAGE, is_extreme=True) for seed in range(FEWER))
+    assert agreed == FEWER if kind == "defined" else agreed >= FEWER // 4
+
+
+@NAMES
+def test_random_bytes_do_the_same(name: str) -> None:
+    assert sum(bytes_agree(seed, name, STAGE) for seed in range(FEWER)) >= FEWER // 4
