@@ -144,6 +144,7 @@ class Run:
             console.warning("ended before everything was written; the probepoints are removed as soon as possible")
             os._exit(128 + number)
         self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
+        self._is_early |= not self._has_begun
         self._progress.begin("removing the probepoints")
         self._session.stop()
 
