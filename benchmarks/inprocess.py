@@ -163,7 +163,7 @@ def _loops(
         asm.raw(_PROBED)
         asm.ret()
 
-    trampoline = make_trampoline(runtime.code.end, 0x1000, lowered.assembled, around, rest)
+    trampoline = make_trampoline(runtime.code.end, 0x1000, [lowered.assembled], around, rest)
     asm = X86Assembler(trampoline.end)
     function = asm.here
     rest(asm)

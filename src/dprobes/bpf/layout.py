@@ -118,6 +118,8 @@ class MapName(enum.Enum):
         24 u64 below    how many calls with the same frame go on besides
         32 u64 time     when the call began
         40 u64 ...      registers
+
+    Where handlers run in the process, it is an array with one element instead (``bpf.calltable``).
     """
     SPACES = "spaces"
     """A number for each process that executes a program: u32 process id to u64. No other program has had it before."""

@@ -9,6 +9,8 @@ Where a function may be left by a tail call, its return is a uretprobe: the kern
 into the frame. A function that is entered with that as its return address has been jumped to, and the calls before it
 are still to return: their entries are kept below the new one. The kernel awaits a limited number of returns, and what
 is entered beyond has none.
+
+Where handlers run in the process, the calls are in a table of its own instead (``calltable``).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import MapName
+from dprobes.bpf.lower.calltable import table_entry_program, take_from_table
 from dprobes.bpf.lower.handlerstate import StateLayout
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
@@ -63,6 +66,8 @@ def entry_size(entry: KeptEntry) -> int:
 def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
     """Return the program at the entry for a request of which the placement is that of the entry."""
     assert request.entry is not None
+    if request.abilities.calls is not None:
+        return table_entry_program(architecture, request, host)
     asm = Assembler()
     writer = _Recorder(asm, architecture, request, host(asm, architecture, request, uses_ip=False, uses_ids=False))
     writer.write()
@@ -72,6 +77,9 @@ def entry_program(architecture: Architecture, request: Request, host: type[Host]
 def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, cookie: Register) -> None:
     """Take the entry of the call that returns away, to where SEEN says (time 0: there is none). Leaves R6 and R8."""
     assert request.entry is not None
+    if request.abilities.calls is not None:
+        take_from_table(asm, request, SEEN)
+        return
     unseen, count = asm.label(), len(request.entry.registers)
     for word in range(count + 1):
         asm.store(_R.R10, SEEN - 8 * word, 0)

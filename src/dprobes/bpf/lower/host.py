@@ -141,6 +141,11 @@ class Host:
 
     def _read_return_address(self) -> None:
         asm = self._asm
+        if self._request.abilities.calls is not None:  # if it cannot be read, the instruction cannot read it either
+            asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["esp"])
+            asm.load(Register.R1, Register.R1, 0)
+            asm.store(SCRATCH, Field.IP, Register.R1)
+            return
         asm.store(SCRATCH, Field.IP, 0)
         asm.mov(Register.R1, SCRATCH)
         asm.alu(Alu.ADD, Register.R1, Field.IP)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.bpf.calltable import CallTable
     from dprobes.bpf.lower.handlerstate import StateLayout
     from dprobes.target.kernel.tracedfields import TracedEvent
 
@@ -145,6 +146,7 @@ class Abilities:
     small_states: bool = False
     verified: bool = True
     polled: bool = False
+    calls: CallTable | None = None
 
 
 class Placement(enum.Enum):

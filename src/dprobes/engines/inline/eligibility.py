@@ -9,6 +9,7 @@ from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
 from dprobes.rpn.needs import executed_instructions
 from dprobes.rpn.program import calls_extensions
+from dprobes.target.functionexits import ExitKind
 
 if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint
@@ -26,8 +27,6 @@ def obstacle_to_program(program: Program) -> str | None:
         return "the program has variables, which handlers in the tracer use as well"
     if any(table.has_user_stack for table in program.tables):
         return "the program has keyed tables with call stacks"
-    if any(definition.at_return for definition in program.definitions):
-        return "the program has probes at returns, for which breakpoints come and go"
     if calls_extensions(program):
         return "the program calls extensions"
     return None
@@ -37,11 +36,12 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
     """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
     if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
         return "it is not about an instruction"
-    if probe.at_return:
-        return "it is about a return"
     if probe.definition.passcount or probe.definition.maxhits:
         return "its hits are counted by the tracer, for passcount and maxhits"
-    if not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
+    if probe.at_return:
+        if all(leaving.kind is not ExitKind.RETURN for leaving in probe.code.exits.exits):
+            return "its function has no return instruction, and is left by jumps only"
+    elif not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
         return "its instruction may fault, and has no record then"
     if probe.code.usdt is not None:
         return "it is a USDT probe"

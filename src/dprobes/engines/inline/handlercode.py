@@ -20,7 +20,7 @@ from dprobes.native.x86.trampoline import make_trampoline
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.layout import MapName
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CodeWriter", "PlacedHandler"]
 
-_METHODS = (Method.JUMP, Method.PUN)
+_METHODS = (Method.JUMP, Method.PUN, Method.DEAD)
 """Where nothing but the probed instruction is displaced: so no thread is ever in the middle of what changes."""
 
 _SLACK = 64
@@ -72,6 +72,7 @@ class CodeWriter:
         self._tables = tables
         self._runtime: Runtime | None = None
         self._mapped: set[int] = set()
+        self._placers: dict[int, Placer] = {}
 
     def new_regions(self) -> list[tuple[int, int]]:
         """Return (start, end) of all that is to be mapped, and was not returned before."""
@@ -95,8 +96,8 @@ class CodeWriter:
         """Where threads go on that fault in them."""
         return () if self._runtime is None else self._runtime.code.fixups
 
-    def place(self, site: int, raw: bytes, assembled: Assembled) -> PlacedHandler | str:
-        """Return the handler of the instruction at ``site``, or why there is no place for it."""
+    def place(self, site: int, raw: bytes, handlers: Sequence[Assembled]) -> PlacedHandler | str:
+        """Return the handlers of the instruction at ``site``, or why there is no place for them."""
         if self._runtime is None and (problem := self._place_runtime(site)) is not None:
             return problem
         assert self._runtime is not None
@@ -109,21 +110,25 @@ class CodeWriter:
             self._facts.life_mark,
         )
         near = self._runtime.code.address
-        room = len(self._code(near, site, raw, assembled, around).code) + _SLACK
-        placer = Placer(self.module, self.space, room)
+        room = len(self._code(near, site, raw, handlers, around).code) + _SLACK
+        self._placers[site] = placer = Placer(self.module, self.space, room)
         (found,) = placer.place([site], windows_first=False)
         if isinstance(found, Refusal):
             return found.reason
         if isinstance(found, Shared):
             return "it is displaced for another probe"
         plan = found.plan
-        if plan.method not in _METHODS or plan.start != site:
+        if plan.method not in _METHODS or plan.start != site or len(plan.sizes) > 1:
             placer.remove(found)
             return f"it can only be probed by a {plan.method.value}"
         if plan.crosses_page:  # half of it could be written when the tracer is killed
             placer.remove(found)
             return "its jump would lie in two pages"
-        return PlacedHandler(found, self._code(found.trampoline, site, plan.raw, assembled, around))
+        return PlacedHandler(found, self._code(found.trampoline, site, plan.raw, handlers, around))
+
+    def remove(self, placed: PlacedHandler) -> None:
+        """Give up what was placed, and not written."""
+        self._placers.pop(placed.placement.plan.site).remove(placed.placement)
 
     def _place_runtime(self, site: int) -> str | None:
         facts, rings, tables = self._facts, self._rings, self._tables
@@ -135,10 +140,10 @@ class CodeWriter:
         return None
 
     @staticmethod
-    def _code(address: int, site: int, raw: bytes, assembled: Assembled, around: Surroundings) -> NativeCode:
+    def _code(address: int, site: int, raw: bytes, handlers: Sequence[Assembled], around: Surroundings) -> NativeCode:
         def write_rest(asm: X86Assembler) -> None:
             copy = displaced(raw, site, asm.here)
             assert copy is not None, "the trampoline is near the instruction"
             asm.raw(copy.code)
 
-        return make_trampoline(address, site, assembled, around, write_rest)
+        return make_trampoline(address, site, handlers, around, write_rest)

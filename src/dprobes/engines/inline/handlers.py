@@ -12,37 +12,38 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Class, Helper, Jump
-from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
+from dprobes.bpf.layout import MapName, ProbeField
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import PROBES_MAX, HandlerMaps
+from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.ringreader import RingReader
+from dprobes.engines.inline.sitegroups import site_groups
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice, TableChange
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitePatch, SitesPatched
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
-from dprobes.errors import DprobesError, NotSupportedError
+from dprobes.errors import DprobesError
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import merged
+from dprobes.native.memory import MapPlace
 from dprobes.native.runtime import ProcessFacts
 from dprobes.record.layout import Item
-from dprobes.target.processmaps import parse_maps, read_maps, run_time_address
+from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps, run_time_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.bpf.lower.request import Lowered
+    from dprobes.engines.inline.handlercode import PlacedHandler
+    from dprobes.engines.inline.pieces import Piece
+    from dprobes.engines.inline.sitegroups import SiteGroup
     from dprobes.engines.interface import Change, Counts
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import Batch
     from dprobes.engines.x86.patches.placer import Placement
+    from dprobes.record.layout import Item
     from dprobes.rpn.program import Program
     from dprobes.target.processmaps import Mapping
 
@@ -54,32 +55,22 @@ _REASONS = 4
 _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
 
-_ABILITIES = Abilities(
-    LoopForm.MAY_GOTO,
-    sleepable=False,
-    writes_memory=True,
-    writes_registers=True,
-    small_states=True,
-    verified=False,
-    polled=True,
-)
-
 
 class InlineHandlers:
     """The handlers of one program; ``items`` are those of its records."""
 
     def __init__(self, program: Program, items: Item) -> None:
         self._program = program
-        self._items = items
-        self._obstacle = obstacle_to_program(program)
+        self._writer = PieceWriter(program, items)
+        self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
-        self._lowered: dict[int, Lowered | str] = {}
+        self._pieces: dict[int, tuple[Piece, ...] | str] = {}
         self._waiting: dict[int, set[int]] = {}
         """The probepoints, by process, for which memory is asked for."""
         self._memories: dict[int, MemoryShared] = {}
         self._planned: dict[tuple[int, int], SitePatch] = {}
         """All jumps that were asked for, by process and place: a copy of a process has those of its parent."""
-        self._writers: dict[tuple[int, int], CodeWriter] = {}
+        self._code_writers: dict[tuple[int, int], CodeWriter] = {}
         """By the page of a process, and how far above its link addresses a module is."""
         self._reader = RingReader()
         self._unfinished = 0
@@ -95,7 +86,7 @@ class InlineHandlers:
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
         """Take notice of breakpoints in a process; return what to ask of the tracer."""
-        wanted = {probe for probe in probes if self._lower(probe, answers) is not None}
+        wanted = {probe for probe in probes if self._pieces_of(probe, answers)}
         if not wanted:
             return None
         known = self._memories.get(pid)
@@ -103,9 +94,7 @@ class InlineHandlers:
             return self._plan(known, wanted, answers)
         is_asked = pid in self._waiting
         self._waiting.setdefault(pid, set()).update(wanted)
-        assert self._maps is not None
-        region = self._maps.region
-        return None if is_asked else ShareMemory(program, pid, region.descriptor, region.size)
+        return None if is_asked else self._share(program, pid)
 
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
         """Take notice of memory that a process has mapped; return what to ask next."""
@@ -121,54 +110,29 @@ class InlineHandlers:
         if message.is_outdated and self._maps is not None:
             self._memories.pop(message.pid, None)
             self._waiting.setdefault(message.pid, set()).update(probe for probe, _ in message.refused)
-            return ShareMemory(message.program, message.pid, self._maps.region.descriptor, self._maps.region.size)
+            return self._share(message.program, message.pid)
         self.jumps.update(message.probes)
         self.refused |= dict(message.refused)
         return None
 
     # Planning
 
-    def _lower(self, probe: int, answers: Answers) -> Lowered | None:
-        """Return the eBPF of a probepoint's handler, if it can run in the process."""
-        found = self._lowered.get(probe)
+    def _pieces_of(self, probe: int, answers: Answers) -> tuple[Piece, ...]:
+        """Return what runs in the process for a probepoint; nothing if that cannot be."""
+        found = self._pieces.get(probe)
         if found is None:
-            found = self._lowered[probe] = self._lowered_or_why_not(probe, answers)
+            found = self._writer.pieces(probe, answers.probes[probe], answers.compiled.get(probe))
+            self._pieces[probe] = found
             if isinstance(found, str):
                 self.refused[probe] = found
             elif self._maps is None:
                 self._maps = HandlerMaps(1 << 16, self._program.tables)
-        return None if isinstance(found, str) else found
+        return () if isinstance(found, str) else found
 
-    def _lowered_or_why_not(self, number: int, answers: Answers) -> Lowered | str:
-        probe, site = answers.probes[number], answers.compiled.get(number)
-        if self._obstacle is not None:
-            return self._obstacle
-        if (problem := obstacle_to(self._program, probe)) is not None:
-            return problem
-        if site is None or site.resolved.architecture.name != "x86_64":
-            return "its file cannot be looked at for that"
-        if number >= PROBES_MAX:
-            return "the program has too many probepoints"
-        request = Request(
-            items=self._items,
-            abilities=_ABILITIES,
-            probe=number,
-            link=probe.instruction.address,
-            symbols=dict(site.resolved.symbols),
-            tables=HandlerMaps.sizes(),
-            shared_tables=frozenset(range(len(self._program.tables))),
-        )
-        image = site.resolved.image
-        try:
-            lowered = lower(image, architecture("x86_64"), image.handlers[probe.number], site.point, request)
-            if not _has_records(lowered):  # so nothing of a header is needed
-                request = replace(request, items=Item(0))
-                lowered = lower(image, architecture("x86_64"), image.handlers[probe.number], site.point, request)
-        except NotSupportedError as error:
-            return error.message
-        if lowered.state.size > 1 << 16:
-            return "its handler needs too much memory"
-        return lowered
+    def _share(self, program: int, pid: int) -> ShareMemory:
+        assert self._maps is not None
+        region = self._maps.region
+        return ShareMemory(program, pid, region.descriptor, region.size, self._calls)
 
     def _plan(self, memory: MemoryShared, wanted: set[int], answers: Answers) -> PatchSites | None:
         """Return the code and the jumps for probepoints in a process."""
@@ -195,27 +159,42 @@ class InlineHandlers:
         mappings: list[Mapping],
         request: _Request,
     ) -> None:
-        writer = self._writer(memory, probes[0], answers, mappings)
+        writer = self._code_writer(memory, probes[0], answers, mappings)
         if writer is None:
             return
         is_new = writer.runtime is None
-        for probe in probes:
-            lowered = self._lower(probe, answers)
-            assert lowered is not None
-            instruction = answers.probes[probe].instruction
-            place = instruction.address + writer.module.bias
-            placed = writer.place(place, instruction.raw, lowered.assembled)
+        for group in site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)):
+            placed = self._place_group(memory.pid, writer, group)
             if isinstance(placed, str):
-                self.refused[probe] = placed
+                self.refused |= dict.fromkeys(group.probes, placed)
                 continue
-            request.code.append((placed.code.address, placed.code.code))
-            request.patches.append(_patch_of(probe, place, instruction.raw, placed.placement, writer.module))
+            key = (memory.program, min(group.sites)) if group.is_bound else None
+            for site, each in placed.items():
+                request.code.append((each.code.address, each.code.code))
+                request.patches.append(_patch_of(site, group, key, each.placement, writer.module))
         if writer.runtime is not None and is_new:
             request.code.append((writer.runtime.code.address, writer.runtime.code.code))
             request.fixups += writer.fixups
         request.pages += writer.new_regions()
 
-    def _writer(self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]) -> CodeWriter | None:
+    def _place_group(self, pid: int, writer: CodeWriter, group: SiteGroup) -> dict[int, PlacedHandler] | str:
+        """Return the trampolines of a group by the link addresses of their instructions, or why it has none."""
+        placed: dict[int, PlacedHandler] = {}
+        for address, pieces in group.sites.items():
+            site = address + writer.module.bias
+            found: PlacedHandler | str = "there is a jump for another probe"
+            if (pid, site) not in self._planned:
+                found = writer.place(site, pieces[0].raw, [piece.assembled for piece in pieces])
+            if isinstance(found, str):
+                for each in placed.values():
+                    writer.remove(each)
+                return found
+            placed[address] = found
+        return placed
+
+    def _code_writer(
+        self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]
+    ) -> CodeWriter | None:
         """Return what writes code for a module of a process, which knows what is there already."""
         site, first = answers.compiled[probe], answers.probes[probe].instruction
         mine = [m for m in mappings if (m.device, m.inode) == site.file]
@@ -223,10 +202,11 @@ class InlineHandlers:
         if start is None:
             return None  # it is not mapped any more
         key = memory.page, start - first.address
-        if key not in self._writers:
+        if key not in self._code_writers:
             assert self._maps is not None
-            maps = self._maps.places(memory.region)  # before anything in it is asked for its address
-            self._writers[key] = CodeWriter(
+            maps = dict(self._maps.places(memory.region))  # before anything in it is asked for its address
+            maps[MapName.ENTRIES] = MapPlace(memory.page + PAGE_SIZE)
+            self._code_writers[key] = CodeWriter(
                 ModuleCode.of(site.resolved.module, start - first.address),
                 AddressSpace(mappings, min(m.start for m in mine), max(m.end for m in mine)),
                 self._facts(memory, mappings),
@@ -234,7 +214,7 @@ class InlineHandlers:
                 self._maps.rings.shape,
                 self._maps.shapes,
             )
-        return self._writers[key]
+        return self._code_writers[key]
 
     def _facts(self, memory: MemoryShared, mappings: list[Mapping]) -> ProcessFacts:
         assert self._maps is not None
@@ -305,7 +285,7 @@ class InlineHandlers:
     def disable(self) -> None:
         """Let no handler run any more, as the tracer is gone that sees to their faults."""
         if self._maps is not None:
-            for probe in self._lowered:
+            for probe in self._pieces:
                 self._maps.disable(probe)
 
     def remove(self, pids: Iterable[int]) -> int:
@@ -339,8 +319,12 @@ class _Request:
         return PatchSites(memory.program, memory.pid, memory.page, *parts)
 
 
-def _patch_of(probe: int, site: int, raw: bytes, placement: Placement, module: ModuleCode) -> SitePatch:
-    """Return the jump at an instruction; what it relies on must be as it is planned."""
+def _patch_of(
+    address: int, group: SiteGroup, key: tuple[int, int] | None, placement: Placement, module: ModuleCode
+) -> SitePatch:
+    """Return the jump at an instruction of a group; what it relies on must be as it is planned."""
+    site, pieces = address + module.bias, group.sites[address]
+    raw, probes = pieces[0].raw, tuple(dict.fromkeys(piece.probe for piece in pieces))
     code = module.around(site)
     assert code is not None
     end = max(site + len(raw), placement.relied_on)
@@ -350,13 +334,8 @@ def _patch_of(probe: int, site: int, raw: bytes, placement: Placement, module: M
         there = module.around(address)
         assert there is not None
         originals.append(there.original[address - there.start : address - there.start + len(data)])
-    return SitePatch(probe, site, tuple((w.address, bytes(w.data)) for w in placement.writes), tuple(originals), rest)
-
-
-def _has_records(lowered: Lowered) -> bool:
-    """Return whether a handler may put something into a ring."""
-    call = Class.JMP | Jump.CALL
-    return any(insn.opcode == call and insn.imm == Helper.RINGBUF_OUTPUT for insn in lowered.assembled.code)
+    writes = tuple((w.address, bytes(w.data)) for w in placement.writes)
+    return SitePatch(probes, site, writes, tuple(originals), rest, key)
 
 
 def _joined(first: TableContents, second: TableContents) -> TableContents:

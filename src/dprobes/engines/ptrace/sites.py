@@ -68,7 +68,7 @@ class Site:
     semaphore: int = 0
     """The distance from this instruction to the semaphore of its USDT probe, 0 if it has none."""
     kept: tuple[tuple[int, int | None], ...] = ()
-    """For ENTRY: the registers that are kept, by index, and how far above the stack pointer those in memory lie."""
+    """What is kept of the entry: registers by index, and how far above the stack pointer those in memory lie."""
 
 
 @dataclass(frozen=True, slots=True)

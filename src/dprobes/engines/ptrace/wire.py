@@ -19,6 +19,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.bpf.calltable import CallTable
     from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.interface import Change, HandedOver
     from dprobes.engines.overload import Verdict
@@ -176,13 +177,14 @@ class ShareMemory:
     """
     A request to let a process map memory for handlers that run in it; ``MemoryShared`` answers it.
 
-    ``descriptor`` is a file of the client's.
+    ``descriptor`` is a file of the client's. ``calls`` are what handlers keep in memory of the process alone.
     """
 
     program: int
     pid: int
     descriptor: int
     size: int
+    calls: CallTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +194,15 @@ class SitePatch:
 
     ``writes`` are the bytes to be written, in order, and ``originals`` what the file has there. ``rest`` is the code
     from ``site`` on that must be as in the file besides: a punned jump shares its bytes.
+    Of those with one ``group`` there are all or none.
     """
 
-    probe: int
+    probes: tuple[int, ...]
     site: int
     writes: tuple[tuple[int, bytes], ...]
     originals: tuple[bytes, ...]
     rest: bytes
+    group: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dprobes.native.x86.registers import FRAME, SCRATCH_1, SCRATCH_2, gpr
 from dprobes.native.x86.translator import X86Translator, takes_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.native.code import Surroundings
@@ -61,18 +61,19 @@ _CONTEXT = Gpr.RDI
 def make_trampoline(
     address: int,
     site: int,
-    assembled: Assembled,
+    handlers: Sequence[Assembled],
     around: Surroundings,
     write_rest: Callable[[X86Assembler], None],
 ) -> NativeCode:
     """
-    Return the trampoline at ``address`` of the instruction at ``site``.
+    Return the trampoline at ``address`` of the instruction at ``site``, with its handlers one after the other.
 
-    ``write_rest`` writes what follows the handler: the displaced instructions, and the way back.
+    ``write_rest`` writes what follows them: the displaced instructions, and the way back.
     """
-    check_code(assembled)
     asm = X86Assembler(address)
-    _Writer(asm, site, trimmed(assembled), around).write()
+    for assembled in handlers:
+        check_code(assembled)
+        _Writer(asm, site, trimmed(assembled), around).write()
     write_rest(asm)
     return NativeCode(address, asm.assemble())
 

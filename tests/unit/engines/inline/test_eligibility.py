@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CODE = (
     "long cell; long load(long *p) { return *p + 1; } long plain(long a) { return a * 3; } int main(void) { return 0; }"
+    "__attribute__((optimize(2), noipa)) long other(long a) { return a + cell; }"
+    "__attribute__((optimize(2), noipa)) long jumping(long a) { return other(a * 2); }"
 )
 
 
@@ -47,6 +49,7 @@ def said_of(path: Path, body: str, header: str = "") -> str | None:
 def test_most_handlers_can(program_file: Path) -> None:
     assert said_of(program_file, "offset = plain\nminor = 1\npush r, rdi\npush mem, u64\nlog 1\nexit") is None
     assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
+    assert said_of(program_file, "offset = load\nreturn = yes\npush elapsed\nlog 1\nexit") is None
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,8 @@ def test_most_handlers_can(program_file: Path) -> None:
     [
         ("vars = 1\n", "offset = plain\ninc lv, 0\nexit",
          "the program has variables, which handlers in the tracer use as well"),
-        ("", "offset = plain\nreturn = yes\nexit",
-         "the program has probes at returns, for which breakpoints come and go"),
+        ("", "offset = jumping\nreturn = yes\nexit",
+         "its function has no return instruction, and is left by jumps only"),
         ("", "offset = plain\nmaxhits = 2\nexit", "its hits are counted by the tracer, for passcount and maxhits"),
         ("", "offset = plain\nexit 1", "its handler ends with 'exit 1'"),
         ("", "offset = plain\nlog ustack\nexit", "its handler takes call stacks"),

@@ -85,7 +85,7 @@ class Caller:
             tables, runtime.routines, runtime.map_routines, facts.has_rdpid, life_mark=facts.life_mark
         )
         back: list[int] = []
-        trampoline = make_trampoline(runtime.code.end, SITE, assembled, around, lambda asm: back.append(asm.here))
+        trampoline = make_trampoline(runtime.code.end, SITE, [assembled], around, lambda asm: back.append(asm.here))
         asm = X86Assembler(trampoline.end)
         code = runtime.code.code + trampoline.code
         after = self._note()

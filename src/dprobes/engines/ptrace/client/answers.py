@@ -325,18 +325,12 @@ def _sites_of(
         ways = plan(raw, word_size), copy_of(raw, word_size)
         yield Site(number, probe.number, probe.offset, raw, *ways, point, semaphore=semaphore)
         return
-    if (kept := entry_registers(program, probe.definition, architecture)) is not None:
+    registers = entry_registers(program, probe.definition, architecture)
+    kept = tuple((register.index, register.memory_offset) for register in registers or ())
+    if registers is not None:
         raw = probe.instruction.raw
-        yield Site(
-            number,
-            probe.number,
-            probe.offset,
-            raw,
-            plan(raw, word_size),
-            copy_of(raw, word_size),
-            role=Role.ENTRY,
-            kept=tuple((register.index, register.memory_offset) for register in kept),
-        )
+        ways = plan(raw, word_size), copy_of(raw, word_size)
+        yield Site(number, probe.number, probe.offset, raw, *ways, role=Role.ENTRY, kept=kept)
     for leaving in probe.code.exits.exits:
         raw = leaving.raw
         is_return = leaving.kind is ExitKind.RETURN
@@ -351,6 +345,7 @@ def _sites_of(
             point,
             Role.RETURN if is_return else Role.JUMP,
             () if is_return else tuple((start - leaving.address, end - leaving.address) for start, end in ranges),
+            kept=kept,
         )
 
 

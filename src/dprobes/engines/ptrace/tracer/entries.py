@@ -50,6 +50,11 @@ class Entries:
         """Return the entry of a call, None if nobody has seen it; it is kept no longer."""
         return self._entries.pop((process, probe, frame), None)
 
+    def take_all(self, probe: Probe) -> list[tuple[int, Entry]]:
+        """Return the frames and entries of all calls of a probepoint, which are kept no longer."""
+        keys = [key for key in self._entries if key[1] is probe]
+        return [(key[2], self._entries.pop(key)) for key in keys]
+
     def drop(self, probe: Probe) -> None:
         """Forget the calls of a probepoint."""
         for key in [key for key in self._entries if key[1] is probe]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.detachment import Detacher
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import Handled
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
@@ -72,6 +73,7 @@ class HitHandler:
         stepper: Stepper,
         detacher: Detacher,
         dumps: CoreDumps,
+        patcher: Patcher,
     ) -> None:
         self._connection = state.connection
         self._modules = modules
@@ -82,7 +84,7 @@ class HitHandler:
         self._stepper = stepper
         self._detacher = detacher
         self._dumps = dumps
-        self._returns = Returns(state.connection, context)
+        self._returns = Returns(state.connection, context, patcher)
         self._handlers = HandlerRunner(context)
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()

@@ -100,7 +100,9 @@ class Tracer:
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
         self._seizer, self._patcher = Seizer(state.threads, stopper), patcher
-        self._hits = HitHandler(state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps)
+        self._hits = HitHandler(
+            state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps, patcher
+        )
         self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher)
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
         self._registers = ptracecalls.Registers()

@@ -4,7 +4,7 @@ Memory that a stopped process maps for handlers in it, without noticing.
 The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
 makes a pair of sockets, we take one of them (pidfd_getfd(2)) and send the file through it. So it needs no path, works
 through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
-a page that a child of the process does not inherit the contents of.
+a page, and room for calls behind it, of which a child of the process does not inherit the contents.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dprobes.target.processmaps import PAGE_SIZE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dprobes.bpf.calltable import CallTable
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.state import Thread
 
@@ -47,21 +48,22 @@ _MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
 _CONTROL_SIZE, _CONTROL_DATA = 24, 16
 
 
-def share_memory(thread: Thread, descriptor: int, size: int) -> NativeMemory:
+def share_memory(thread: Thread, descriptor: int, size: int, calls: CallTable | None = None) -> NativeMemory:
     """
-    Let a process map ``size`` bytes of a file of ours; all its other threads must be stopped.
+    Let a process map ``size`` bytes of a file of ours, and room for ``calls``; its other threads must be stopped.
 
     Raise ``InjectionError`` if that is not possible; then nothing is left of the attempt.
     """
+    own = PAGE_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
     with injecting(thread) as call:
-        page = _checked(call(MMAP[_WORD], 0, PAGE_SIZE, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
+        page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
         opened: list[int] = []
         try:
             received = _receive(thread, call, page, descriptor, opened)
-            _checked(call(MADVISE[_WORD], page, PAGE_SIZE, _WIPE_ON_FORK))
+            _checked(call(MADVISE[_WORD], page, own, _WIPE_ON_FORK))
             region = _checked(call(MMAP[_WORD], 0, size, _READ_WRITE, _SHARED, received, 0))
         except (InjectionError, OSError) as error:
-            call(MUNMAP[_WORD], page, PAGE_SIZE)
+            call(MUNMAP[_WORD], page, own)
             if isinstance(error, OSError):
                 raise InjectionError(reason_of(error)) from error
             raise
@@ -70,7 +72,7 @@ def share_memory(thread: Thread, descriptor: int, size: int) -> NativeMemory:
                 call(_CLOSE, number)
         thread.space.write(page, bytes(_CONTROL + _CONTROL_SIZE))
         thread.space.write(page + PROCESS_PID, thread.pid.to_bytes(4, "little"))
-    return NativeMemory(page, region, size)
+    return NativeMemory(page, own, region, size, calls)
 
 
 def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:

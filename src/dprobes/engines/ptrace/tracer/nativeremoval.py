@@ -15,7 +15,7 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
 from dprobes.engines.ptrace.tracer.patches import Patches
 from dprobes.errors import TargetError
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +76,6 @@ def unmap_native(space: AddressSpace, call: Call) -> None:
     for start, end in space.patches.code:
         call(MUNMAP[word_size], start, end - start)
     for memory in space.patches.memories.values():
-        call(MUNMAP[word_size], memory.page, PAGE_SIZE)
+        call(MUNMAP[word_size], memory.page, memory.own)
         call(MUNMAP[word_size], memory.region, memory.size)
     space.patches = Patches()

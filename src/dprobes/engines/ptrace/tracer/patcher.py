@@ -12,15 +12,17 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
+from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
 from dprobes.errors import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
@@ -55,7 +57,7 @@ class Patcher:
                 try:
                     descriptor = self._connection.open(message.descriptor)
                     try:
-                        memory = share_memory(held[0], descriptor, message.size)
+                        memory = share_memory(held[0], descriptor, message.size, message.calls)
                     finally:
                         os.close(descriptor)
                 except InjectionError as error:
@@ -71,12 +73,12 @@ class Patcher:
     def patch(self, message: PatchSites) -> None:
         """Write code and jumps into a process, and say which."""
         number, pid = message.program, message.pid
-        done: list[int] = []
+        done: set[int] = set()
         refused: list[tuple[int, str]] = []
         with self._held(pid) as held:
             problem = self._obstacle(pid, held)
             if held and not _is_current(held[0], message):
-                refused = [(patch.probe, _ANOTHER) for patch in message.patches]
+                refused = [(probe, _ANOTHER) for patch in message.patches for probe in patch.probes]
                 self._connection.send(SitesPatched(number, pid, (), tuple(refused), is_outdated=True))
                 return
             if problem is None:
@@ -88,30 +90,44 @@ class Patcher:
                 except OSError as error:
                     problem = reason_of(error)
             if problem is not None:
-                refused = [(patch.probe, problem) for patch in message.patches]
+                refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
             else:
                 space.patches.fixups.update(message.fixups)
-                for patch in message.patches:
-                    why = self._write(space, patch)
+                for patches in _groups(message.patches):
+                    probes = {probe for patch in patches for probe in patch.probes}
+                    why = self._write_all(number, space, patches)
                     if why is None:
-                        done.append(patch.probe)
+                        done |= probes
                     else:
-                        refused.append((patch.probe, why))
-        self._connection.send(SitesPatched(number, pid, tuple(done), tuple(refused)))
+                        refused += [(probe, why) for probe in sorted(probes)]
+        self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
-    def _write(self, space: AddressSpace, patch: SitePatch) -> str | None:
+    def _write_all(self, program: int, space: AddressSpace, patches: Sequence[SitePatch]) -> str | None:
+        """Write jumps that belong together; return why not, with nothing changed."""
+        written: list[int] = []
+        for patch in patches:
+            if patch.site in space.patches.by_site:
+                continue
+            if (why := self._write(program, space, patch)) is not None:
+                space.patches.restore(space.memory, written)
+                space.renew()
+                return why
+            written.append(patch.site)
+        for site in written:
+            _move_calls(program, space, site)
+        return None
+
+    def _write(self, program: int, space: AddressSpace, patch: SitePatch) -> str | None:
         """Write one jump; return why not."""
-        if patch.site in space.patches.by_site:
-            return None
         breakpoint_ = space.breakpoints.get(patch.site)
         if breakpoint_ is None:
             return "there is no breakpoint any more"
-        if breakpoint_.exits or breakpoint_.entries or breakpoint_.waiting or breakpoint_.own:
+        if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
             return "the breakpoint is for something else as well"
-        if len(breakpoint_.handlers) != 1:
+        if any(probe.program.number != program for probe in breakpoint_.probes()):
             return "several programs have it"
-        if any(other.exits or other.entries for other in space.breakpoints.values()):
-            return "another program follows returns, for which breakpoints come and go"
+        if {probe.number for probe in breakpoint_.probes()} != set(patch.probes):
+            return "the breakpoint is for other probepoints by now"
         for thread in self._threads.in_space(space):
             # Others that have run into the breakpoint stand where they can go on, with it or without.
             if thread.hit.is_late and thread.hit.breakpoint is breakpoint_:
@@ -162,8 +178,8 @@ class Patcher:
                     self._stopper.release(thread)
 
     def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> None:
-        """Put breakpoints back in the place of jumps, of all or of those at some ``sites``."""
-        mine = [site for site in space.patches.by_site if sites is None or site in sites]
+        """Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to."""
+        mine = space.patches.bound_to(list(space.patches.by_site) if sites is None else sites)
         if not mine or not space.is_open:
             return
         held = self._stopper.stop(self._threads.in_space(space))
@@ -174,6 +190,31 @@ class Patcher:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
                     self._stopper.release(thread)
+
+    def give_way(self, space: AddressSpace, address: int) -> None:
+        """Take the jumps away that do not bear a breakpoint at an address."""
+        if sites := space.patches.relying_on(address):
+            self.restore(space, sites)
+
+
+def _groups(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
+    """Iterate over the patches that belong together."""
+    bound: dict[tuple[int, int], list[SitePatch]] = {}
+    for patch in patches:
+        if patch.group is None:
+            yield [patch]
+        else:
+            bound.setdefault(patch.group, []).append(patch)
+    yield from bound.values()
+
+
+def _move_calls(program: int, space: AddressSpace, site: int) -> None:
+    """Let handlers in the process know of the calls that the tracer has seen begin at a place, and that go on."""
+    memory = space.patches.memories.get(program)
+    if memory is None or memory.calls is None:
+        return
+    for probe, _ in space.breakpoints[site].entries:
+        add_calls(space, memory, probe, space.entries.take_all(probe))
 
 
 def _write_code(thread: Thread, message: PatchSites) -> None:

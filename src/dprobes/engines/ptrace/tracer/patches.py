@@ -17,6 +17,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from dprobes.bpf.calltable import CallTable
     from dprobes.engines.ptrace.wire import SitePatch
 
 __all__ = ["NativeMemory", "Patches"]
@@ -27,12 +28,15 @@ class NativeMemory:
     """
     Say where a process has what handlers in it share with the client.
 
-    ``page`` is what only the process has (``native.processpage``), ``region`` the memory for maps.
+    ``page`` is what only the process has (``native.processpage``), ``own`` bytes with the ``calls`` behind it, and
+    ``region`` the memory for maps.
     """
 
     page: int
+    own: int
     region: int
     size: int
+    calls: CallTable | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +74,21 @@ class Patches:
                 with contextlib.suppress(OSError):
                     if os.pread(memory, len(data), address) == data:
                         os.pwrite(memory, original, address)
+
+    def bound_to(self, sites: Iterable[int]) -> list[int]:
+        """Return those of the places where there are jumps, and others that cannot have theirs without them."""
+        mine = [site for site in sites if site in self.by_site]
+        groups = {self.by_site[site].group for site in mine} - {None}
+        return mine + [site for site, patch in self.by_site.items() if patch.group in groups and site not in mine]
+
+    def relying_on(self, address: int) -> list[int]:
+        """Return the places of the jumps that need the byte at an address as it is."""
+        return [
+            site
+            for site, patch in self.by_site.items()
+            if site <= address < site + len(patch.rest)
+            or any(start <= address < start + len(data) for start, data in patch.writes)
+        ]
 
     @contextlib.contextmanager
     def put_aside(self, memory: int, site: int) -> Iterator[None]:

@@ -17,6 +17,7 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sites import Role, Site
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.entries import Entry
+from dprobes.engines.ptrace.tracer.nativecalls import take_call
 from dprobes.engines.ptrace.tracer.state import PendingReturn
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.plan import plan
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import ctypes
 
     from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
@@ -57,9 +59,10 @@ class Hit(NamedTuple):
 class Returns:
     """The returns of threads from functions; ``context`` speaks of the thread at hand."""
 
-    def __init__(self, connection: Connection, context: ThreadContext) -> None:
+    def __init__(self, connection: Connection, context: ThreadContext, patcher: Patcher) -> None:
         self._connection = connection
         self._context = context
+        self._patcher = patcher
 
     def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Keep what the returns of functions want to know of their entry, at which a thread stands."""
@@ -92,7 +95,7 @@ class Returns:
             if site.role is Role.RETURN:
                 _give_up(thread, top)
                 frame = top - size - _dropped(site.original)
-                hits.append(Hit(probe, site, thread.space.entries.take(thread.pid, probe, frame)))
+                hits.append(Hit(probe, site, _take_entry(thread, probe, site, frame)))
                 continue
             distance = address - breakpoint_.address
             stays = distance == len(site.original) or any(start <= distance < end for start, end in site.inside)
@@ -119,7 +122,7 @@ class Returns:
 
     def _await_return(self, thread: Thread, probe: Probe, site: Site, top: int) -> None:
         size = thread.space.word_size
-        entry = thread.space.entries.take(thread.pid, probe, top)
+        entry = _take_entry(thread, probe, site, top)
         try:
             address = self._context.read_word(top, size)
         except OSError:
@@ -132,6 +135,8 @@ class Returns:
         """See to it that there is a breakpoint at a return address; return False if it cannot be one."""
         space = thread.space
         breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is None or not breakpoint_.waiting:
+            self._patcher.give_way(space, address)
         if breakpoint_ is not None:
             if probe not in breakpoint_.waiting:
                 breakpoint_.waiting.add(probe)
@@ -176,6 +181,12 @@ class Returns:
         if instruction.is_invalid or raw[:1] == INT3:
             return None
         return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
+
+
+def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:
+    """Return how the call with a frame began, wherever that is kept; it is kept no longer."""
+    entry = thread.space.entries.take(thread.pid, probe, frame)
+    return take_call(thread.space, probe, frame, site.kept) if entry is None else entry
 
 
 def _dropped(raw: bytes) -> int:

@@ -28,3 +28,12 @@ def test_of_too_many_entries_the_oldest_are_forgotten() -> None:
     assert entries.take(1, probe, 1) is None
     assert entries.take(1, probe, 0) == Entry(-1, {})
     assert entries.take(1, probe, ENTRIES_MAX - 1) == Entry(ENTRIES_MAX - 1, {})
+
+
+def test_all_calls_of_a_probepoint_can_be_taken() -> None:
+    entries, (one, other) = Entries(), (probe_of(inserted_program(), n) for n in (1, 2))
+    for probe, frame in ((one, 0x1000), (other, 0x1000), (one, 0x2000)):
+        entries.enter(7, probe, frame, Entry(frame, {}))
+    assert entries.take_all(one) == [(0x1000, Entry(0x1000, {})), (0x2000, Entry(0x2000, {}))]
+    assert entries.take_all(one) == []
+    assert entries.take(7, other, 0x1000) == Entry(0x1000, {})

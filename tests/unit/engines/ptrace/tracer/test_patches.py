@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CODE = bytes(range(64))
-PATCH = SitePatch(0, 8, ((8, b"\xe9abcd"), (40, b"XY")), (CODE[8:13], CODE[40:42]), CODE[8:13])
+PATCH = SitePatch((0,), 8, ((8, b"\xe9abcd"), (40, b"XY")), (CODE[8:13], CODE[40:42]), CODE[8:13])
 
 
 @pytest.fixture
@@ -84,3 +84,19 @@ def test_a_copy_is_its_own(memory: int) -> None:
     copy.forget(0, 64)
     assert not copy.by_site
     assert patches.by_site == {8: PATCH}
+
+
+def test_jumps_of_one_group_belong_together() -> None:
+    patches = Patches()
+    for site, group in ((8, (0, 8)), (20, (0, 8)), (30, (1, 8)), (40, None), (50, None)):
+        patches.by_site[site] = SitePatch((0,), site, ((site, b"\xe9abcd"),), (CODE[:5],), CODE[:5], group)
+    assert sorted(patches.bound_to([8])) == [8, 20]
+    assert patches.bound_to([40, 41]) == [40]
+    assert sorted(patches.bound_to([30, 20])) == [8, 20, 30]
+
+
+def test_a_jump_relies_on_its_own_bytes_and_on_those_that_it_shares() -> None:
+    patches = Patches()
+    patches.by_site[8] = SitePatch((0,), 8, ((8, b"\xe9a"), (40, b"XY")), (CODE[8:10], CODE[40:42]), CODE[8:13])
+    relying = [address for address in range(64) if patches.relying_on(address)]
+    assert relying == [8, 9, 10, 11, 12, 40, 41]

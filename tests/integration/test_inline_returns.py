@@ -1,0 +1,92 @@
+"""Returns of functions by handlers in the process: those that breakpoints see, with the entries of their own calls."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import DPROBES, TIMEOUT, environment
+from integration.test_inline import INLINE, ways
+from integration.test_returns import FUNCTIONS, KINDS, own_counts, program_of, seen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder, Runner
+
+FLAGS = ("-O1", "-fno-shrink-wrap", "-fno-reorder-blocks")
+"""So each function has one return instruction, with dead bytes behind it."""
+FIB = 21891
+"""How often fib() is called for fib(20); the arguments are 46345 in all, and the results 100610."""
+IN_PROCESS = ("step", "fib", "jump_out")
+
+
+@pytest.fixture
+def calls(build: Builder) -> Path:
+    return build("calls.c", *FLAGS)
+
+
+def tables_of(source: str, *command: object) -> tuple[dict[str, object], str]:
+    """Return what tables hold after a run, and what was said."""
+    arguments = [*DPROBES, "run", "-e", source, *INLINE, "--format", "json", "--", *map(str, command)]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["table"]: line["value"] for line in lines if "table" in line and not line.get("key")}, done.stderr
+
+
+def test_returns_are_counted_with_the_arguments_of_their_calls(calls: Path) -> None:
+    functions = (*IN_PROCESS, "deep")
+    source = " ".join(
+        f'return "{calls}":{f} {{ @n_{f} = count(); @a_{f} = sum(arg0); @r_{f} = sum(retval) }}' for f in functions
+    )
+    tables, said = tables_of(source, calls, 20_000)
+    total, even = 20_000 * 19_999 // 2, sum(range(0, 20_000, 2))
+    assert [tables[f"n_{f}"] for f in functions] == [20_000, FIB, 10_000, 5001]
+    assert [tables[f"a_{f}"] for f in functions] == [total, 46_345, even, 5000 * 5001 // 2]
+    assert [tables[f"r_{f}"] for f in functions[:3]] == [total + 20_000, 100_610, even]
+    for function in IN_PROCESS:
+        (line,) = [line for line in said.splitlines() if f"{function} (return)" in line]
+        assert "inline" in line
+
+
+def test_the_handler_of_an_entry_runs_where_that_is_kept_for_the_return(calls: Path) -> None:
+    source = (
+        f'"{calls}":fib(n) {{ @entered = count(); @first = sum(n) }} '
+        f'return "{calls}":fib {{ @left = count(); @second = sum(arg0) }}'
+    )
+    tables, said = tables_of(source, calls, 10)
+    assert tables == {"entered": FIB, "first": 46_345, "left": FIB, "second": 46_345}
+    assert sum("inline" in line for line in said.splitlines()) == 2
+
+
+def test_a_call_takes_longer_than_those_within_it(calls: Path, run: Runner) -> None:
+    program = (
+        "name = calls\nlogmax = 64\noffset = fib\nreturn = yes\nminor = 1\npush elapsed\npush entry, rdi\nlog 2\nexit\n"
+    )
+    result = run.command(program, calls, 5, options=INLINE)
+    assert result.counts[1].hits == result.counts[1].records == FIB
+    assert "inline" in ways(result)
+    pending: list[tuple[int, int]] = []
+    for number, elapsed in result.words():
+        if number > 1:
+            inner = [pending.pop() for _ in range(2)]
+            assert [n for n, _ in inner] == [number - 2, number - 1]
+            assert elapsed > sum(each for _, each in inner)
+        pending.append((number, elapsed))
+    assert [number for number, _ in pending] == [20]
+
+
+@pytest.mark.parametrize("kind", ["O1", "O2", "O3 pie"])
+def test_functions_may_be_left_in_any_way(build: Builder, run: Runner, kind: str) -> None:
+    program = build("returns.c", *KINDS[kind])
+    result = run.command(program_of("returns", FUNCTIONS), program, 8, 12, options=INLINE)
+    expected = own_counts(result.stdout)
+    expected["structure_tail"] = expected.pop("structure")
+    found = seen(result, FUNCTIONS, 8)
+    assert found["structure_tail"][0] == expected["structure_tail"][0]
+    del found["structure_tail"], expected["structure_tail"]
+    assert found == expected
+    assert "inline" in ways(result, FUNCTIONS.index("leaf"))
