@@ -90,7 +90,16 @@ ENVIRONMENT = (
     ),
     (
         "XDG_CACHE_HOME",
-        "The directory that caches data about the running kernel until the next boot. Default: `~/.cache`.",
+        (
+            "The directory of `dprobes/`, which caches data about the running kernel until the next boot, and in "
+            "`compiled/` what the last 64 programs of `run -e` were compiled to. Each is used again for the same text "
+            "and options as long as the probed file, and all that was read, is unchanged. Files count only if nobody "
+            "but the user can write them; they may be removed at any time. Default: `~/.cache`."
+        ),
+    ),
+    (
+        "DPROBES_NO_CACHE",
+        "If it is set, even to nothing, no text of `run -e` is looked up in the cache or kept there.",
     ),
 )
 

@@ -18,6 +18,7 @@ __all__ = [
     "CPU_LOAD_SIZE",
     "CROSSED_SIZE",
     "ENTRY_HEAD",
+    "HEAD_CELLS",
     "KEY_POSITION",
     "KIND_SHIFT",
     "LOAD_LIMIT",
@@ -59,7 +60,10 @@ def awaiting_key(pid: int) -> int:
 
 def table_map(number: int) -> MapName:
     """Return the name of the map with the entries of a keyed table, by its number in the program."""
-    return MapName(f"table {number}")
+    return MapName(f"{_TABLE}{number}")
+
+
+_TABLE = "table "
 
 
 class MapName(enum.Enum):
@@ -71,12 +75,9 @@ class MapName(enum.Enum):
 
     The keyed tables of a program are ``table_map(0)`` and so on: hashes from keys to values (``keyed.layout``), or for
     one without keys an array with one element: for each CPU, or once, a word that is not 0 once there is a value, and
-    the value's cells.
+    the value's cells. They are members from their first use on: to make 64 takes as long as to make all else here.
     """
 
-    _ignore_ = "_number"
-    for _number in range(TABLES_MAX):
-        vars()[f"TABLE_{_number}"] = f"table {_number}"
     TABLES_LOST = "tables_lost"
     """How many tallies of each keyed table found no room for their keys: a 64-bit word each."""
     SCRATCH = "scratch"
@@ -151,6 +152,19 @@ class MapName(enum.Enum):
     """What hits take of each CPU: ``CpuLoad`` entries, in programs with an overload guard alone."""
     PROBE_LOAD = "probe_load"
     """What hits of each probepoint take, and how many run no handler: ``ProbeLoad`` entries, by the probe table's."""
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[type[MapName], tuple[str]]:
+        return MapName, (self.value,)
+
+    @classmethod
+    def _missing_(cls, value: object) -> MapName | None:
+        number = value.removeprefix(_TABLE) if isinstance(value, str) else ""
+        if not number.isdecimal() or int(number) >= TABLES_MAX or value != f"{_TABLE}{int(number)}":
+            return None
+        member = object.__new__(cls)
+        member._name_, member._value_ = f"TABLE_{number}", value
+        # Should two threads come here at once, both get the same one.
+        return cls._value2member_map_.setdefault(value, member)  # type: ignore[return-value]
 
 
 class ProbeField(enum.IntEnum):
@@ -363,6 +377,9 @@ In the log, the first word of that item is the number of the state plus one, and
 
 TALLY = struct.Struct("=IIq")
 """The head of a TALLY entry: the number of the table, that of the handler's state plus one, and the number to take."""
+
+HEAD_CELLS = 1
+"""The cells before a value in a table without keys."""
 
 KEY_POSITION = 0xFFFF_FFFF
 """What a SNAPSHOT has in the place of a position in the log if its stack is a key."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.record.layout import Item
     from dprobes.resolve.localmodule import Compiled
+    from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
     from dprobes.target.processimages import ProcessImages
@@ -135,12 +136,15 @@ class Insertion:
         *,
         allow_write: bool = False,
         filters: Sequence[str] = (),
+        known: ResolvedModule | None = None,
+        keeps: bool = False,
     ) -> Prepared:
         """
         Find a program's module and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
         ``allow_write`` allows what the options do not. Handlers are executed for the hits that all ``filters`` hold
-        for.
+        for. ``known`` is what is known already of the program in its module; with ``keeps`` engines leave with the
+        module what they work out about it.
         """
         if filters:
             from dprobes.filters.handlerfilter import check_words, with_filters
@@ -156,7 +160,12 @@ class Insertion:
             pid=self.vantage.tid,
             command=self.vantage.command,
             refuse=selection.refuse,
+            known=known,
         )
+        if keeps and compiled.resolved is not None and compiled.resolved.answers is None:
+            from dprobes.resolve.knownanswers import KnownAnswers
+
+            compiled = replace(compiled, resolved=replace(compiled.resolved, answers=KnownAnswers()))
         if filters:
             check_words(filters, compiled.architecture)
         return Prepared(self, compiled, selection)

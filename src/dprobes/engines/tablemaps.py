@@ -13,8 +13,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from dprobes.bpf.layout import MapName, table_map
-from dprobes.bpf.lower.tablevalues import HEAD_CELLS
+from dprobes.bpf.layout import HEAD_CELLS, MapName, table_map
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import changed, merged

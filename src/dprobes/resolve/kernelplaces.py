@@ -81,6 +81,10 @@ class ResolvedKernel:
         return kernel.per_cpu_offsets if copied else 0, copied
 
     @property
+    def answers(self) -> None:
+        """None are kept: the kernel's addresses are others after each boot."""
+
+    @property
     def in_code(self) -> tuple[Probepoint, ...]:
         """The breakpoints and returns."""
         return tuple(probe for probe in self.probepoints if probe.is_in_code)

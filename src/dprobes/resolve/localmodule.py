@@ -59,12 +59,19 @@ def resolve_here(
     command: str | None = None,
     architecture_name: str | None = None,
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
+    known: ResolvedModule | None = None,
 ) -> Compiled:
     """
     Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
-    ``refuse`` adds an error for what the engine that is to run the program cannot do.
+    ``refuse`` adds an error for what the engine that is to run the program cannot do. ``known`` is what is known
+    already of the module that would be found.
     """
+    if known is not None:
+        if refuse is not None:
+            refuse(program, known.architecture, diagnostics)
+        diagnostics.raise_if_errors()
+        return Compiled(program, known.architecture, known, diagnostics)
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
 
     if space_of(program) is Space.KERNEL:

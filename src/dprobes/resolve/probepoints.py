@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.lazydataclass import dataclass
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.arch.arguments import Argument
     from dprobes.diagnostics import Diagnostic
+    from dprobes.resolve.knownanswers import KnownAnswers
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Access, ProbeDefinition
     from dprobes.target.instructions import DecodedInstruction
@@ -209,6 +211,10 @@ class ResolvedCode(Protocol):
     def events(self) -> tuple[Probepoint, ...]:
         """The probepoints that leave the code as it is."""
 
+    @property
+    def answers(self) -> KnownAnswers | None:
+        """What engines have worked out about it, if that is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModule:
@@ -229,6 +235,8 @@ class ResolvedModule:
     warnings: tuple[Diagnostic, ...] = ()
     of_c: frozenset[int] = frozenset()
     """In a Go module the definitions that probe a function of C, and see its arguments."""
+    answers: KnownAnswers | None = field(default=None, compare=False, repr=False)
+    """What engines have worked out about it, if that is kept."""
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:

@@ -10,7 +10,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.checker import check
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,5 +60,7 @@ def check_program(
     program: Program, architecture: Architecture, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()
 ) -> None:
     """Check a parsed program for a processor; raise ``SourceError`` if it has errors of meaning."""
+    from dprobes.rpn.checker import check
+
     check(program, architecture, diagnostics, allow_write=options.allow_write)
     diagnostics.raise_if_errors()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
+from dprobes.bpf.layout import HEAD_CELLS
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.keyed.layout import BIAS, HIST_ZERO
 from dprobes.rpn.tables import TableKind
@@ -19,12 +20,9 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Writer
     from dprobes.rpn.tables import Range, Table
 
-__all__ = ["HEAD_CELLS", "load_shown", "prepare_value", "retries", "write_value"]
+__all__ = ["load_shown", "prepare_value", "retries", "write_value"]
 
 _R = Register
-
-HEAD_CELLS = 1
-"""The cells before a value in a table without keys."""
 
 _VALUE, _LEAST, _LARGEST, _BUCKET = 0, 11, 12, 13
 """The words of work: the number, the numbers of which the greater one wins, the bucket."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import click
@@ -164,5 +165,6 @@ def _ebpf(code: EbpfCode, image: CodeImage) -> Iterator[str]:
 
 def _maps(code: EbpfCode) -> Iterator[tuple[int, MapName]]:
     """Give the maps whose names are known; others are shown by the numbers in the code."""
-    known = {name.value: name for name in MapName}
-    return ((reference.index, known[reference.name]) for reference in code.maps if reference.name in known)
+    for reference in code.maps:
+        with contextlib.suppress(ValueError):
+            yield reference.index, MapName(reference.name)

@@ -12,6 +12,7 @@ from dprobes.cli import console
 from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, verbose_option
 from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
 from dprobes.cli.interrupts import EarlyInterrupt
+from dprobes.cli.keptcompilation import KeptCompilation
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.options import (
     PROGRAM,
@@ -244,17 +245,20 @@ def command(
     where = insertion(engine_name, scope, options, allow_self=allow_self)
     progress = Progress.of_command()
     progress.begin("looking for the probepoints")
-    loaded = load_program(
-        chosen,
-        compile_options(defines, includes, cpp, allow_write=allow_write),
-        symbols=symbols,
-        groups=names_of(groups),
-        types=names_of(types),
-        verify_build_id=not dont_verify_build_id,
-        verify_opcodes=not dont_verify_opcodes,
-        module=module_of(scope),
-        files=files_of(chosen, symbols, scope),
-    )
+    how_compiled, module = compile_options(defines, includes, cpp, allow_write=allow_write), module_of(scope)
+    kept = KeptCompilation(chosen, how_compiled, module, where.vantage, others=(symbols, filters))
+    with kept.noting():
+        loaded = kept.loaded or load_program(
+            chosen,
+            how_compiled,
+            symbols=symbols,
+            groups=names_of(groups),
+            types=names_of(types),
+            verify_build_id=not dont_verify_build_id,
+            verify_opcodes=not dont_verify_opcodes,
+            module=module,
+            files=files_of(chosen, symbols, scope),
+        )
     if (directory := templates or _templates_beside(file)) is not None:
         loaded = loaded.with_templates(directory)
     elif loaded.templates:
@@ -292,9 +296,12 @@ def command(
         joined = prepared_companions(where, loaded.programs, loaded.diagnostics, loaded.all_symbols, filters)
     else:
         program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
-    prepared = joined or where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
+    with kept.noting():
+        prepared = joined or where.prepare(
+            program, loaded.diagnostics, loaded.symbols, filters=filters, known=kept.places_of(program), keeps=True
+        )
+        engine = prepared.engine.name
     compiled = prepared.compiled
-    engine = prepared.engine.name
     progress.end()
     note_engine(engine, prepared.reason, verbose=verbose)
     # That the module is not there yet is of interest where it may still come.
@@ -319,6 +326,7 @@ def command(
         EarlyInterrupt(deferred=not scope.command) as early,
         inserted as session,
     ):
+        kept.keep(loaded, compiled)
         tables.also = outputs.send_tables
         if top:
             progress.end()  # the table is redrawn in its place

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from dprobes.errors import TargetError, reason_of
+from dprobes.target.notedfiles import note_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,7 +118,9 @@ class _Opened:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as e:
+            note_file(path, None)
             raise _unreadable(self._shown, e) from e
+        note_file(path, status)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._descriptor)
             found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"

@@ -24,7 +24,6 @@ from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
 from dprobes.engines.linux.procfs import living_thread
 from dprobes.errors import EngineError, SourceError, TargetError
-from dprobes.resolve.resolution import resolve
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.modules import find_module, root_of, suggestion
@@ -146,6 +145,8 @@ def plan_module_file(
             return None
         resolved, warnings = examined.resolved, examined.warnings
     elif resolved is None:
+        from dprobes.resolve.resolution import resolve
+
         module = planner.symbols.module_of(ElfFile.open(file.path, file.reached))
         resolved = resolve(job.program, module, diagnostics, allow_write=planner.allow_write)
     plan = planner.plan(job.program, resolved, diagnostics, _kept(job, file), str(file.reached))

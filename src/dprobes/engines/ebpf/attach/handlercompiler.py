@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.bpf.layout import NOTE_HITS, MapName
-from dprobes.bpf.lower import host_of, lower
-from dprobes.bpf.lower.callentries import entry_program, entry_size
-from dprobes.bpf.lower.dispatch import can_share
 from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.taskfields import task_layout
 from dprobes.record.layout import Item
+from dprobes.resolve.knownanswers import answered
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.usdtprobes import arguments_used
 from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import MANY_PLACES
@@ -28,11 +25,11 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.arch.arguments import Argument
-    from dprobes.bpf.lower.request import Request
+    from dprobes.bpf.lower.request import Lowered, Request
     from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
     from dprobes.engines.ebpf.kernel.features import Features
-    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.resolve.probepoints import Probepoint, ResolvedCode
     from dprobes.rpn.program import ProbeDefinition, Program
 
 __all__ = ["HandlerCompiler", "has_tickets", "largest_entry"]
@@ -56,7 +53,12 @@ def largest_entry(program: Program) -> int:
         for definition in program.definitions
         for name in ("x86_64", "i386")
     )
-    return max((entry_size(entry) for entry in kept if entry is not None), default=0)
+    found = [entry for entry in kept if entry is not None]
+    if not found:
+        return 0
+    from dprobes.bpf.lower.callentries import entry_size
+
+    return max(map(entry_size, found))
 
 
 def _kept(
@@ -67,6 +69,23 @@ def _kept(
     if registers is None:
         return None
     return KeptEntry(tuple((each.name, each.index, each.memory_offset) for each in registers), is_uretprobe)
+
+
+def _lowered(resolved: ResolvedCode, number: int, point: Point, request: Request) -> Lowered:
+    """Return the code of the handler of a definition, which may be known from an earlier run."""
+
+    def work() -> Lowered:
+        from dprobes.bpf.lower import lower
+
+        return lower(resolved.image, resolved.architecture, resolved.image.handlers[number], point, request)
+
+    return answered(resolved.answers, ("handler", number, point, request), work)
+
+
+def _can_share(lowered: Lowered) -> bool:
+    from dprobes.bpf.lower.dispatch import can_share
+
+    return can_share(lowered.assembled)
 
 
 class HandlerCompiler:
@@ -128,16 +147,20 @@ class HandlerCompiler:
                 entry=_kept(self._program, definition, resolved.architecture, is_uretprobe=number in nesting),
             )
             if is_entry:
+                from dprobes.bpf.lower import host_of
+                from dprobes.bpf.lower.callentries import entry_program
+
                 lowered = entry_program(resolved.architecture, request, host_of(request))
                 yield Part(file, number, placement, sites, lowered)
                 continue
             probe = self._numbers.probes[first]
             point = Point.of(self._program, definition, probe.offset, probe.arguments)
-            handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point
             shared = are_many and not is_glob and alone < 0
-            lowered = lower(*handler, replace(request, probe=None, shared=True) if shared else request)
-            if shared and not can_share(lowered.assembled):
-                shared, lowered = False, lower(*handler, request)
+            lowered = _lowered(
+                resolved, number, point, replace(request, probe=None, shared=True) if shared else request
+            )
+            if shared and not _can_share(lowered):
+                shared, lowered = False, _lowered(resolved, number, point, request)
             if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
                 self.giving_back |= {probe for probe, _ in sites}
             yield Part(file, number, placement, sites, lowered, shared=shared)
@@ -146,6 +169,8 @@ class HandlerCompiler:
         """Return where the arguments are that the handler of a USDT probe pushes: sites that differ share no code."""
         if not (arguments := probe.arguments):
             return ()
+        from dprobes.resolve.usdtprobes import arguments_used
+
         return tuple(arguments[used - 1] for used in arguments_used(self._program, probe.definition))
 
     def event_parts(self, numbers: Iterable[int]) -> Iterator[Part]:

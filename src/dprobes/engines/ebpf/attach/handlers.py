@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Register
-from dprobes.bpf.lower import check_lowering
 from dprobes.bpf.lower.request import Placement, Request
 from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.scope import refuse_stops
@@ -77,6 +76,8 @@ def check_handlers(
     program: Program, image: CodeImage, architecture: Architecture, diagnostics: Diagnostics, request: Request
 ) -> None:
     """Add an error for each handler that cannot be compiled for a processor, or not be obeyed from here."""
+    from dprobes.bpf.lower import check_lowering
+
     refuse_stops(program, diagnostics)
     if request.in_kernel:
         _refuse_exits(program, diagnostics)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.dispatch import SHARED_MAX, dispatch
 from dprobes.bpf.lower.request import Placement
 from dprobes.lazydataclass import dataclass
 
@@ -68,6 +67,8 @@ def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _of_limited_size(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    from dprobes.bpf.lower.dispatch import SHARED_MAX
+
     batch: list[Part] = []
     size = 0
     for part in parts:
@@ -96,5 +97,7 @@ def joined(batch: Sequence[Part], bank_size: int) -> Lowered:
     first = batch[0].code
     if not batch[0].shared:
         return first
+    from dprobes.bpf.lower.dispatch import dispatch
+
     handlers = [(_number(part), part.code.assembled) for part in batch]
     return replace(first, assembled=dispatch(handlers, bank_size - 1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.engines.ebpf.attach.conflicts import Place, find_conflicts
 from dprobes.engines.ebpf.attach.modulefiles import descriptor_path
 from dprobes.lazydataclass import dataclass
-from dprobes.target.instructions import first_instructions
+from dprobes.resolve.knownanswers import answered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -147,8 +147,14 @@ class Findings:
 
 def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
     """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
-    offsets = dict.fromkeys(site.offset for _, sites in file.plan.probes for site in sites)
-    found = first_instructions(file.plan.resolved.module, offsets)
-    places = [Place(instruction.offset, instruction.raw) for instruction in found]
+    offsets = tuple(dict.fromkeys(site.offset for _, sites in file.plan.probes for site in sites))
+    resolved = file.plan.resolved
+
+    def work() -> list[Place]:
+        from dprobes.target.instructions import first_instructions
+
+        return [Place(found.offset, found.raw) for found in first_instructions(resolved.module, offsets)]
+
+    places = answered(resolved.answers, ("instructions", offsets), work)
     for path in file.all_reached if places else ():
         yield from find_conflicts(path, places, users=users).found

@@ -30,7 +30,6 @@ from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.resolution import resolve, resolve_everywhere
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import CodeImage, encode
@@ -231,6 +230,8 @@ class Answers:
             diagnostics = Diagnostics()
             try:
                 check(self._program, arch, diagnostics, allow_write=self._allow_write)
+                from dprobes.resolve.resolution import resolve_everywhere
+
                 watchpoints = resolve_everywhere(self._program, arch, diagnostics)
             except SourceError as error:
                 found[arch.word_size] = error.message
@@ -264,6 +265,8 @@ class Answers:
     def _resolve(self, module: Module) -> ResolvedModule:
         if self._resolved is not None and module is self._resolved.module:
             return self._resolved
+        from dprobes.resolve.resolution import resolve
+
         return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
 
     def _doubts(self, resolved: ResolvedModule, path: str) -> list[Event]:
