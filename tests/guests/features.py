@@ -31,6 +31,9 @@ FEATURES = {
         (4, 17), "e12f03d7031a", "perf/core: Implement the 'perf_kprobe' PMU", ("CONFIG_KPROBE_EVENTS",)
     ),
     "btf": KernelFeature((5, 4), "341dfcf8d78e", "btf: expose BTF info through sysfs", ("CONFIG_DEBUG_INFO_BTF",)),
+    "btf_modules": KernelFeature(
+        (5, 11), "36e68442d1af", "bpf: Load and verify kernel module BTFs", ("CONFIG_DEBUG_INFO_BTF_MODULES",)
+    ),
     "fentry": KernelFeature(
         (5, 5),
         "fec56f5890d9",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from guests.initramfs import PYTHON
+
 if TYPE_CHECKING:
     from guests.guest import Guest
 
@@ -68,3 +72,16 @@ def test_what_the_kernel_has_not_is_refused(guest: Guest) -> None:
         "                              ^~~~~~~~~~~~",
         "hint: did you mean 'dentry'?",
     ]
+
+
+SEND = "import socket\nsocket.socket(2, 2).sendto(b'x' * 21, ('10.9.9.2', 9))\n"
+
+
+@pytest.mark.requires_feature("btf_modules")
+def test_functions_of_modules_have_the_types_of_the_module(guest: Guest) -> None:
+    guest.load_module("dummy", "numdummies=1")
+    guest.run("ip addr add 10.9.9.1/24 dev dummy0 && ip link set dummy0 arp off up")
+    guest.put("/tmp/calls.py", SEND)
+    text = "kmod dummy:dummy_xmit when (skb->protocol == 8) { @[str(dev->name), skb->len] = count(); }"
+    done = guest.dprobes("run", "--overhead", "off", "-e", text, "--", str(PYTHON), "/tmp/calls.py")
+    assert "@[dummy0, 63]: 1" in done.stdout.splitlines()  # with the headers of Ethernet, IP and UDP

@@ -1,4 +1,8 @@
-"""What names mean in functions of the kernel, by its BTF: parameters with their types, and what is returned."""
+"""
+What names mean in functions of the kernel, by its BTF: parameters with their types, and what is returned.
+
+``KernelNames`` adds what debug information knows.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ from dprobes.target.btf import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.dpc.typedtree.scattered import Scattered
-    from dprobes.dpc.types.ctype import CType, Member, Record
+    from dprobes.dpc.types.ctype import CType, Record
     from dprobes.target.btf import Btf
 
 __all__ = ["BtfModule", "BtfNames"]
@@ -29,7 +32,7 @@ _ARGUMENTS = 6
 
 
 class BtfModule:
-    """The running kernel as what is compiled for it sees it: by its types (``ProbedModule``)."""
+    """The running kernel, or a module of it, by its types."""
 
     def __init__(self, btf: Callable[[], Btf | None]) -> None:
         """``btf`` reads the type information when somebody asks; None if the kernel shows none."""
@@ -58,7 +61,7 @@ class BtfModule:
 
 class BtfNames:
     """
-    What names mean at the entry or return of a function of the kernel (``PlaceNames``); ``function`` is None elsewhere.
+    What names mean at the entry or return of a function of the kernel; ``function`` is None elsewhere.
 
     At a return, ``at_return``, parameters have the values of the entry.
     """
@@ -68,23 +71,29 @@ class BtfNames:
         self._function = function
         self._at_return = at_return
         self.was_asked = False
-        self.is_entry = True
+
+    @cached_property
+    def _signature(self) -> tuple[Sequence[tuple[str, int]], int] | None:
+        """The parameters, and the number of the type that is returned; None without such a function."""
+        self.was_asked = True
+        btf = self._module.btf
+        if btf is None or self._function is None:
+            return None
+        try:
+            with damage_reported():
+                return btf.parameters(self._function), btf.result(self._function)
+        except TargetError:
+            return None  # it has no such function, or not with its types
 
     @cached_property
     def _parameters(self) -> Sequence[tuple[str, CType, int | None]]:
         """Name, type, and number of the argument, of each parameter; None for one that is not in one register."""
-        self.was_asked = True
-        btf, types = self._module.btf, self._module.types
-        if btf is None or types is None or self._function is None:
+        signature, types = self._signature, self._module.types
+        if signature is None or types is None:
             return ()
-        try:
-            with damage_reported():
-                parameters = btf.parameters(self._function)
-        except TargetError:
-            return ()  # it has no such function, or not with its types
         found: list[tuple[str, CType, int | None]] = []
         word = 0
-        for name, number in parameters:
+        for name, number in signature[0]:
             type_ = types.of(number)
             words = -(-(size_of(type_) or _WORD) // _WORD)
             is_word = words == 1 and is_scalar(type_) and word < _ARGUMENTS
@@ -95,15 +104,8 @@ class BtfNames:
     @property
     def result(self) -> CType | None:
         """The type of what the function returns."""
-        self.was_asked = True
-        btf, types = self._module.btf, self._module.types
-        if btf is None or types is None or self._function is None:
-            return None
-        try:
-            with damage_reported():
-                return types.of(btf.result(self._function))
-        except TargetError:
-            return None
+        signature, types = self._signature, self._module.types
+        return None if signature is None or types is None else types.of(signature[1])
 
     def parameter_type(self, number: int) -> CType | None:
         """Return the type of a parameter; None if it is not known, or not in a register of its own."""
@@ -118,23 +120,25 @@ class BtfNames:
             return None
         return self._argument(argument, type_)
 
-    def find(self, name: str) -> ModuleVariable | None:
-        """Return the parameter, variable or enumerator that has a name."""
-        self.was_asked = True
+    @property
+    def is_known(self) -> bool:
+        """Whether the kernel's types have the function."""
+        return self._signature is not None
+
+    def named_parameter(self, name: str) -> ModuleVariable | None:
+        """Return the parameter that has a name, if it is in a register of its own."""
         for found, type_, argument in self._parameters:
             if found == name and argument is not None:
                 return self._argument(argument, type_)
-        return self._elsewhere(name.removeprefix("::"))
-
-    def member_of(self, scattered: Scattered, member: Member) -> typed.Value | Scattered:
-        """Raise AssertionError: nothing of the kernel is found that is not in memory, or in one register."""
-        raise AssertionError(f"'{member.name}' of {scattered}")
+        return None
 
     def _argument(self, number: int, type_: CType) -> ModuleVariable:
         register = typed.Register(f"arg{number}", _LONG, at_entry=self._at_return)
         return ModuleVariable(folded(typed.Convert(register, type_)), type_)
 
-    def _elsewhere(self, name: str) -> ModuleVariable | None:
+    def elsewhere(self, name: str) -> ModuleVariable | None:
+        """Return the variable or enumerator of the kernel that has a name."""
+        name = name.removeprefix("::")
         btf, types = self._module.btf, self._module.types
         if btf is None or types is None:
             return None

@@ -169,7 +169,13 @@ class DebugModule:
 
     @cached_property
     def _anchor(self) -> tuple[str, int] | None:
-        """A symbol of a function, by its name and address: what has no name of its own is so far from it."""
+        """
+        A symbol of a function, by its name and address: what has no name of its own is so far from it.
+
+        In an object file there is none: its sections are not yet where they will be.
+        """
+        if self.elf.type == "rel":
+            return None
         for symbol in self._module.symbols.functions():
             if symbol.kind == "func" and self.symbol_address(symbol.name) == symbol.address:
                 return symbol.name, symbol.address

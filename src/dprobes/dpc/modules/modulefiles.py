@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleFiles"]
 
+_KMOD = "kmod "
+"""What stands before the name of a module of the kernel."""
+
 
 class ModuleFiles:
     """
@@ -66,15 +69,24 @@ class ModuleFiles:
         return DebugPlaces(self._file_of, FileSymbols(self._symbols))
 
     def _described(self, module: str) -> ProbedModule | None:
-        if module == KERNEL:
-            from dprobes.dpc.modules.btfnames import BtfModule
-
-            return BtfModule(_kernel_btf)
+        if module == KERNEL or module.startswith(_KMOD):
+            return self._of_kernel(module.removeprefix(_KMOD) if module != KERNEL else "")
         from dprobes.dpc.modules.latenames import DescribedModule
         from dprobes.target.location import FileSymbols
 
         elf = self._file_of(module)
         return None if elf is None else DescribedModule(elf, FileSymbols(self._symbols))
+
+    def _of_kernel(self, name: str) -> ProbedModule:
+        """Return what describes the kernel, or a module of it."""
+        from dprobes.dpc.modules.btfnames import BtfModule
+        from dprobes.dpc.modules.kernelmodule import KernelModule
+        from dprobes.target.kernel.debugfiles import described_kernel, described_module
+
+        named = self._named[0] if self._is_only and self._named else None
+        if not name:
+            return KernelModule(BtfModule(_kernel_btf), lambda: described_kernel(named))
+        return KernelModule(BtfModule(lambda: _module_btf(name)), lambda: described_module(name, named))
 
     def _named_for(self, module: str) -> Path | None:
         from dprobes.target.modules import is_file_of
@@ -94,6 +106,21 @@ class ModuleFiles:
             except TargetError:
                 self._files[module] = None
         return self._files[module]
+
+
+def _module_btf(name: str) -> Btf | None:
+    """Return the types of a module that is loaded, and of the kernel; those of the kernel if it shows none."""
+    from pathlib import Path
+
+    from dprobes.errors import FormatError
+    from dprobes.target.btf import KERNEL_BTF
+    from dprobes.target.kernel.runningkernel import module_name
+    from dprobes.target.modulebtf import ModuleBtf
+
+    try:
+        return ModuleBtf(Path(KERNEL_BTF).read_bytes(), Path(KERNEL_BTF).with_name(module_name(name)).read_bytes())
+    except (OSError, FormatError):
+        return _kernel_btf()
 
 
 def _kernel_btf() -> Btf | None:

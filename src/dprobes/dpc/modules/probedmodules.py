@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["KERNEL", "ProbedModules"]
 
 KERNEL = "kernel"
-"""What the kernel is called before the colon of a place; its modules use its types."""
+"""What the kernel is called before the colon of a place."""
 
 _OF_KERNEL = (PointKind.TRACEPOINT, PointKind.SYSTEM_CALL)
 
@@ -48,7 +48,7 @@ class ProbedModules:
         return self._of(self.names[0]) if self.names else None
 
     def _of(self, name: str) -> ProbedModule | None:
-        return self._module_of(KERNEL if name.startswith("kmod ") else name) if name else None
+        return self._module_of(name) if name else None
 
     def names_at(self, point: Point) -> PlaceNames | None:
         """Return what names mean at a point."""

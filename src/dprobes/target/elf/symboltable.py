@@ -181,9 +181,10 @@ class ElfSymbols:
         return symbol
 
     def starting(self, address: int) -> list[Symbol]:
-        """Return the defined symbols with a link address; of an object file, whose symbols have none, nothing."""
-        if self._elf.type == "rel":
-            return []
+        """Return the defined symbols with a link address."""
+        if self._elf.type == "rel":  # the table has places in sections
+            at = [i for i, row in enumerate(self._rows()) if row[3] and self._address(row[4], row[3]) == address]
+            return [symbol for i in at if (symbol := self._defined(i)) is not None and symbol.name]
         needle = address.to_bytes(self._elf.word_size, self._elf.byte_order)
         table, value = self._table.tobytes(), 8 if self._wide else 4
         found = []

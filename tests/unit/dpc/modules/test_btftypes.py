@@ -115,11 +115,11 @@ def test_functions_have_parameters_and_results(types: tuple[Btf, DebugTypes]) ->
         "struct outer *", "enum color", "None", "long *", "None",
     ]  # fmt: skip
     assert str(names.result) == "struct node *"
-    last = names.find("last")
+    last = names.named_parameter("last")
     assert last is not None
     assert "arg3" in str(last.value)
-    assert names.find("by_value") is None
-    green = names.find("GREEN")
+    assert names.named_parameter("by_value") is None
+    green = names.elsewhere("GREEN")
     assert green is not None
     assert "5" in str(green.value)
     assert names.was_asked
@@ -133,7 +133,7 @@ def test_names_of_what_is_not_there(types: tuple[Btf, DebugTypes]) -> None:
         assert names.result is None
     none = BtfModule(lambda: None)
     assert none.types is None
-    assert none.names_at("function", at_return=False).find("outer") is None
+    assert none.names_at("function", at_return=False).elsewhere("outer") is None
 
 
 def test_damaged_btf_ends_in_an_error(types: tuple[Btf, DebugTypes]) -> None:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.kernel import debugfiles
+from dprobes.target.kernel.debugfiles import described_kernel, described_module
+from unit.target.conftest import Toolbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODULE = """
+__attribute__((section(".gnu.linkonce.this_module"))) int this_module[4];
+int begin(int n) { return this_module[n]; }
+"""
+
+
+def notes_of(path: Path, directory: Path) -> Path:
+    """Return the notes of a file as the kernel shows them."""
+    Toolbox(directory).run("objcopy", "-O", "binary", "--only-section=.note.gnu.build-id", path, "notes")
+    return directory / "notes"
+
+
+@pytest.mark.parametrize("place", ["boot/vmlinux-{}", "lib/modules/{}/vmlinux", "usr/lib/modules/{}/vmlinux"])
+def test_the_debug_file_of_the_kernel_is_the_one_of_its_build(tmp_path: Path, pie: Path, place: str) -> None:
+    notes = notes_of(pie, tmp_path)
+    path = tmp_path / "debug" / place.format(os.uname().release)
+    path.parent.mkdir(parents=True)
+    path.write_text("no kernel")
+    assert described_kernel(None, tmp_path / "debug", notes) is None
+    path.write_bytes(pie.read_bytes())
+    found = described_kernel(None, tmp_path / "debug", notes)
+    assert found is not None
+    assert path == found.path
+    Toolbox(tmp_path).run("gcc", "-shared", "-Wl,--build-id=0x1234567890", "-x", "c", "/dev/null", "-o", "other")
+    assert described_kernel(None, tmp_path / "debug", notes_of(tmp_path / "other", tmp_path)) is None
+    assert described_kernel(None, tmp_path / "debug", tmp_path / "nothing") is None
+
+
+def test_a_kernel_that_is_named_is_taken(tmp_path: Path, pie: Path) -> None:
+    found = described_kernel(pie)
+    assert found is not None
+    assert pie == found.path
+    (tmp_path / "vmlinuz").write_text("packed")
+    assert described_kernel(tmp_path / "vmlinuz") is None
+
+
+def test_the_file_of_a_module_is_the_one_of_the_build_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stock.c").write_text(MODULE)
+    path = tmp_path / "stock.ko"
+    Toolbox(tmp_path).run("gcc", "-r", "-Wl,--build-id", "stock.c", "-o", "stock.ko")
+    own = ElfFile.open(path).build_id
+    assert own is not None
+    running = {"stock_goods": own}
+    monkeypatch.setattr(debugfiles, "find_module_file", lambda _name: path)
+    monkeypatch.setattr(debugfiles, "running_build_id", lambda name: running[name])
+    found = described_module("stock-goods")
+    assert found is not None
+    assert path == found.path
+    running["stock_goods"] = "1234"
+    assert described_module("stock-goods") is None
+    found = described_module("stock-goods", path)
+    assert found is not None
+    assert path == found.path
+
+
+def test_a_module_without_a_file_has_none(tmp_path: Path) -> None:
+    assert described_module("stock", tmp_path / "stock.ko") is None
+    (tmp_path / "stock.ko").write_text("no module")
+    assert described_module("stock", tmp_path / "stock.ko") is None
