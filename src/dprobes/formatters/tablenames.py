@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.keyed.layout import key_parts
+from dprobes.keyed.layout import row_parts
 from dprobes.keyed.parts import NO_NAMES, STACK_ENDS
 from dprobes.record.layout import LogRecord
 from dprobes.rpn.tables import KeyKind
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessAddresses", "has_addresses", "names_for"]
 
-_KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.KERNEL_STACK)
+_KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.KERNEL_STACK, KeyKind.FRAMES)
 
 
 def has_addresses(tables: Sequence[Table]) -> bool:
-    """Return whether keys of tables have names."""
-    return any(key.kind in _KINDS for table in tables for key in table.keys)
+    """Return whether keys of tables, or what they keep, have names."""
+    return any(part.kind in _KINDS for table in tables for part in table.parts)
 
 
 def names_for(
@@ -73,7 +73,7 @@ class ProcessAddresses:
         return () if name is None else name.inlined_texts
 
     def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
-        """Return where the addresses in keys are that can be located."""
+        """Return where the addresses in tables are that can be located."""
         found: dict[int, LocatedCode] = {}
         for address, pid in dict.fromkeys(each for table in contents for each in _addresses(table)):
             located = self._symboliser.located(address, self._record(address, pid), None)
@@ -89,18 +89,18 @@ class ProcessAddresses:
 
 
 def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:
-    """Give the addresses in the keys of a table as they are named, each with its process if the key says it."""
-    keys = contents.table.keys
-    if not has_addresses([contents.table]):
+    """Give the addresses in a table as they are named, each with its process if the key says it."""
+    table = contents.table
+    if not has_addresses([table]):
         return
     for row in contents.rows:
-        for key, part in zip(keys, key_parts(keys, row.key), strict=True):
+        for key, part in zip(table.parts, row_parts(table, row.key, row.cells), strict=False):
             match key.kind, part:
                 case KeyKind.ADDRESS, int():
                     yield part, None
                 case KeyKind.USER_STACK, tuple() if part:
                     yield from ((address, part[0]) for address in _frames(part[1:]))
-                case KeyKind.KERNEL_STACK, tuple():
+                case ((KeyKind.KERNEL_STACK | KeyKind.FRAMES), tuple()):
                     yield from ((address, None) for address in _frames(part))
 
 

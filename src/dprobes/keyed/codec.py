@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import FormatError
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.lazypattern import lazy_pattern
-from dprobes.rpn.tables import Key, KeyKind, Range, Table, TableKind, Unit
+from dprobes.rpn.tables import Key, Range, Table, TableKind, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ _NUMBER = r"-?[0-9]{1,20}"
 _STATEMENT = lazy_pattern(
     rf"(?P<name>[a-z_][a-z0-9_]*), (?P<kind>[a-z]+)(\((?P<range>{_NUMBER}, {_NUMBER}, {_NUMBER})\))?"
     r"(?P<keys>(, [a-z]+(\[[0-9]{1,3}\])?)*?)(, room = (?P<room>[0-9]{1,7}))?(, unit = (?P<unit>[a-z]+))?"
+    r"(, value = (?P<value>[a-z]+(\[[0-9]{1,3}\])?))?"
 )
 
 
@@ -45,7 +46,7 @@ def encode_tables(contents: Sequence[TableContents]) -> bytes:
         parts += [_COUNT.pack(len(text)), text, _HEAD.pack(each.lost, len(each.rows))]
         cells = struct.Struct(f"<{each.table.value_cells}Q")
         for row in each.rows:
-            parts += [_swapped(row.key, each.table), cells.pack(*row.cells)]
+            parts += [_swapped(row.key, each.table.keys), _swapped_value(cells.pack(*row.cells), each.table)]
     return b"".join(parts)
 
 
@@ -72,7 +73,8 @@ def _decoded(data: bytes) -> tuple[TableContents, ...]:
         kept = []
         for start in range(position, position + rows * size, size):
             end = start + table.key_size
-            kept.append(TableRow(_swapped(data[start:end], table), cells.unpack_from(data, end)))
+            value = _swapped_value(data[end : start + size], table)
+            kept.append(TableRow(_swapped(data[start:end], table.keys), cells.unpack(value)))
         position += rows * size
         found.append(TableContents(table, tuple(kept), lost))
     if position != len(data):
@@ -80,15 +82,22 @@ def _decoded(data: bytes) -> tuple[TableContents, ...]:
     return tuple(found)
 
 
-def _swapped(key: bytes, table: Table) -> bytes:
+def _swapped_value(value: bytes, table: Table) -> bytes:
+    """Return the cells of a value, whose bytes in memory are those of a string, in the order of a file."""
+    if sys.byteorder == "little" or table.value is None or not table.value.kind.is_string:
+        return value
+    return b"".join(value[n : n + 8][::-1] for n in range(0, len(value), 8))
+
+
+def _swapped(key: bytes, keys: Sequence[Key]) -> bytes:
     """Return a key with its words in the other byte order, if this machine has the other one."""
     if sys.byteorder == "little":
         return key
     parts, position = [], 0
-    for each in table.keys:
+    for each in keys:
         part = key[position : position + each.bytes]
         position += each.bytes
-        if each.kind not in (KeyKind.STRING, KeyKind.COMM):
+        if not each.kind.is_string:
             part = b"".join(part[n : n + 8][::-1] for n in range(0, len(part), 8))
         parts.append(part)
     return b"".join(parts)
@@ -99,19 +108,15 @@ def parse_statement(text: str) -> Table:
     match = _STATEMENT.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text[:40]}' describes no table")
-    keys = []
-    for word in match["keys"].split(", ")[1:]:
-        kind, _, size = word.rstrip("]").partition("[")
-        found = KeyKind(kind)
-        sizes = found.sizes or (0, 0)
-        keys.append(Key(found, int(size) if size else sizes[0]))
-        if keys[-1].size > sizes[1]:
-            raise ValueError(f"'{word}' describes no key")
+    keys = [Key.parsed(word) for word in match["keys"].split(", ")[1:]]
+    value = Key.parsed(match["value"]) if match["value"] is not None else None
     bounds = Range(*map(int, match["range"].split(", "))) if match["range"] is not None else None
     kind_of_table = TableKind(match["kind"])
     if (bounds is not None) != (kind_of_table is TableKind.LHIST) or (bounds is not None and bounds.step < 1):
         raise ValueError(f"'{text[:40]}' describes no table")
-    table = Table(match["name"], kind_of_table, tuple(keys), bounds, unit=Unit(match["unit"] or ""))
+    if value is not None and not value.can_be_kept_by(kind_of_table):
+        raise ValueError(f"'{text[:40]}' describes no table")
+    table = Table(match["name"], kind_of_table, tuple(keys), bounds, unit=Unit(match["unit"] or ""), value=value)
     if match["room"] is not None:
         from dataclasses import replace
 

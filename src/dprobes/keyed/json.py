@@ -4,6 +4,7 @@ Tables as JSON: an object for each row.
 ::
 
     {"table": "hits", "kind": "count", "keys": ["bash", 3], "value": 42}
+    {"table": "files", "kind": "last", "keys": [1234], "value": "/etc/passwd"}
     {"table": "t", "kind": "stats", "keys": [], "count": 2, "sum": 5, "min": 1, "max": 4, "average": 2.5}
     {"table": "h", "kind": "hist", "keys": [], "count": 2, "buckets": [[1, 2, 1], [2, 4, 1]],
      "estimates": {"p50": 2, ...}}
@@ -18,7 +19,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dprobes.keyed.layout import buckets_of, shown_value
-from dprobes.keyed.parts import NO_NAMES, Names, parts_of
+from dprobes.keyed.parts import NO_NAMES, Names, kept_part, parts_of
 from dprobes.keyed.quantities import QUANTILES, estimated_quantile
 from dprobes.keyed.text import ordered_rows
 from dprobes.rpn.arithmetic import signed
@@ -48,13 +49,15 @@ def table_objects(
     if table.unit is not Unit.NONE:
         head["unit"] = table.unit.value
     for row in ordered_rows(contents, rows):
-        yield {**head, "keys": list(parts_of(table, row.key, names)), **value_object(table, row.cells)}
+        yield {**head, "keys": list(parts_of(table, row.key, names)), **value_object(table, row.cells, names)}
     if contents.lost:
         yield {**head, "lost": contents.lost}
 
 
-def value_object(table: Table, cells: Sequence[int]) -> dict[str, Any]:
+def value_object(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> dict[str, Any]:
     """Return what a value says."""
+    if table.keeps_bytes:
+        return {"value": kept_part(table, cells, names)}
     match table.kind:
         case TableKind.AVG | TableKind.STATS:
             count, total = cells[0], signed(cells[1], 64)

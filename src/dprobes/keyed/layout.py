@@ -8,6 +8,9 @@ A key is the bytes of its parts, each a multiple of 8, numbers in the machine's 
     comm            16 bytes: the thread's name, and zeros
     ustack[N]       the process id, and N addresses, the innermost first, and zeros
     kstack[N]       N addresses, and zeros
+    long            64 bits, without a sign
+    text[N]         as str[N], the bytes of the cells as they are
+    frames[N]       as kstack[N]
 
 A value is 64-bit cells, all 0 at first; what is taken in is a signed word ``v``::
 
@@ -18,7 +21,7 @@ A value is 64-bit cells, all 0 at first; what is taken in is a signed word ``v``
     stats           n | sum | least | largest
     hist            128 counts: ... -3 to -2; -1; 0; 1; 2 to 3; 4 to 7; ...
     lhist           a count below ``low``, one for each bucket, one from ``high`` on
-    last            v
+    last            v, or with ``value =`` the bytes of a string or a call stack, as a key's
 
 ``largest`` is kept as v + 2**63 and ``least`` as 2**63 - 1 - v: of both the greater unsigned number wins, and the 0 of
 a new cell never does. So cells of several CPUs are merged by one rule each: adding, or taking the greater number.
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import struct
 import sys
 from functools import cache
 from typing import TYPE_CHECKING
@@ -57,6 +61,7 @@ __all__ = [
     "merged",
     "merges_by_adding",
     "quotient",
+    "row_parts",
     "shown_value",
 ]
 
@@ -129,7 +134,7 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
 
 
 def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
-    """Return the cells of a value that has taken a signed number in."""
+    """Return the cells of a value that has taken a number in, with a sign or as its bits."""
     found = list(cells)
     for cell, change, number in changes(table, value):
         match change:
@@ -163,7 +168,9 @@ def quotient(total: int, count: int) -> int:
 
 
 def shown_value(table: Table, cells: Sequence[int]) -> int:
-    """Return the one number that ``push table`` gives of a value, with its sign."""
+    """Return the one number that ``push table`` gives of a value, with its sign; 1 of what is no number."""
+    if table.keeps_bytes:
+        return 1
     match table.kind:
         case TableKind.COUNT | TableKind.STATS:
             return cells[0]
@@ -203,6 +210,14 @@ def buckets_of(table: Table) -> tuple[Bucket, ...]:
             return ()
 
 
+def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
+    """Return the parts of a key, and behind them what is kept, if it is no number."""
+    found = key_parts(table.keys, key)
+    if table.value is None or not table.keeps_bytes:
+        return found
+    return *found, *key_parts((table.value,), struct.pack(f"{len(cells)}Q", *cells))
+
+
 def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
     """
     Return the parts of a key: numbers, bytes, or the addresses of a stack.
@@ -215,9 +230,9 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
         field = data[position : position + key.bytes]
         position += key.bytes
         match key.kind:
-            case KeyKind.STRING | KeyKind.COMM:
+            case KeyKind.STRING | KeyKind.COMM | KeyKind.TEXT:
                 parts.append(field.partition(b"\0")[0])
-            case KeyKind.USER_STACK | KeyKind.KERNEL_STACK:
+            case KeyKind.USER_STACK | KeyKind.KERNEL_STACK | KeyKind.FRAMES:
                 words = list(memoryview(field).cast("Q"))
                 while words and not words[-1]:
                     words.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.keyed.layout import key_parts
@@ -11,9 +12,9 @@ from dprobes.rpn.tables import KeyKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.rpn.tables import Table
+    from dprobes.rpn.tables import Key, Table
 
-__all__ = ["NO_NAMES", "STACK_ENDS", "Names", "Part", "parts_of"]
+__all__ = ["NO_NAMES", "STACK_ENDS", "Names", "Part", "kept_part", "parts_of"]
 
 Part = int | str | list[str]
 
@@ -58,8 +59,20 @@ NO_NAMES: Names = _NoNames()
 
 def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
     """Return the parts of a key; the frames of a stack are the innermost first."""
+    return _parts(table.keys, key, names)
+
+
+def kept_part(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str | list[str]:
+    """Return what a table keeps that is no number: a string, or the frames of a stack."""
+    assert table.value is not None
+    found = _parts((table.value,), struct.pack(f"{len(cells)}Q", *cells), names)[0]
+    assert not isinstance(found, int)
+    return found
+
+
+def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
     found: list[Part] = []
-    for each, part in zip(table.keys, key_parts(table.keys, key), strict=True):
+    for each, part in zip(keys, key_parts(keys, key), strict=True):
         match each.kind, part:
             case _, bytes():
                 found.append(part.decode("utf-8", "backslashreplace"))
@@ -68,7 +81,7 @@ def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, .
             case KeyKind.USER_STACK, tuple():
                 pid = part[0] if part else None
                 found.append(_frames(part[1:], pid, names))
-            case KeyKind.KERNEL_STACK, tuple():
+            case ((KeyKind.KERNEL_STACK | KeyKind.FRAMES), tuple()):
                 found.append(_frames(part, None, names))
             case _, int():
                 found.append(part)

@@ -9,7 +9,7 @@ Tables in the text format of Prometheus (https://prometheus.io/docs/instrumentin
 A count is a counter, other numbers are gauges, ``avg`` and ``stats`` are summaries without quantiles with gauges for
 least and largest, histograms are histograms, whose buckets hold what is at most ``le``. The labels are the parts of the
 key: ``comm``, ``stack`` and ``kernel_stack``, the others ``key0``, ``key1`` by their place. Times are seconds, as
-Prometheus has them.
+Prometheus has them. A string or call stack that is kept is a label, ``value``, of a gauge that is 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.keyed.layout import buckets_of, shown_value
-from dprobes.keyed.parts import NO_NAMES, Names, parts_of
+from dprobes.keyed.parts import NO_NAMES, Names, Part, kept_part, parts_of
 from dprobes.keyed.text import ordered_rows
 from dprobes.rpn.arithmetic import signed
 from dprobes.rpn.tables import KeyKind, TableKind, Unit
@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["exposition", "labels_of"]
 
-_LABELS = {KeyKind.COMM: "comm", KeyKind.USER_STACK: "stack", KeyKind.KERNEL_STACK: "kernel_stack"}
+_LABELS = {
+    KeyKind.COMM: "comm",
+    KeyKind.USER_STACK: "stack",
+    KeyKind.KERNEL_STACK: "kernel_stack",
+    KeyKind.FRAMES: "kernel_stack",
+}
 _UNITS = {Unit.NONE: ("", 1), Unit.BYTES: ("_bytes", 1), Unit.NANOSECONDS: ("_seconds", 1_000_000_000)}
 
 
@@ -95,7 +100,7 @@ def _scaled(value: int, divisor: int) -> str:
 
 
 def _labels(table: Table, row: TableRow, names: Names) -> str:
-    if not table.keys:
+    if not table.keys and not table.keeps_bytes:
         return ""
     found = []
     for name, text in labels_of(table, row, names).items():
@@ -105,11 +110,17 @@ def _labels(table: Table, row: TableRow, names: Names) -> str:
 
 
 def labels_of(table: Table, row: TableRow, names: Names) -> dict[str, str]:
-    """Return the parts of a key by the names of their labels."""
+    """Return the parts of a key by the names of their labels; a value that is no number is one, too."""
     found: dict[str, str] = {}
     for number, (key, part) in enumerate(zip(table.keys, parts_of(table, row.key, names), strict=True)):
         name = _LABELS.get(key.kind, f"key{number}")
         if name in found:
             name = f"{name}{number}"
-        found[name] = ";".join(reversed(part)) if isinstance(part, list) else str(part)
+        found[name] = _label(part)
+    if table.keeps_bytes:
+        found["value"] = _label(kept_part(table, row.cells, names))
     return found
+
+
+def _label(part: Part) -> str:
+    return ";".join(reversed(part)) if isinstance(part, list) else str(part)

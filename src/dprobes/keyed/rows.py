@@ -64,7 +64,9 @@ def shown_rows(contents: TableContents, names: Names = NO_NAMES, limit: int | No
             ]
             text = "; ".join((", ".join(filled), quantiles_text(table, row.cells)))
         else:
-            text = value_text(table, row.cells)
-        yield ShownRow(title, text, keys, value_object(table, row.cells))
+            text = value_text(table, row.cells, names)
+            if isinstance(part := value_object(table, row.cells, names).get("value"), list):
+                text = "; ".join(part)
+        yield ShownRow(title, text, keys, value_object(table, row.cells, names))
     if contents.lost:
         yield ShownRow(name, lost_text(contents), (), {"lost": contents.lost})

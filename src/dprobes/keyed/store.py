@@ -103,6 +103,21 @@ class TableStore(TableReader):
             case _:
                 self._change(place, value)
 
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Take in what is kept, a string or a call stack."""
+        place = self._values.get(key)
+        if place is None:
+            place = self._enter(key)
+            if place is None:
+                self._cells[_LOST] += 1
+                return
+        self._cells[place : place + self.table.value_cells] = memoryview(value).cast("Q")
+
+    def kept(self, key: bytes) -> bytes:
+        """Return what is kept under a key, zeros if there is nothing."""
+        place, cells = self._values.get(key), self.table.value_cells
+        return bytes(8 * cells) if place is None else self._cells[place : place + cells].tobytes()
+
     def _change(self, place: int, value: int) -> None:
         cells = self._cells
         for cell, change, number in changes(self.table, value):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
 from dprobes.keyed.layout import buckets_of, shown_value
-from dprobes.keyed.parts import NO_NAMES, Names, parts_of
+from dprobes.keyed.parts import NO_NAMES, Names, Part, kept_part, parts_of
 from dprobes.keyed.quantities import QUANTILES, bucket_label, estimated_quantile, quantity
 from dprobes.rpn.arithmetic import signed
-from dprobes.rpn.tables import UNNAMED, KeyKind, TableKind
+from dprobes.rpn.tables import UNNAMED, TableKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
             yield quantiles_text(table, row.cells)
             yield ""
         else:
-            yield from f"{head} {value_text(table, row.cells)}".split("\n")
+            yield from f"{head} {value_text(table, row.cells, names)}".split("\n")
     if contents.lost:
         yield f"{name}: {lost_text(contents)}"
 
@@ -73,8 +73,10 @@ def shown_name(table: Table) -> str:
     return "@" if table.name == UNNAMED else f"@{table.name}"
 
 
-def value_text(table: Table, cells: Sequence[int]) -> str:
+def value_text(table: Table, cells: Sequence[int], names: Names = NO_NAMES) -> str:
     """Return a value that is no histogram for people."""
+    if table.keeps_bytes:
+        return _part_text(kept_part(table, cells, names))
     unit = table.unit
     match table.kind:
         case TableKind.COUNT:
@@ -99,14 +101,13 @@ def _average(number: float, table: Table) -> str:
 def _key_text(table: Table, row: TableRow, names: Names) -> str:
     if not table.keys:
         return ""
-    parts = []
-    for key, part in zip(table.keys, parts_of(table, row.key, names), strict=True):
-        if key.kind in (KeyKind.USER_STACK, KeyKind.KERNEL_STACK):
-            assert isinstance(part, list)
-            parts.append("\n" + "".join(f"    {escaped(frame)}\n" for frame in part))
-        else:
-            parts.append(escaped(str(part)))
-    return f"[{', '.join(parts)}]"
+    return f"[{', '.join(map(_part_text, parts_of(table, row.key, names)))}]"
+
+
+def _part_text(part: Part) -> str:
+    if isinstance(part, list):
+        return "\n" + "".join(f"    {escaped(frame)}\n" for frame in part)
+    return escaped(str(part))
 
 
 def quantiles_text(table: Table, cells: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.keyed.json import table_objects, value_object
 from dprobes.keyed.layout import shown_value
-from dprobes.keyed.parts import NO_NAMES, Names, parts_of
+from dprobes.keyed.parts import NO_NAMES, Names, kept_part, parts_of
 from dprobes.keyed.text import table_lines
 
 if TYPE_CHECKING:
@@ -19,10 +19,11 @@ __all__ = ["KeyedTable"]
 
 class KeyedTable:
     """
-    A table at the moment at which it was asked for: a mapping from keys to numbers, by tuples of the keys' parts.
+    A table at the moment at which it was asked for: a mapping from keys to values, by tuples of the keys' parts.
 
     ``lost`` counts the values that found no room for their keys. A part of a key is a number, a string, or a tuple of
-    the frames of a stack. The number is what ``push table`` gives; ``details`` has all that is kept for a key.
+    the frames of a stack. The value is the number that ``push table`` gives, or, of a table that keeps these, a string
+    or the frames of a stack; ``details`` has all that is kept for a key.
     """
 
     def __init__(self, contents: TableContents, names: Names = NO_NAMES) -> None:
@@ -47,20 +48,24 @@ class KeyedTable:
     def __contains__(self, key: object) -> bool:
         return key in self._rows
 
-    def __getitem__(self, key: tuple[Any, ...]) -> int:
-        return shown_value(self.contents.table, self._rows[key])
+    def __getitem__(self, key: tuple[Any, ...]) -> Any:
+        table, cells = self.contents.table, self._rows[key]
+        if not table.keeps_bytes:
+            return shown_value(table, cells)
+        part = kept_part(table, cells, self._names)
+        return tuple(part) if isinstance(part, list) else part
 
-    def get(self, key: tuple[Any, ...], default: int = 0) -> int:
-        """Return the number under a key, or ``default``."""
+    def get(self, key: tuple[Any, ...], default: Any = 0) -> Any:
+        """Return what is under a key, or ``default``."""
         return self[key] if key in self._rows else default
 
-    def items(self) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """Iterate over keys and numbers."""
+    def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Iterate over keys and values."""
         return ((key, self[key]) for key in self._rows)
 
     def details(self, key: tuple[Any, ...]) -> dict[str, Any]:
         """Return all that is kept for a key: ``value``, or ``count``, ``sum``, ``buckets`` and so on, as in JSON."""
-        return value_object(self.contents.table, self._rows[key])
+        return value_object(self.contents.table, self._rows[key], self._names)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the rows as in JSON, the greatest number last."""

@@ -4,6 +4,7 @@ The keyed tables of a program (``table =``), as the value of that statement in a
 ::
 
     u32 how many; for each of them: name, kind (strings), u32 room, unit (string), u32 span
+        behind the kind stands what is kept if that is no word: "last str[64]"
         u8 whether there is a range; if so, low, high and step as wide numbers
         u32 how many keys; for each of them: kind (string), u32 size
 """
@@ -48,7 +49,7 @@ def write_tables(out: Writer, tables: Sequence[Table], spans: Spans) -> None:
     out.u32(len(tables))
     for table in tables:
         out.string(table.name)
-        out.string(table.kind.value)
+        out.string(table.kind.value if table.value is None else f"{table.kind.value} {table.value}")
         out.u32(table.room)
         out.string(table.unit.value)
         out.u32(spans.number(table.span))
@@ -75,7 +76,8 @@ def read_tables(reader: Reader, spans: Sequence[Span]) -> tuple[Table, ...]:
 
 
 def _read_table(reader: Reader, spans: Sequence[Span]) -> Table:
-    name, kind = reader.string("the name of a table"), _word(reader, TableKind, "the kind of a table")
+    name = reader.string("the name of a table")
+    kind, value = _read_kind(reader)
     at = reader.offset
     room = reader.u32("the room of a table")
     if not 1 <= room <= ROOM_MAX:
@@ -91,7 +93,23 @@ def _read_table(reader: Reader, spans: Sequence[Span]) -> Table:
     if (found is None) == (kind is TableKind.LHIST):
         reader.fail(f"expected a range for 'lhist' only, found kind '{kind.value}'", at)
     keys = tuple(_read_key(reader) for _ in range(reader.count(_KEY_SIZE, "keys", KEYS_MAX)))
-    return Table(name, kind, keys, found, room, unit, None if number is None else spans[number])
+    return Table(name, kind, keys, found, room, unit, None if number is None else spans[number], value)
+
+
+def _read_kind(reader: Reader) -> tuple[TableKind, Key | None]:
+    at = reader.offset
+    text = reader.string("the kind of a table")
+    word, blank, kept = text.partition(" ")
+    kind = _known(reader, TableKind, word, "the kind of a table", at)
+    if not blank:
+        return kind, None
+    try:
+        value = Key.parsed(kept)
+    except ValueError:
+        value = None
+    if value is None or not value.can_be_kept_by(kind):
+        reader.fail(f"expected a kind of value that '{word}' keeps, found '{kept}'", at)
+    return kind, value
 
 
 def _read_key(reader: Reader) -> Key:
@@ -105,7 +123,10 @@ def _read_key(reader: Reader) -> Key:
 
 def _word(reader: Reader, words: type[WordT], what: str) -> WordT:
     at = reader.offset
-    text = reader.string(what)
+    return _known(reader, words, reader.string(what), what, at)
+
+
+def _known(reader: Reader, words: type[WordT], text: str, what: str, at: int) -> WordT:
     try:
         return words(text)
     except ValueError:

@@ -193,10 +193,11 @@ def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> No
         mebibytes = -(-table.memory >> 20)
         message = f"table '{table.name}' would take {mebibytes} MiB, more than {MEMORY_MAX >> 20}"
         diagnostics.error(table.span, message, hint="give it a smaller 'room ='")
-    if any(key.kind is KeyKind.KERNEL_STACK for key in table.keys) and not _sees_kernel(program):
+    if any(part.kind is KeyKind.KERNEL_STACK for part in table.parts) and not _sees_kernel(program):
+        what = "key" if any(key.kind is KeyKind.KERNEL_STACK for key in table.keys) else "value"
         diagnostics.error(
             table.span,
-            f"the key 'kstack' of table '{table.name}' needs a program about the kernel",
+            f"the {what} 'kstack' of table '{table.name}' needs a program about the kernel",
             hint="a program of the type 'user' is hit outside of the kernel",
         )
 

@@ -41,7 +41,7 @@ def stack_effect(instruction: Instruction, architecture: Architecture, tables: S
     """Return the effect of ``instruction`` on a processor; ``tables`` are those of the program."""
     row, operand = instruction.row, instruction.operand
     if row.group is Group.TABLE:
-        return _effect_on_table(instruction, tables)
+        return _effect_on_table(instruction, architecture.word_size, tables)
     if row.operand_kind is OperandKind.REGISTER and row.operator == "push":
         register = architecture.register(operand) if isinstance(operand, (str, int)) else None
         if register is None:  # unknown: the checker reports it
@@ -58,19 +58,20 @@ def stack_effect(instruction: Instruction, architecture: Architecture, tables: S
     return StackEffect(popped, pushed, popped_exact and pushed_exact and row.syntax not in _MOVES_TSP)
 
 
-def _effect_on_table(instruction: Instruction, tables: Sequence[Table]) -> StackEffect:
+def _effect_on_table(instruction: Instruction, word_size: int, tables: Sequence[Table]) -> StackEffect:
     from dprobes.rpn.tables import table_of
 
     table = table_of(instruction.operand, tables)
     if table is None:  # unknown: the checker reports it, and it is an exception
         return StackEffect(0, 0)
+    keys = table.key_cells(word_size)
     match instruction.row.operator:
         case "tally":
-            return StackEffect(table.cells + table.kind.takes_value, 0)
+            return StackEffect(keys + table.tallied_cells(word_size), 0)
         case "push":
-            return StackEffect(table.cells, 1)
+            return StackEffect(keys, table.shown_cells(word_size))
         case _:
-            return StackEffect(table.cells, 0)
+            return StackEffect(keys, 0)
 
 
 def _count(side: str, times: int, cells: int) -> tuple[int, bool]:

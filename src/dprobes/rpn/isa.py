@@ -412,8 +412,8 @@ _VARIABLES = (
 )
 
 _TABLES = (
-    Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Take a value into a table under its keys; 'count' takes no value. Keys that find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
-    Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Take a value into a table under its keys; 'count' takes no value, and one of more than a word takes cells, its beginning on top. Keys that find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing; what takes more than a word comes in cells, its beginning on top.", (ExceptionCode.INVALID_ADDR,), since=OURS),
     Row(0x57, "delete <table>", "keys --", Group.TABLE, "Take keys, and what is under them, out of a table.", (ExceptionCode.INVALID_ADDR,), since=OURS),
 )  # fmt: skip
 

@@ -3,10 +3,11 @@ The statement ``table =``: its words to a ``Table``.
 
 ::
 
-    table = NAME, KIND[(LOW, HIGH, STEP)], KEY, ... [, room = N] [, unit = UNIT]
+    table = NAME, KIND[(LOW, HIGH, STEP)], KEY, ... [, room = N] [, unit = UNIT] [, value = KEY]
 
     table = latency, hist, comm, unit = ns
     table = sizes, lhist(0, 4096, 512), str[32], ustack[5], room = 100
+    table = names, last, word, value = str[32]
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_expression
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.operands import StatementError
-from dprobes.rpn.tables import BUCKETS_MAX, KEYS_MAX, ROOM, ROOM_MAX, Key, KeyKind, Range, Table, TableKind, Unit
+from dprobes.rpn.tables import (
+    BUCKETS_MAX,
+    KEYS_MAX,
+    ROOM,
+    ROOM_MAX,
+    VALUE_KINDS,
+    Key,
+    KeyKind,
+    Range,
+    Table,
+    TableKind,
+    Unit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +58,7 @@ def parse_table(tokens: Words) -> Table:
         raise StatementError(f"'{name}' cannot be the name of a table", parts[0], "a name has letters, digits and '_'")
     kind, of_range = _kind(parts[1])
     keys: list[Key] = []
-    room, unit = ROOM, Unit.NONE
+    room, unit, value = ROOM, Unit.NONE, None
     for part in parts[2:]:
         if len(part) > 1 and part[1].is_punctuation("="):
             match part[0].word:
@@ -53,14 +66,18 @@ def parse_table(tokens: Words) -> Table:
                     room = _between(part[2:], part, 1, ROOM_MAX)
                 case "unit":
                     unit = _unit(part)
+                case "value":
+                    value = _value(part, kind)
                 case _:
-                    hint = "what may follow the keys is 'room = N' and 'unit = UNIT'"
+                    hint = "what may follow the keys is 'room = N', 'unit = UNIT' and 'value = KIND'"
                     raise StatementError(f"'{part[0].text} =' is not known of a table", part, hint)
         else:
             keys.append(_key(part))
+    if value is not None and len(keys) == KEYS_MAX:
+        raise StatementError(f"a table with 'value =' has at most {KEYS_MAX - 1} keys, found {KEYS_MAX}", tokens)
     if len(keys) > KEYS_MAX:
         raise StatementError(f"a table has at most {KEYS_MAX} keys, found {len(keys)}", tokens)
-    return Table(name, kind, tuple(keys), of_range, room, unit)
+    return Table(name, kind, tuple(keys), of_range, room, unit, value=value)
 
 
 def _split(tokens: Words) -> list[Words]:
@@ -123,6 +140,21 @@ def _key(part: Words) -> Key:
         written = " ".join(token.text for token in part[1:])
         raise StatementError(f"'{word}' is followed by '{written[:40]}', not by ','", part[1:])
     return Key(kind, _between(part[2:-1], part, 1, kind.sizes[1]))
+
+
+def _value(part: Words, kind: TableKind) -> Key:
+    words = [each.value for each in VALUE_KINDS]
+    if len(part) == 2 or part[2].word not in words:
+        written = " ".join(token.text for token in part[2:])
+        hint = f"the kinds of values are {', '.join(words)}"
+        raise StatementError(f"expected what a table keeps, found '{written[:40]}'", part, hint)
+    found = _key(part[2:])
+    if not kind.takes_value:
+        raise StatementError(f"'{kind.value}' takes no value", part)
+    if kind is not TableKind.LAST and found.kind is not KeyKind.LONG:
+        hint = "strings and stacks are kept by 'last'"
+        raise StatementError(f"'{kind.value}' keeps numbers, not '{found.kind.value}'", part, hint)
+    return found
 
 
 def _unit(part: Words) -> Unit:

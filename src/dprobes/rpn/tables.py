@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import EngineError
 from dprobes.globs import compile_glob
@@ -34,6 +34,7 @@ __all__ = [
     "STRING_SIZE_MAX",
     "TABLES_MAX",
     "UNNAMED",
+    "VALUE_KINDS",
     "Key",
     "KeyKind",
     "Range",
@@ -101,11 +102,22 @@ class KeyKind(enum.Enum):
     COMM = "comm"
     USER_STACK = "ustack"
     KERNEL_STACK = "kstack"
+    LONG = "long"
+    """A number of 64 bits: of two cells, the low word on top, in programs of 32."""
+    TEXT = "text"
+    """A string whose bytes stand in cells, the first ones on top."""
+    FRAMES = "frames"
+    """A call stack of the kernel whose addresses stand in cells, the innermost on top."""
 
     @property
-    def is_popped(self) -> bool:
-        """Whether an instruction pops a cell for it."""
-        return self in (KeyKind.WORD, KeyKind.ADDRESS, KeyKind.STRING)
+    def is_string(self) -> bool:
+        """Whether it is bytes up to a NUL."""
+        return self in (KeyKind.STRING, KeyKind.COMM, KeyKind.TEXT)
+
+    @property
+    def is_kernel_stack(self) -> bool:
+        """Whether it is addresses of the kernel."""
+        return self in (KeyKind.KERNEL_STACK, KeyKind.FRAMES)
 
     @property
     def sizes(self) -> tuple[int, int] | None:
@@ -117,7 +129,19 @@ _SIZES = {
     KeyKind.STRING: (STRING_SIZE, STRING_SIZE_MAX),
     KeyKind.USER_STACK: (USER_FRAMES_MAX, USER_FRAMES_MAX),
     KeyKind.KERNEL_STACK: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
+    KeyKind.TEXT: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.FRAMES: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
 }
+
+VALUE_KINDS = (
+    KeyKind.LONG,
+    KeyKind.STRING,
+    KeyKind.COMM,
+    KeyKind.TEXT,
+    KeyKind.KERNEL_STACK,
+    KeyKind.FRAMES,
+)
+"""What values of a table may be, but words."""
 
 
 class Unit(enum.Enum):
@@ -130,25 +154,52 @@ class Unit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A part of what a table is keyed by; ``size`` is the bytes of a string, or the frames of a stack."""
+    """A part of what a table is keyed by, or what it keeps; ``size`` is bytes of a string, or frames of a stack."""
 
     kind: KeyKind
     size: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """Return the key of a text as ``str`` makes it; raise ``ValueError`` if it is none."""
+        word, bracket, size = text.removesuffix("]").partition("[")
+        kind = KeyKind(word)
+        least, largest = (1, kind.sizes[1]) if kind.sizes is not None else (0, 0)
+        key = cls(kind, int(size) if bracket else (kind.sizes or (0, 0))[0])
+        if not least <= key.size <= largest or bool(bracket) > (kind.sizes is not None):
+            raise ValueError(f"'{text}' describes no key")
+        return key
 
     @property
     def bytes(self) -> int:
         """How many bytes of an entry it takes: a multiple of 8; a string has room for its NUL."""
         match self.kind:
-            case KeyKind.STRING:
+            case KeyKind.STRING | KeyKind.TEXT:
                 return (self.size // 8 + 1) * 8
             case KeyKind.COMM:
                 return PROCESS_NAME_SIZE
             case KeyKind.USER_STACK:
                 return 8 * (1 + self.size)
-            case KeyKind.KERNEL_STACK:
+            case KeyKind.KERNEL_STACK | KeyKind.FRAMES:
                 return 8 * self.size
             case _:
                 return 8
+
+    def can_be_kept_by(self, kind: TableKind) -> bool:
+        """Return whether a table of a kind may have it for ``value =``: of numbers all may be 64 bits."""
+        if self.kind is KeyKind.LONG:
+            return kind.takes_value
+        return kind is TableKind.LAST and self.kind in VALUE_KINDS
+
+    def popped(self, word_size: int) -> int:
+        """Return how many cells an instruction pops for it."""
+        match self.kind:
+            case KeyKind.WORD | KeyKind.ADDRESS | KeyKind.STRING:
+                return 1
+            case KeyKind.LONG | KeyKind.TEXT | KeyKind.FRAMES:
+                return self.bytes // word_size
+            case _:
+                return 0
 
     def __str__(self) -> str:
         sizes = self.kind.sizes
@@ -171,7 +222,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A keyed table: ``room`` is for how many keys, ``range`` that of a linear histogram."""
+    """
+    A keyed table: ``room`` is for how many keys, ``range`` that of a linear histogram.
+
+    ``value`` says what ``tally`` pops and keeps where that is not a word.
+    """
 
     name: str
     kind: TableKind
@@ -180,11 +235,36 @@ class Table:
     room: int = ROOM
     unit: Unit = Unit.NONE
     span: Span | None = field(default=None, compare=False, repr=False)
+    value: Key | None = None
 
     @property
-    def cells(self) -> int:
-        """How many cells the keys take on the RPN stack."""
-        return sum(key.kind.is_popped for key in self.keys)
+    def parts(self) -> tuple[Key, ...]:
+        """The keys, and behind them what is kept, where that is not a word."""
+        return self.keys if self.value is None else (*self.keys, self.value)
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether values are strings or call stacks, and no numbers."""
+        return self.value is not None and self.value.kind is not KeyKind.LONG
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of a value are no number."""
+        return self.value.bytes if self.value is not None and self.keeps_bytes else 0
+
+    def key_cells(self, word_size: int) -> int:
+        """Return how many cells the keys take on the RPN stack."""
+        return sum(key.popped(word_size) for key in self.keys)
+
+    def tallied_cells(self, word_size: int) -> int:
+        """Return how many cells ``tally`` pops for a value."""
+        if self.value is not None:
+            return self.value.popped(word_size)
+        return int(self.kind.takes_value)
+
+    def shown_cells(self, word_size: int) -> int:
+        """Return how many cells ``push table`` pushes."""
+        return 1 if self.value is None else self.value.bytes // word_size
 
     @property
     def capacity(self) -> int:
@@ -205,6 +285,8 @@ class Table:
     def value_cells(self) -> int:
         """How many 64-bit cells the value takes."""
         match self.kind:
+            case TableKind.LAST:
+                return max(self.kept_bytes // 8, 1)
             case TableKind.AVG:
                 return 2
             case TableKind.STATS:
@@ -232,6 +314,8 @@ class Table:
             parts.append(f"room = {self.room}")
         if self.unit is not Unit.NONE:
             parts.append(f"unit = {self.unit.value}")
+        if self.value is not None:
+            parts.append(f"value = {self.value}")
         return ", ".join(parts)
 
 

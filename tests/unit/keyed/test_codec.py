@@ -20,6 +20,9 @@ TABLES = (
     Table("b_2", TableKind.LHIST, (), Range(-10, 25, 10), unit=Unit.NANOSECONDS),
     Table("c", TableKind.STATS, (Key(KeyKind.USER_STACK, 2), Key(KeyKind.KERNEL_STACK, 127)), unit=Unit.BYTES),
     Table("d", TableKind.HIST, (Key(KeyKind.ADDRESS),)),
+    Table("e", TableKind.SUM, (Key(KeyKind.LONG), Key(KeyKind.TEXT, 9)), value=Key(KeyKind.LONG)),
+    Table("f", TableKind.LAST, (Key(KeyKind.FRAMES, 3),), room=5, unit=Unit.BYTES, value=Key(KeyKind.STRING, 12)),
+    Table("g", TableKind.LAST, value=Key(KeyKind.KERNEL_STACK, 2)),
 )
 
 
@@ -28,6 +31,9 @@ def filled() -> tuple[TableContents, ...]:
     for table in TABLES:
         store = TableStore(table)
         for number in range(5):
+            if table.keeps_bytes:
+                store.keep(bytes([number + 1]) * table.key_size, bytes([number + 65]) * 2 + bytes(table.kept_bytes - 2))
+                continue
             store.tally(bytes([number + 1]) * table.key_size, number - 2)
         found.append(store.contents())
     return tuple(found)

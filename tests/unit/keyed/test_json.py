@@ -26,6 +26,17 @@ def test_an_object_for_each_row() -> None:
     ]
 
 
+def test_strings_and_stacks_that_are_kept() -> None:
+    store = TableStore(Table("name", TableKind.LAST, (Key(KeyKind.LONG),), value=Key(KeyKind.STRING, 5)))
+    store.keep((3).to_bytes(8, "little"), b"caf\xc3\xa9\0\0\0")
+    stacks = TableStore(Table("stack", TableKind.LAST, value=Key(KeyKind.FRAMES, 3)))
+    stacks.keep(b"", (0x1000).to_bytes(8, "little") + bytes(16))
+    assert [json.loads(line) for each in (store, stacks) for line in table_json_lines(each.contents())] == [
+        {"table": "name", "kind": "last", "keys": [3], "value": "café"},
+        {"table": "stack", "kind": "last", "keys": [], "value": ["0x1000"]},
+    ]
+
+
 def test_statistics_and_histograms() -> None:
     assert lines(Table("s", TableKind.STATS, unit=Unit.BYTES), (b"", 1), (b"", 4)) == [
         {"table": "s", "kind": "stats", "unit": "bytes", "keys": [], "count": 2, "sum": 5, "min": 1, "max": 4,

@@ -18,6 +18,7 @@ from dprobes.keyed.layout import (
     lhist_bucket,
     merged,
     quotient,
+    row_parts,
     shown_value,
 )
 from dprobes.rpn.arithmetic import signed
@@ -99,3 +100,10 @@ def test_parts_of_a_key() -> None:
     keys = (Key(KeyKind.WORD), Key(KeyKind.STRING, 5), Key(KeyKind.COMM), Key(KeyKind.USER_STACK, 2))
     data = struct.pack("=Q8s16sQQQ", (1 << 64) - 1, b"abc", b"bash", 42, 0x1000, 0)
     assert key_parts(keys, data) == ((1 << 64) - 1, b"abc", b"bash", (42, 0x1000))
+
+
+def test_what_is_kept_is_behind_the_parts_of_the_key() -> None:
+    table = Table("t", TableKind.LAST, (Key(KeyKind.WORD),), value=Key(KeyKind.FRAMES, 2))
+    assert row_parts(table, (5).to_bytes(8, "little"), [0x1000, 0]) == (5, (0x1000,))
+    number = Table("t", TableKind.SUM, (Key(KeyKind.LONG),), value=Key(KeyKind.LONG))
+    assert row_parts(number, (1 << 40).to_bytes(8, "little"), [3]) == (1 << 40,)

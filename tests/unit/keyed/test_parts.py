@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.keyed.parts import parts_of
+from dprobes.keyed.parts import kept_part, parts_of
 from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
 
 
@@ -14,3 +14,10 @@ def test_parts_for_programs() -> None:
         "café",
         5,
     )
+
+
+def test_what_is_kept() -> None:
+    names = Table("n", TableKind.LAST, value=Key(KeyKind.TEXT, 7))
+    assert kept_part(names, [int.from_bytes(b"ab\0\0\0\0\0\0", "little")]) == "ab"
+    stacks = Table("s", TableKind.LAST, value=Key(KeyKind.FRAMES, 3))
+    assert kept_part(stacks, [0x1000, 0x2000, 0]) == ["0x1000", "0x2000"]

@@ -51,3 +51,16 @@ def test_statistics_and_single_numbers() -> None:
         "# TYPE dprobes_m gauge",
         'dprobes_m{key0="0x10"} 3',
     ]
+
+
+def test_what_is_kept_is_a_label() -> None:
+    store = TableStore(Table("n", TableKind.LAST, (Key(KeyKind.WORD),), value=Key(KeyKind.STRING, 7)))
+    store.keep((5).to_bytes(8, "little"), b"bash".ljust(8, b"\0"))
+    stacks = TableStore(Table("s", TableKind.LAST, value=Key(KeyKind.FRAMES, 2)))
+    stacks.keep(b"", (0x1000).to_bytes(8, "little") + (0x2000).to_bytes(8, "little"))
+    assert exposition([store.contents(), stacks.contents()]).splitlines() == [
+        "# TYPE dprobes_n gauge",
+        'dprobes_n{key0="5",value="bash"} 1',
+        "# TYPE dprobes_s gauge",
+        'dprobes_s{value="0x2000;0x1000"} 1',
+    ]

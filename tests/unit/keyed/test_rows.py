@@ -38,6 +38,16 @@ def test_frames_are_in_the_line() -> None:
     assert row.line == "@s[0x1000; 0x2000]: 5"
 
 
+def test_what_is_kept_is_in_the_line() -> None:
+    names = TableStore(Table("n", TableKind.LAST, (Key(KeyKind.WORD),), value=Key(KeyKind.STRING, 7)))
+    names.keep(word(5), b"a b".ljust(8, b"\0"))
+    stacks = TableStore(Table("s", TableKind.LAST, value=Key(KeyKind.KERNEL_STACK, 3)))
+    stacks.keep(b"", word(0x1000) + word(0x2000) + word(0))
+    rows = [row for store in (names, stacks) for row in shown_rows(store.contents())]
+    assert [row.line for row in rows] == ["@n[5]: a b", "@s: 0x1000; 0x2000"]
+    assert [row.value for row in rows] == [{"value": "a b"}, {"value": ["0x1000", "0x2000"]}]
+
+
 def test_what_found_no_room_is_the_last_line() -> None:
     store = TableStore(Table("n", TableKind.COUNT, (Key(KeyKind.WORD),), room=1))
     for number in (1, 2, 2):

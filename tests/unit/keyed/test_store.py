@@ -59,3 +59,12 @@ def test_what_was_cleared_is_empty() -> None:
     assert store.contents().lost == 0
     store.tally(word(7), 2)
     assert [row.cells for row in store.contents().rows] == [(2,)]
+
+
+def test_what_is_kept_takes_the_place_of_what_was() -> None:
+    store = TableStore(Table("t", TableKind.LAST, (Key(KeyKind.WORD),), room=1, value=Key(KeyKind.STRING, 15)))
+    first, second = (number.to_bytes(8, "little") for number in (1, 2))
+    store.keep(first, b"abcdefghij".ljust(16, b"\0"))
+    store.keep(first, b"xy".ljust(16, b"\0"))
+    store.keep(second, b"z".ljust(16, b"\0"))
+    assert (store.kept(first), store.kept(second), store.contents().lost) == (b"xy".ljust(16, b"\0"), bytes(16), 1)

@@ -67,3 +67,18 @@ def test_an_average_has_its_unit() -> None:
     store.tally(b"", 1000)
     store.tally(b"", 2000)
     assert list(table_lines(store.contents())) == ["@t: 1.5 us"]
+
+
+def test_what_is_kept_is_shown_in_the_order_of_keys() -> None:
+    store = TableStore(Table("n", TableKind.LAST, (Key(KeyKind.WORD),), value=Key(KeyKind.STRING, 8)))
+    for number, text in ((2, b"a\x1b[2J"), (1, b"z")):
+        store.keep(number.to_bytes(8, "little"), text.ljust(16, b"\0"))
+    assert list(table_lines(store.contents())) == ["@n[1]: z", "@n[2]: a\\x1b[2J"]
+    stacks = TableStore(Table("s", TableKind.LAST, value=Key(KeyKind.FRAMES, 2)))
+    stacks.keep(b"", (0x5000).to_bytes(8, "little") + (0x1010).to_bytes(8, "little"))
+    assert list(table_lines(stacks.contents(), names=NAMES)) == [
+        "@s: ",
+        "    0x5000",
+        "    call before f+0x10 of None",
+        "",
+    ]

@@ -7,6 +7,17 @@ from dprobes.keyed.store import TableStore
 from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
 
 
+def test_what_is_kept_is_a_string_or_frames() -> None:
+    names = TableStore(Table("n", TableKind.LAST, (Key(KeyKind.WORD),), value=Key(KeyKind.COMM)))
+    names.keep((7).to_bytes(8, "little"), b"bash".ljust(16, b"\0"))
+    found = KeyedTable(names.contents())
+    assert (found[7,], found.get((8,), ""), list(found.items())) == ("bash", "", [((7,), "bash")])
+    assert str(found) == "@n[7]: bash"
+    stacks = TableStore(Table("s", TableKind.LAST, value=Key(KeyKind.KERNEL_STACK, 2)))
+    stacks.keep(b"", (0x1000).to_bytes(8, "little") * 2)
+    assert KeyedTable(stacks.contents())[()] == ("0x1000", "0x1000")
+
+
 def test_a_table_is_a_mapping_from_keys_to_numbers() -> None:
     store = TableStore(Table("t", TableKind.AVG, (Key(KeyKind.COMM), Key(KeyKind.KERNEL_STACK, 2)), room=2))
     for name in (b"a", b"a", b"b", b"c"):

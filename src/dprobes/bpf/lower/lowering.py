@@ -194,7 +194,9 @@ class _Handler:
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
             has_snapshot=_takes_snapshots(flow),
-            keys=max((table.key_size for table in image.tables), default=0) if _uses(flow, Group.TABLE) else 0,
+            keys=max((table.key_size + table.kept_bytes for table in image.tables), default=0)
+            if _uses(flow, Group.TABLE)
+            else 0,
             entry_words=1 + len(request.entry.registers) if request.entry and flow.uses(ELAPSED, ENTRY) else 0,
         )
         assert self.state.entry_words <= KEPT_MAX
@@ -327,10 +329,17 @@ def _abilities_at(request: Request) -> Abilities:
 def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
     """Raise ``NotSupportedError`` for what is in a table that the kernel does not have."""
     row = instruction.row
-    if row is None or row.group is not Group.TABLE or row.operator == "tally":
+    if row is None or row.group is not Group.TABLE:
         return
     table = table_of(instruction.operand, image.tables)
-    if table is not None and table.has_user_stack:
+    if table is None or not table.has_user_stack:
+        return
+    if table.keeps_bytes:
+        raise NotSupportedError(
+            f"table '{table.name}' keeps no numbers, and its call stacks are followed outside of the kernel",
+            hint="use --engine ptrace",
+        ).of_instruction(instruction.offset)
+    if row.operator != "tally":
         raise NotSupportedError(
             f"'{row.operator}' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
             hint="use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows",

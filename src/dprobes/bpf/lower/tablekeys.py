@@ -11,44 +11,51 @@ from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.tables import STRING_SIZE_MAX, KeyKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Writer
-    from dprobes.rpn.tables import Table
+    from dprobes.rpn.tables import Key
 
-__all__ = ["pop_keys"]
+__all__ = ["clear", "pop_keys"]
 
 _R = Register
 
 _ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
 """
-The words of work: the addresses of up to 8 strings; bytes of a string that are read, the address of the next one; four
-words for a snapshot.
+The words of work: the addresses of up to 8 strings, of keys and what is kept; bytes of a string that are read, the
+address of the next one; four words for a snapshot.
 """
 
 _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
 
 
-def pop_keys(w: Writer, table: Table) -> None:
-    """Pop the cells of the keys, and put the key together; nothing is in registers behind it. Work word 0 stays."""
+def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
+    """
+    Pop the cells of keys, and put the key together; nothing is in registers behind it. Work word 0 stays.
+
+    What a table keeps may be the last one of them: it comes behind the key.
+    """
     asm = w.asm
     places: list[int] = []
     end = 0
-    for key in table.keys:
+    for key in keys:
         places.append(w.state.key + end)
         end += key.bytes
-    parts = list(zip(table.keys, places, strict=True))
+    parts = list(zip(keys, places, strict=True))
     strings = [place for key, place in parts if key.kind is KeyKind.STRING]
+    word_size = 8 if w.wide else 4
     for key, place in reversed(parts):
-        if not key.kind.is_popped:
-            continue
-        cell = w.stack.pop_register()
-        if key.kind is KeyKind.STRING:
-            asm.store(SCRATCH, w.work(_ADDRESS + strings.index(place)), cell)
-        else:
-            asm.mov(_R.R9, SCRATCH)
-            asm.alu(Alu.ADD, _R.R9, place)
-            asm.store(_R.R9, 0, cell)
-        w.stack.release()
+        for number in range(key.popped(word_size)):
+            cell = w.stack.pop_register()
+            if key.kind is KeyKind.STRING:
+                asm.store(SCRATCH, w.work(_ADDRESS + strings.index(place)), cell)
+            else:
+                asm.mov(_R.R9, SCRATCH)
+                asm.alu(Alu.ADD, _R.R9, place)
+                whole = key.kind in (KeyKind.WORD, KeyKind.ADDRESS)
+                asm.store(_R.R9, word_size * number, cell, Size.DW if whole else Size.of(word_size))
+            w.stack.release()
     if strings:
         w.open_loop()
     else:
@@ -56,13 +63,13 @@ def pop_keys(w: Writer, table: Table) -> None:
     for key, place in parts:
         match key.kind:
             case KeyKind.STRING:
-                _clear(w, place, key.bytes)
+                clear(w, place, key.bytes)
                 _read_string(w, place, key.size, w.work(_ADDRESS + strings.index(place)))
             case KeyKind.COMM:
                 _point_to(w, _R.R1, place)
                 w.host.process_name()
             case KeyKind.USER_STACK:
-                _clear(w, place, key.bytes)
+                clear(w, place, key.bytes)
                 w.host.pid()
                 _point_to(w, _R.R1, place)
                 asm.store(_R.R1, 0, _R.R0)
@@ -70,7 +77,7 @@ def pop_keys(w: Writer, table: Table) -> None:
                 asm.mov(_R.R2, key.bytes - 8)
                 w.host.user_stack(w.state.snapshot, w.work(_SNAPSHOT), w.state.log_mask, place + 8)
             case KeyKind.KERNEL_STACK:
-                _clear(w, place, key.bytes)
+                clear(w, place, key.bytes)
                 _point_to(w, _R.R1, place)
                 asm.mov(_R.R2, key.bytes)
                 w.host.kernel_stack()
@@ -83,7 +90,8 @@ def _point_to(w: Writer, register: Register, place: int) -> None:
     w.asm.alu(Alu.ADD, register, place)
 
 
-def _clear(w: Writer, place: int, size: int) -> None:
+def clear(w: Writer, place: int, size: int) -> None:
+    """Clear bytes of the state; takes R1."""
     _point_to(w, _R.R1, place)
     for position in range(0, size, 8):
         w.asm.store(_R.R1, position, 0)
@@ -114,7 +122,7 @@ def _read_string(w: Writer, place: int, size: int, address: int) -> None:
 def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label) -> None:
     asm, read, position = w.asm, w.work(_READ), w.work(_POSITION)
     head, fault, ended = asm.label(), asm.label(), asm.label()
-    _clear(w, place, (size // 8 + 1) * 8)  # what was read before the helper failed
+    clear(w, place, (size // 8 + 1) * 8)  # what was read before the helper failed
     asm.store(SCRATCH, read, 0)
     asm.load(_R.R1, SCRATCH, address)
     asm.store(SCRATCH, position, _R.R1)

@@ -43,10 +43,10 @@ def retries(table: Table) -> bool:
 def prepare_value(w: Writer, table: Table) -> None:
     """Make of the number in work word 0 what ``write_value`` takes. Takes R0-R5."""
     asm = w.asm
-    if not table.kind.takes_value:
+    if not table.kind.takes_value or table.keeps_bytes:
         return
     asm.load(_R.R1, SCRATCH, w.work(_VALUE))
-    if not w.wide:
+    if not w.wide and table.value is None:
         asm.alu(Alu.LSH, _R.R1, 32)
         asm.alu(Alu.ARSH, _R.R1, 32)
         asm.store(SCRATCH, w.work(_VALUE), _R.R1)
@@ -138,6 +138,12 @@ def write_value(w: Writer, table: Table, again: Label | None) -> None:
             _add(w, _offset(table, 1), None)
         case TableKind.HIST | TableKind.LHIST:
             _count_in_bucket(w, table)
+        case TableKind.LAST if table.keeps_bytes:
+            asm.mov(_R.R2, SCRATCH)
+            asm.alu(Alu.ADD, _R.R2, w.state.key + table.key_size)
+            for place in range(0, table.kept_bytes, 8):
+                asm.load(_R.R1, _R.R2, place)
+                asm.store(_R.R5, _offset(table, 0) + place, _R.R1)
         case TableKind.LAST:
             asm.load(_R.R1, SCRATCH, w.work(_VALUE))
             asm.store(_R.R5, _offset(table, 0), _R.R1)

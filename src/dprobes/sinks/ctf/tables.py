@@ -2,8 +2,9 @@
 Rows of keyed tables as events.
 
 An event has the parts of the key, ``key0``, as strings, and the numbers of the value: ``value``, or ``count``, ``sum``,
-``min``, ``max``; of a histogram ``bucket_lows`` and ``bucket_counts``, of the buckets that are not empty. What can be
-computed from these is left out: there are no numbers here but whole ones.
+``min``, ``max``; a string or a call stack that is kept is a string, ``value``; of a histogram ``bucket_lows`` and
+``bucket_counts``, of the buckets that are not empty. What can be computed from these is left out: there are no numbers
+here but whole ones.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ def _of_value(value: dict[str, Any]) -> Iterator[tuple[Field, ArgumentValue]]:
     for name, number in value.items():
         if isinstance(number, int):
             yield _number(name), number
+        elif name == "value":
+            kept = "; ".join(number) if isinstance(number, list) else str(number)
+            yield Field(name, FieldKind.STRING, 0, 10, is_array=False), escaped(kept) or _NOTHING
     if (buckets := value.get("buckets")) is not None:
         yield _number("bucket_lows", is_array=True), tuple(_LEAST if low is None else low for low, _, _ in buckets)
         yield _number("bucket_counts", is_array=True), tuple(count for _, _, count in buckets)

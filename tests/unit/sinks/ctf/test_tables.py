@@ -36,8 +36,14 @@ def test_a_row_is_an_event_with_key_and_value(tmp_path: Path) -> None:
         stats.tally(b"", value)
         hist.tally(b"", value)
     lost = TableContents(Table("n", TableKind.COUNT), lost=4)
+    kept = TableStore(Table("k", TableKind.LAST, value=Key(KeyKind.STRING, 7)))
+    kept.keep(b"", b"bash".ljust(8, b"\0"))
+    stack = TableStore(Table("t", TableKind.LAST, value=Key(KeyKind.FRAMES, 2)))
+    stack.keep(b"", (0x1000).to_bytes(8, "little") * 2)
     sink = opened(tmp_path)
-    sink.log_tables(SOURCE, [hits.contents(), stats.contents(), hist.contents(), lost])
+    sink.log_tables(
+        SOURCE, [each.contents() for each in (hits, stats, hist)] + [lost, kept.contents(), stack.contents()]
+    )
     assert table_lines(tmp_path) == [
         'table:hits: { }, { key0 = "\\?", key1 = "3", value = 1 }',
         'table:hits: { }, { key0 = "a", key1 = "3", value = 2 }',
@@ -47,6 +53,8 @@ def test_a_row_is_an_event_with_key_and_value(tmp_path: Path) -> None:
             " _bucket_counts_length = 2, bucket_counts = [ [0] = 2, [1] = 1 ] }"
         ),
         "table:n: { }, { lost = 4 }",
+        'table:k: { }, { value = "bash" }',
+        'table:t: { }, { value = "0x1000; 0x1000" }',
     ]
 
 

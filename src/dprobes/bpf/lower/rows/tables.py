@@ -16,7 +16,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapNam
 from dprobes.bpf.lower.handlerstate import KEY_HEAD, Field
 from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.stack import SCRATCH
-from dprobes.bpf.lower.tablekeys import pop_keys
+from dprobes.bpf.lower.tablekeys import clear, pop_keys
 from dprobes.bpf.lower.tablevalues import load_shown, prepare_value, retries, write_value
 from dprobes.rpn.tables import table_of
 
@@ -53,10 +53,12 @@ def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
 
 def _tally(w: Writer, table: Table, number: int) -> None:
     asm, lost, done = w.asm, w.asm.label(), w.asm.label()
-    if table.kind.takes_value:
-        asm.store(SCRATCH, w.work(0), w.stack.pop_register())
-        w.stack.release()
-    pop_keys(w, table)
+    if not table.keeps_bytes:
+        for cell in range(table.tallied_cells(8 if w.wide else 4)):
+            size = Size.DW if w.wide or table.value is None else Size.W
+            asm.store(SCRATCH, w.work(0) + 4 * cell, w.stack.pop_register(), size)
+            w.stack.release()
+    pop_keys(w, table.parts if table.keeps_bytes else table.keys)
     if table.has_user_stack:
         _send(w, table, number)
         return
@@ -92,7 +94,7 @@ def _send(w: Writer, table: Table, number: int) -> None:
         asm.alu(Alu.ADD, _R.R2, entry)
 
     asm.load(_R.R1, SCRATCH, w.work(0))
-    if not w.wide:
+    if not w.wide and table.value is None:
         asm.alu(Alu.LSH, _R.R1, 32)
         asm.alu(Alu.ARSH, _R.R1, 32)
     point_to_entry()
@@ -160,8 +162,11 @@ def _point_to_cells(w: Writer, table: Table, number: int) -> None:
 
 
 def _push_table(w: Writer, table: Table, number: int) -> None:
+    if table.keeps_bytes:
+        _push_kept(w, table, number)
+        return
     asm, shown, nothing = w.asm, w.work(0), w.asm.label()
-    pop_keys(w, table)
+    pop_keys(w, table.keys)
     asm.store(SCRATCH, shown, 0)
     if table.keys:
         _call(w, number, Helper.MAP_LOOKUP_ELEM)
@@ -173,14 +178,45 @@ def _push_table(w: Writer, table: Table, number: int) -> None:
     load_shown(w, table)
     asm.store(SCRATCH, shown, _R.R1)
     asm.place(nothing)
-    value = w.field(shown)
-    if not w.wide:
-        asm.mov(value, value, wide=False)
-    w.stack.push(value)
+    for place in reversed(range(0, 8 if table.value is not None else 1, 8 if w.wide else 4)):
+        value = w.stack.take()
+        asm.load(value, SCRATCH, shown + place, Size.DW if w.wide else Size.W)
+        w.stack.push(value)
+
+
+def _push_kept(w: Writer, table: Table, number: int) -> None:
+    """Push what is kept, which is copied to the place of the key, so that there are zeros where nothing is."""
+    asm, nothing, known, place = w.asm, w.asm.label(), w.asm.label(), w.state.key
+    pop_keys(w, table.keys)
+    head = 0
+    if table.keys:
+        _call(w, number, Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, nothing)
+    else:
+        head = 8 * HEAD_CELLS
+        _point_to_cells(w, table, number)
+    asm.mov(_R.R2, SCRATCH)
+    asm.alu(Alu.ADD, _R.R2, place)
+    for offset in range(0, table.kept_bytes, 8):
+        asm.load(_R.R1, _R.R0, head + offset)
+        asm.store(_R.R2, offset, _R.R1)
+    if table.keys:
+        asm.jump(known)
+        asm.place(nothing)
+        clear(w, place, table.kept_bytes)
+        asm.place(known)
+    asm.mov(_R.R9, SCRATCH)
+    asm.alu(Alu.ADD, _R.R9, place)
+    size = 8 if w.wide else 4
+    for offset in reversed(range(0, table.kept_bytes, size)):
+        value = w.stack.take()
+        asm.load(value, _R.R9, offset, Size.of(size))
+        w.stack.push(value)
+        w.stack.release()
 
 
 def _delete(w: Writer, table: Table, number: int) -> None:
-    pop_keys(w, table)
+    pop_keys(w, table.keys)
     if table.keys:
         _call(w, number, Helper.MAP_DELETE_ELEM)
         return
