@@ -60,11 +60,12 @@ TABLES = f"""\
 ```
 table = latency, hist, comm, unit = ns        // NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]
 table = sizes, lhist(0, 4096, 512), str[32]
+table = files, last, word, value = str[128]
 ```
 
 A keyed table keeps a value for each key where the hit is, and nothing is carried for each hit. `tally NAME` pops a value
 (not with `count`) and below it the keys that take a cell, the last key on top; `push table, NAME` and `delete NAME` pop
-the keys alone. A value is a signed word. A handler that only tallies ends with `abort`, so that it leaves no record. As
+the keys alone. A value is a signed word, or what `value =` says. A handler that only tallies ends with `abort`, so that it leaves no record. As
 with variables, a `tally` counts even if the probed instruction faults. [tables.md](tables.md) says how tables are shown.
 
 | kind | what is kept for a key | `push table` |
@@ -86,6 +87,14 @@ with variables, a `tally` counts even if the probed instruction faults. [tables.
 | `comm` | | the name of the thread |
 | `ustack[N]` | | the process, and its call stack, as `log ustack` has it |
 | `kstack[N]` | | the call stack in the kernel, as `log kstack` has it |
+| `long` | the number; in programs of 32 bits two cells, the low word on top | 64 bits, without a sign |
+| `text[N]` | a string as cells, N/8+1 of 64 bits or twice as many of 32: its first byte in the low bits of the top one | its bytes |
+| `frames[N]` | N addresses of 64 bits, the innermost on top | a call stack in the kernel that was taken earlier |
+
+`value =` names what is taken in if that is not a word: `value = long` a signed number of 64 bits, for all kinds but `count`;
+and with `last` a string or a call stack, `str[N]`, `text[N]`, `comm`, `kstack[N]` or `frames[N]`, whose cells are those of such
+a key. `push table` gives it in the cells that `long`, `text[N]` or `frames[N]` takes: so it can be logged, be a key of another
+table, or be kept in one. It counts as one of the keys that a table may have.
 
 A table has up to {KEYS_MAX} keys, which may be none, and room for N of them (`room = N`; {ROOM}, up to {ROOM_MAX}): values
 whose keys find no room are counted as lost, and said at the end. Its entries take at most {MEMORY_MAX >> 20} MiB. `unit =` is

@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import json
 import os
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -152,6 +153,12 @@ class ToolBlocks:
         """Return the number under a key, 0 if there is nothing."""
         contents = self._session.tables()[table]
         return next((shown_value(contents.table, row.cells) for row in contents.rows if row.key == key), 0)
+
+    def table_kept(self, table: int, key: bytes) -> bytes:
+        """Return the bytes of what a table keeps under a key, zeros if there is nothing."""
+        contents = self._session.tables()[table]
+        found = next((row.cells for row in contents.rows if row.key == key), (0,) * contents.table.value_cells)
+        return struct.pack(f"{len(found)}Q", *found)
 
     def tally(self, table: int, key: bytes, value: int) -> None:
         """Take a signed number into a table."""

@@ -68,6 +68,9 @@ def _problems(
     for statement in typedstatement.statements_in(body):
         if isinstance(statement, typedstatement.Steps):
             continue
+        if isinstance(statement, typedstatement.Tally) and isinstance(statement.value, typed.CommName | typed.Kept):
+            yield statement.span, "strings that a table is to keep"
+            continue
         for value in _values(statement):
             problem = _problem(value, functions, seen)
             if problem is not None:
@@ -117,7 +120,7 @@ def _problem(value: typed.Argument, functions: Mapping[str, TypedFunction], seen
         case typed.FunctionCall(name, arguments):
             found = next((p for each in arguments if (p := _problem(each, functions, seen)) is not None), None)
             return found or _problem_of_function(name, functions, seen)
-        case typed.TableValue(_, keys):
+        case typed.KeptTest(typed.Kept(_, keys)) | typed.TableValue(_, keys) | typed.Kept(_, keys):
             return next((p for each in keys if (p := _problem(each, functions, seen)) is not None), None)
         case typed.CommName():
             return None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.folder import cut
-from dprobes.dpc.types.ctype import LONG_LONG, Void, size_of
+from dprobes.dpc.types.ctype import LONG_LONG, Stack, Void, size_of
 from dprobes.rpn.arithmetic import divided
-from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,8 @@ NAME = "dprobes"
 _CALLS_MAX = 100
 """How deep calls may be nested, as on the RPN stack of a hit."""
 
+_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept)
+
 _MASK = (1 << 64) - 1
 _WIDE_BITS = 32
 _WIDE_WORD = (1 << _WIDE_BITS) - 1
@@ -48,6 +50,9 @@ class ToolHost(Protocol):
 
     def table_value(self, table: int, key: bytes) -> int:
         """Return the number under a key, 0 if there is nothing."""
+
+    def table_kept(self, table: int, key: bytes) -> bytes:
+        """Return the string or call stack under a key, as it lies in memory; zeros if there is nothing."""
 
     def tally(self, table: int, key: bytes, value: int) -> None:
         """Take a signed number into a table."""
@@ -153,6 +158,7 @@ class _Frame:
             case typedstatement.Log(_, items, template):
                 self._host.print(template, b"".join(map(self._bytes, items)))
             case typedstatement.Tally(table, keys, value):
+                assert not isinstance(value, _NO_NUMBERS)
                 number = 0 if value is None else self.value(value)
                 self._host.tally(self._numbers[table], self._key(keys), LONG_LONG.cut(number))
             case typedstatement.Untally(table, keys):
@@ -274,6 +280,9 @@ class _Frame:
                 return self._call(name, cells)
             case typed.TableValue(table, keys):
                 return host.table_value(self._numbers[table], self._key(keys))
+            case typed.KeptTest(kept, text, is_prefix):
+                found = self._kept(kept).rstrip(b"\0")
+                return int(found.startswith(text.encode()) if is_prefix else found == text.encode())
             case typed.CommTest(text, is_prefix):
                 return int(NAME.startswith(text) if is_prefix else text == NAME)
         raise AssertionError(value)
@@ -348,9 +357,25 @@ class _Frame:
         """Return the bytes that a handler would log of a value."""
         if isinstance(item, typed.CommName):
             return b""  # it is in the header
-        assert not isinstance(item, typed.Text | typed.Bytes | typed.StackTrace)
+        if isinstance(item, typed.Kept):
+            return self._kept_item(item)
+        assert not isinstance(item, _NO_NUMBERS)
         size = size_of(item.type) or self._program.word_size
         return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+    def _kept(self, kept: typed.Kept) -> bytes:
+        """Return the bytes of what a table keeps."""
+        return self._host.table_kept(self._numbers[kept.table], self._key(kept.keys))
+
+    def _kept_item(self, kept: typed.Kept) -> bytes:
+        """Return what a table keeps as an item of a record."""
+        found, size = self._kept(kept), self._program.word_size
+        if isinstance(kept.type, Stack):
+            words = found.rstrip(b"\0")
+            count = -(-len(words) // size)
+            return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
+        text = found.partition(b"\0")[0]
+        return bytes([Token.STRING]) + len(text).to_bytes(2, "little") + text
 
     def _key(self, keys: Sequence[typed.Argument]) -> bytes:
         found = []
@@ -358,7 +383,11 @@ class _Frame:
             if isinstance(key, typed.CommName):
                 found.append(NAME.encode().ljust(PROCESS_NAME_SIZE, b"\0"))
                 continue
-            assert not isinstance(key, typed.Text | typed.Bytes | typed.StackTrace)
-            word = self.value(key) & ((1 << 8 * self._program.word_size) - 1)
+            if isinstance(key, typed.Kept):
+                found.append(self._kept(key))
+                continue
+            assert not isinstance(key, _NO_NUMBERS)
+            bits = 8 * max(self._program.word_size, size_of(key.type) or 0)
+            word = self.value(key) & ((1 << bits) - 1)
             found.append(word.to_bytes(8, sys.byteorder))
         return b"".join(found)

@@ -72,6 +72,8 @@ class ValueKind(enum.IntEnum):
     TABLE_VALUE = 20
     COMM_TEST = 21
     COMM = 22
+    KEPT = 23
+    KEPT_TEST = 24
 
 
 _SIGNED, _BOOL = 0x80, 0x40

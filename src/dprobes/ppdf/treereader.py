@@ -173,6 +173,8 @@ class _Statements:
         if table.kind.takes_value != (number is not None):
             expected = "a value" if table.kind.takes_value else "no value"
             self._reader.fail(f"expected {expected} for the table '{table.name}'", at)
+        if table.keeps_bytes:
+            self._reader.fail(f"expected a table that keeps numbers, found '{table.name}'", at)
         return typedstatement.Tally(table.name, keys, number, span)
 
     def _switch(self, span: Span, leaving: frozenset[Jumping]) -> typedstatement.Switch:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from dprobes.dpc.toolblock import SYSTEM
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.typed import VariableKind
-from dprobes.dpc.types.ctype import CType, Integer, size_of
+from dprobes.dpc.types.ctype import CType, Integer, Stack, String, size_of
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.ppdf.treeforms import DEPTH_MAX, OPERATORS, ValueKind, type_of
+from dprobes.rpn.isa import PROCESS_NAME_SIZE
 from dprobes.rpn.tables import KeyKind
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from dprobes.dpc.typedtree.scope import FunctionSignature
     from dprobes.ppdf.fieldcodec import Reader
     from dprobes.rpn.program import Program
-    from dprobes.rpn.tables import Table
+    from dprobes.rpn.tables import Key, Table
     from dprobes.source import Span
 
 __all__ = ["Surroundings", "ValueReader"]
 
 _COMPARISONS = ("==", "<", "<=")
-_NUMBERS = (KeyKind.WORD, KeyKind.ADDRESS)
+_NUMBERS = (KeyKind.WORD, KeyKind.ADDRESS, KeyKind.LONG)
 _VALUE_SIZE = 1
 
 
@@ -73,6 +74,8 @@ class ValueReader:
             return None
         if kind is ValueKind.COMM:
             reader.fail("the name of the process is no number", at)
+        if kind is ValueKind.KEPT:
+            reader.fail("what a table keeps is no number", at)
         self.deeper()
         found = self._of_kind(kind, at)
         self.depth -= 1
@@ -108,15 +111,21 @@ class ValueReader:
         reader, at = self._reader, self._reader.offset
         found = self.items()
         kinds = tuple(key.kind for key in table.keys)
-        fitting = [
-            kind in _NUMBERS or (kind is KeyKind.COMM and isinstance(key, typed.CommName))
-            for kind, key in zip(kinds, found, strict=False)
-        ]
-        wrong = [isinstance(key, typed.CommName) and kind in _NUMBERS for kind, key in zip(kinds, found, strict=False)]
-        if len(found) != len(kinds) or not all(fitting) or any(wrong):
+        if len(found) != len(kinds) or not all(map(self._fits, table.keys, found)):
             expected = ", ".join(kind.value for kind in kinds) or "none"
             reader.fail(f"expected the keys of the table '{table.name}' ({expected}), found others", at)
         return found
+
+    def _fits(self, key: Key, value: typed.Argument) -> bool:
+        """Return whether a value is one for a key."""
+        match value:
+            case typed.CommName():
+                return key.kind is KeyKind.COMM
+            case typed.Kept():
+                return value.cells == key.popped(self._around.word_size) and isinstance(
+                    value.type, String if key.kind is KeyKind.TEXT else Stack
+                )
+        return key.kind in _NUMBERS
 
     def wide_cells(self, type_: CType) -> int:
         """Return how many cells a number takes."""
@@ -126,10 +135,29 @@ class ValueReader:
 
     def _argument(self) -> typed.Argument:
         reader, at = self._reader, self._reader.offset
-        if self._kind() is ValueKind.COMM:
+        kind = self._kind()
+        if kind is ValueKind.COMM:
             return typed.CommName(self._type())
         reader.back(at)
+        if kind is ValueKind.KEPT:
+            return self._kept()
         return self.value("a value")
+
+    def _kept(self) -> typed.Kept:
+        reader, at = self._reader, self._reader.offset
+        if self._kind() is not ValueKind.KEPT:
+            reader.fail("expected what a table keeps, found another value", at)
+        self._type()
+        at = reader.offset
+        table = self.table()
+        if table.value is None or not table.keeps_bytes:
+            reader.fail(f"expected a table that keeps strings or call stacks, found '{table.name}'", at)
+        size = table.value.size or PROCESS_NAME_SIZE - 1
+        type_ = String(size) if table.value.kind.is_string else Stack(is_kernel=True, frames=size)
+        self.deeper()
+        keys = self.keys(table)
+        self.depth -= 1
+        return typed.Kept(table.name, keys, table.kept_bytes // self._around.word_size, type_)
 
     def _kind(self) -> ValueKind:
         at = self._reader.offset
@@ -211,6 +239,9 @@ class ValueReader:
             case ValueKind.TABLE_VALUE:
                 table = self.table()
                 return typed.TableValue(table.name, self.keys(table), type_of_value)
+            case ValueKind.KEPT_TEST:
+                kept, text = self._kept(), reader.text("a string")
+                return typed.KeptTest(kept, text, reader.flag("whether it is a prefix"), type_of_value)
             case ValueKind.COMM_TEST:
                 text = reader.text("a name")
                 return typed.CommTest(text, reader.flag("whether it is a prefix"), type_of_value)

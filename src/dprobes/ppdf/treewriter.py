@@ -220,6 +220,15 @@ class _Trees:
                 out.u8(int(is_prefix))
             case typed.CommName(type_):
                 self._typed(ValueKind.COMM, type_)
+            case typed.Kept(table, keys, _, type_):
+                self._typed(ValueKind.KEPT, type_)
+                out.u32(self._tables[table])
+                self._values(keys)
+            case typed.KeptTest(kept, text, is_prefix, type_):
+                self._typed(ValueKind.KEPT_TEST, type_)
+                self._value(kept)
+                out.block(text.encode())
+                out.u8(int(is_prefix))
             case _:
                 raise AssertionError(value)  # ``toolblock.check_block`` refuses what needs a hit
         self._depth -= 1

@@ -105,7 +105,7 @@ class KeyKind(enum.Enum):
     LONG = "long"
     """A number of 64 bits: of two cells, the low word on top, in programs of 32."""
     TEXT = "text"
-    """A string whose bytes stand in cells, the first ones on top."""
+    """A string whose bytes stand in cells, the first ones in the low bits of the top one."""
     FRAMES = "frames"
     """A call stack of the kernel whose addresses stand in cells, the innermost on top."""
 

@@ -45,8 +45,7 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
             text = read_string(machine.context, cells[0], key.size, machine.mask).removesuffix(b"\0")
             return text.ljust(key.bytes, b"\0")
         case KeyKind.TEXT:
-            order = machine.architecture.byte_order
-            return b"".join([cell.to_bytes(machine.word_size, order) for cell in cells])
+            return b"".join([cell.to_bytes(machine.word_size, "little") for cell in cells])
         case KeyKind.LONG | KeyKind.FRAMES:
             return _words(_wide_numbers(machine, cells), key)
         case KeyKind.COMM:
@@ -91,9 +90,9 @@ def _push_table(machine: Machine, number: int) -> None:
     if kept is None:
         machine.push(store.value(key))
     elif kept.kind.is_string:
-        found, size, order = store.kept(key), machine.word_size, machine.architecture.byte_order
+        found, size = store.kept(key), machine.word_size
         for place in reversed(range(0, len(found), size)):
-            machine.push(int.from_bytes(found[place : place + size], order))
+            machine.push(int.from_bytes(found[place : place + size], "little"))
     elif store.table.keeps_bytes:
         for address in reversed(memoryview(store.kept(key)).cast("Q").tolist()):
             machine.push_wide(address, 64)

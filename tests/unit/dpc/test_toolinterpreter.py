@@ -45,6 +45,9 @@ class Host:
     def table_value(self, table: int, key: bytes) -> int:
         return self.tables[table].value(key)
 
+    def table_kept(self, table: int, key: bytes) -> bytes:
+        return self.tables[table].kept(key)
+
     def tally(self, table: int, key: bytes, value: int) -> None:
         self.tables[table].tally(key, value)
 
@@ -182,6 +185,29 @@ def test_tables() -> None:
         ("s", None, []),
         ("n", None, []),
         ("%(last)qd %(n)qd", (9).to_bytes(8, "little") + bytes(8)),
+    ]
+
+
+def test_what_tables_keep_is_printed_tested_and_a_key() -> None:
+    text = """
+    f(char *p, q) { @path[q] = str(p, 10); @stack = kstack(2); }
+    begin {
+        if (@path[1] && @stack && @path[1] == "/etc" && startswith(@path[1], "/e"))
+            printf("%s%k", @path[1], @stack);
+        if (!@path[2] && @path[2] == "" && @path[1] != "/e") printf("%s", @path[2]);
+        @n[@path[1], @stack] = count(); print(@n);
+    }
+    """
+    program, tool = compiled(text)
+    host = Host(program)
+    path, stack = b"/etc".ljust(16, b"\0"), (0x1000).to_bytes(8, "little") + bytes(8)
+    host.tables[0].keep((1).to_bytes(8, "little"), path)
+    host.tables[1].keep(b"", stack)
+    ToolInterpreter(tool, host).execute(tool.blocks[0])
+    assert host.done == [
+        ("%(path)*s%(stack)*k", b"\1\4\0/etc\x09\1\0" + stack[:8]),
+        ("%(path)*s", b"\1\0\0"),
+        ("n", None, [((path + stack).hex(), 1)]),
     ]
 
 

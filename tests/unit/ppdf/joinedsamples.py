@@ -21,7 +21,7 @@ long long power(long base, unsigned char exponent) {
     return base * power(base, exponent - 1);
 }
 void nothing(void) { kept--; }
-libwork.so:work { @sizes[comm] = sum(arg0); @last = last(arg1); @count[pid, arg0] = count(); }
+libwork.so:work { @sizes[comm] = sum(arg0); @last = last(arg1); @count[pid, arg0] = count(); @name[arg0] = comm; }
 begin {
     long i, total = 0;
     printf("begin %d as %d", power(3, 4), (long)pid == 0);
@@ -45,6 +45,8 @@ every 1s { print(@last); exit(); }
 end {
     @count[pid, common]++; @last = kept ^ 3; @sizes2[comm, 3] += @last; delete(@count[pid, 1]);
     if (startswith(comm, "dpr") && comm != "bash") printf("%s has %d", comm, @last);
+    if (@name[pid] || @name[7] == "x") printf("%s", @name[pid]);
+    @named[@name[7], 1] = count(); delete(@named[@name[7], 1]);
     print(@sizes, 2); clear(@sizes);
 }
 """

@@ -59,7 +59,10 @@ def test_companions_and_blocks_come_back() -> None:
     assert encode(found) == JOINED
     assert found.blocks is not None
     assert list(found.blocks.functions) == ["power", "nothing"]  # nothing of what no block calls
-    assert found.blocks.tables == ("sizes", "last", "count", "flags", "sizes2")[: len(found.blocks.tables)]
+    assert (
+        found.blocks.tables
+        == ("sizes", "last", "count", "name", "flags", "sizes2", "named")[: len(found.blocks.tables)]
+    )
 
 
 def test_blocks_do_the_same_as_before() -> None:
@@ -199,8 +202,9 @@ def evaluated(value: bytes) -> bytes:
         (bytes([StatementKind.CLEAR]) + SPAN + b"\x63\0\0\0", "expected the number of a table below "),
         (bytes([StatementKind.QUIT]) + b"\xff\xff\0\0", "expected the number of a span below "),
         (evaluated(b"\0"), "expected a value, found none"),
-        (evaluated(b"\x17"), "expected the kind of a value, found 23"),
+        (evaluated(b"\x19"), "expected the kind of a value, found 25"),
         (evaluated(bytes([ValueKind.COMM, 0])), "the name of the process is no number"),
+        (evaluated(bytes([ValueKind.KEPT, 0])), "what a table keeps is no number"),
         (evaluated(bytes([ValueKind.CONSTANT, 3])), "expected a type, found 0x3"),
         (evaluated(bytes([ValueKind.NEGATION, 0]) + ONE), "expected a type of numbers, found another one"),
         (evaluated(bytes([ValueKind.SYSTEM, 8]) + SPAN), "expected one of pid, tid, uid, procid, time, found '"),
@@ -215,6 +219,18 @@ def evaluated(value: bytes) -> bytes:
         (
             bytes([StatementKind.TALLY]) + SPAN + bytes([1, 0, 0, 0, 0, 0, 0, 0, 0]),
             "expected a value for the table 'last'",
+        ),
+        (
+            bytes([StatementKind.TALLY]) + SPAN + bytes([3, 0, 0, 0, 1, 0, 0, 0]) + ONE + ONE,
+            "expected a table that keeps numbers, found 'name'",
+        ),
+        (
+            bytes([StatementKind.LOG]) + SPAN + bytes([0, 0, 0, 0, 1, 0, 0, 0, ValueKind.KEPT, 0, 1, 0, 0, 0]),
+            "expected a table that keeps strings or call stacks, found 'last'",
+        ),
+        (
+            evaluated(bytes([ValueKind.KEPT_TEST, 8]) + ONE),
+            "expected what a table keeps, found another value",
         ),
         (bytes([StatementKind.TRY]) + SPAN + ONE, "expected a variable of the block, found another value"),
         (bytes([StatementKind.LOG]) + SPAN + b"\1\0\0\0\xff\0\0\0\0", "expected UTF-8 for a template, found something"),

@@ -45,6 +45,8 @@ def _raises(value: typed.Argument) -> bool:
     match value:
         case typed.Text() | typed.Bytes():
             return True
+        case typed.Kept(_, keys):
+            return any(map(_raises, keys))
         case typed.CommName() | typed.StackTrace():
             return False
         case typed.Assign(target, operand):

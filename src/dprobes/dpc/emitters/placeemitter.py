@@ -69,6 +69,9 @@ class PlaceEmitter:
             self._values.wide.store(target, is_wanted=is_wanted)
             return
         match target:
+            case BitField(unit, bits, shift) if self._values.wide.is_wide(unit.type):
+                self._values.wide.store_bits(unit, bits, shift)
+                self._keep_bits(target, is_wanted=is_wanted)
             case Local(slot):
                 w.op(f"{'copy' if is_wanted else 'pop'} sbp, {self._values.displacement(slot)}", keep)
             case Register(name):
@@ -91,8 +94,15 @@ class PlaceEmitter:
                     w.drop()
             case BitField(unit, bits, shift):
                 self._store_bits(unit, bits, shift)
-                if not is_wanted:
-                    w.drop()
+                self._keep_bits(target, is_wanted=is_wanted)
+
+    def _keep_bits(self, target: BitField, *, is_wanted: bool) -> None:
+        """Let the top cell hold what was stored in a bit field, or drop it."""
+        if not is_wanted:
+            self._w.drop()
+            return
+        integer = integer_of(target.type)
+        self._w.op(f"{'pbl' if integer is not None and integer.is_signed else 'pzl'} {target.bits}")
 
     def _store_bits(self, unit: Memory, bits: int, shift: int) -> None:
         """Put the low bits of the top cell, which stays, among the others of a unit in memory."""

@@ -24,6 +24,9 @@ __all__ = ["StatementEmitter"]
 _LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
 """What instructions that log numbers of less than a word have before their number."""
 
+_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept)
+"""What is logged and is no number."""
+
 _GROUP_MAX = 16
 """Numbers that are put on the stack to be logged together."""
 
@@ -146,15 +149,12 @@ class StatementEmitter:
             case typedstatement.Tally(table, keys, value, span):
                 with w.at(span):
                     w.comment(_shown(span.text))
-                    cells = self._values.keys(keys)
-                    if value is not None:
-                        self._values.exact(value)
-                        cells += 1
-                    w.op(f"tally {table}", -cells)
+                    parts = keys if value is None else (*keys, value)
+                    w.op(f"tally {table}", -self._values.tables.cells(parts))
             case typedstatement.Untally(table, keys, span):
                 with w.at(span):
                     w.comment(_shown(span.text))
-                    w.op(f"delete {table}", -self._values.keys(keys))
+                    w.op(f"delete {table}", -self._values.tables.cells(keys))
             case typedstatement.Select():
                 self._select(statement)
             case typedstatement.Loop():
@@ -337,7 +337,7 @@ class StatementEmitter:
 
     def _width_of(self, item: typed.Argument) -> int:
         """Return of how many bytes a number is that is logged as such, 0 of everything else."""
-        if isinstance(item, typed.Text | typed.Bytes | typed.CommName | typed.StackTrace) or is_item(item):
+        if isinstance(item, _NO_NUMBERS) or is_item(item):
             return 0
         if self._values.wide.is_wide(item.type) or does_something(item):
             return 0
@@ -347,7 +347,7 @@ class StatementEmitter:
         """Log numbers of one width, the first of which goes to the top of the stack."""
         width = self._width_of(items[0])
         for item in reversed(items):
-            assert not isinstance(item, typed.Text | typed.Bytes | typed.CommName | typed.StackTrace)
+            assert not isinstance(item, _NO_NUMBERS)
             self._values.low(item, 8 * width)
         letter = _LETTERS.get(width if width < self._word_size else 0, "")
         self._w.op(f"log {letter}{len(items)}", -len(items))
@@ -392,6 +392,8 @@ class StatementEmitter:
                 self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
             case typed.CommName():
                 pass
+            case typed.Kept():
+                self._log_caught(item)
             case _ if is_item(item):
                 self._log_caught(item)
             case _:
@@ -417,14 +419,13 @@ class StatementEmitter:
         w.label(end)
         w.restore_handler()
 
-    def _log_caught(self, value: typed.Value) -> None:
-        """Log a value that may fault as an item of one word."""
+    def _log_caught(self, value: typed.Value | typed.Kept) -> None:
+        """Log a value that may fault as an item of one word, and what a table keeps as one of as many as it takes."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth = w.depth
         w.op(f"sx {fault}")
-        cells = self._values.wide.width(value.type)
-        self._values.exact(value)
+        cells = self._values.tables.cells((value,))
         w.number(cells)
         w.op("log", -1 - cells)
         w.op(f"jmp {end}")
@@ -432,7 +433,7 @@ class StatementEmitter:
         w.label(end)
         w.restore_handler()
 
-    def _log_fault(self, label: str, end: str, depth: int, value: typed.Value) -> None:
+    def _log_fault(self, label: str, end: str, depth: int, value: typed.Argument) -> None:
         """Log the address of an exception as a fault: what is there cannot be read now, either."""
         w = self._w
         w.label(label)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.dpc.emitters.arithmeticemitter import OPERATIONS, emit_arithmetic, mask_width
 from dprobes.dpc.emitters.placeemitter import PlaceEmitter
 from dprobes.dpc.emitters.symboloperand import symbol_operand
+from dprobes.dpc.emitters.tableemitter import TableEmitter
 from dprobes.dpc.emitters.wideemitter import WideEmitter
 from dprobes.dpc.emitters.writer import INSTRUCTIONS
 from dprobes.dpc.typedtree.folder import integer_of
@@ -20,27 +21,24 @@ from dprobes.dpc.typedtree.typed import (
     Assign,
     BitField,
     Both,
-    Bytes,
     Choice,
-    CommName,
     CommTest,
     Comparison,
     Constant,
     Convert,
     Either,
     FunctionCall,
+    KeptTest,
     Local,
     Memory,
     Negation,
     Not,
     Register,
     Sequence,
-    StackTrace,
     Step,
     Symbol,
     System,
     TableValue,
-    Text,
     TextTest,
     Variable,
 )
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.dpc.emitters.writer import Writer
-    from dprobes.dpc.typedtree.typed import Argument, Value
+    from dprobes.dpc.typedtree.typed import Value
     from dprobes.dpc.types.ctype import CType
 
 __all__ = ["ValueEmitter"]
@@ -81,6 +79,7 @@ class ValueEmitter:
         self._parameters = parameters
         self.wide = WideEmitter(self, writer, word_size, {} if used is None else used)
         self.places = PlaceEmitter(self, writer, word_size)
+        self.tables = TableEmitter(self, writer, word_size)
 
     # Exact values
 
@@ -135,7 +134,11 @@ class ValueEmitter:
             case Convert(operand, type_):
                 self._convert(operand, type_)
             case TableValue(table, keys):
-                w.op(f"push table, {table}", 1 - self.keys(keys))
+                w.op(f"push table, {table}", 1 - self.tables.cells(keys))
+            case KeptTest():
+                self.tables.differs(value)
+                w.number(0)
+                w.op("eq", -1)
             case TextTest() | CommTest():
                 self._differs(value)
                 w.number(1)
@@ -347,6 +350,9 @@ class ValueEmitter:
             case Comparison("==", value, Constant(0)) | Comparison("==", Constant(0), value):
                 self._tested(value)
                 jump = "jz" if when else "jnz"
+            case KeptTest():
+                self.tables.differs(condition)
+                jump = "jz" if when else "jnz"
             case TextTest() | CommTest():
                 self._differs(condition)
                 jump = "jz" if when else "jnz"
@@ -370,18 +376,9 @@ class ValueEmitter:
 
     # Strings and functions
 
-    def keys(self, keys: tuple[Argument, ...]) -> int:
-        """Push the keys of a table; return how many cells they take."""
-        cells = 0
-        for key in keys:
-            if isinstance(key, Text):
-                self.exact(key.address)
-            elif isinstance(key, CommName | StackTrace | Bytes):
-                continue
-            else:
-                self.exact(key)
-            cells += 1
-        return cells
+    def width(self, type_: CType) -> int:
+        """Return how many cells a value of a type takes."""
+        return self.wide.width(type_)
 
     def _differs(self, test: TextTest | CommTest) -> None:
         """Push 0 if a string is the text that it is compared with, else 1."""

@@ -16,6 +16,7 @@ from dprobes.dpc.typedtree.folder import integer_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.dpc.emitters.tableemitter import TableEmitter
     from dprobes.dpc.emitters.writer import Writer
     from dprobes.dpc.types.ctype import CType
 
@@ -36,6 +37,10 @@ class Cells(Protocol):
 
     def low(self, value: typed.Value, bits: int) -> None:
         """Push a cell of which only so many low bits count."""
+
+    @property
+    def tables(self) -> TableEmitter:
+        """What writes keys of tables."""
 
     def displacement(self, slot: int) -> int:
         """Return where a variable of a block is, counted from SBP."""
@@ -79,6 +84,8 @@ class WideEmitter:
             case typed.Memory(address):
                 self._cells.exact(address)
                 w.op("push mem, u64", 1)
+            case typed.TableValue(table, keys):
+                w.op(f"push table, {table}", 2 - self._cells.tables.cells(keys))
             case typed.Arithmetic():
                 self._arithmetic(value)
             case typed.Negation(operand, _, is_complement):
@@ -148,9 +155,7 @@ class WideEmitter:
             self._cells.exact(operand)
         elif source is not None and source.is_signed:
             self._cells.exact(operand)
-            w.op("dup 1", 1)
-            w.op(f"pbr {WORD_BITS}")
-            w.op("xchg")
+            self._widen(is_signed=True)
         else:
             w.number(0)
             self._cells.exact(operand)
@@ -222,8 +227,72 @@ class WideEmitter:
                 w.op("pop mem, u64", -3)
                 if not is_wanted:
                     w.drop(2)
+            case typed.BitField(unit, bits, shift, type_):
+                self.store_bits(unit, bits, shift)
+                if not is_wanted:
+                    w.drop(2)
+                    return
+                integer = integer_of(type_)
+                self._cut(bits, is_signed=integer is not None and integer.is_signed)
             case _:
                 raise AssertionError(target)
+
+    def store_bits(self, unit: typed.Memory, bits: int, shift: int) -> None:
+        """Put the low bits of the number on top, which stays, among the others of a unit of 64 bits in memory."""
+        w, mask = self._w, ((1 << bits) - 1) << shift
+        self._cells.exact(unit.address)
+        w.op("dup 1", 1)
+        w.op("push mem, u64", 1)
+        for is_high in (False, True):
+            # Of the unit this word is on top; three cells below it is the low word of the number, below that the high.
+            wanted = mask >> (WORD_BITS if is_high else 0) & _WORD
+            if wanted:
+                w.number(_WORD & ~wanted)
+                w.op("and", -1)
+                self._push_shifted(shift, bits, is_high=is_high)
+                w.number(wanted)
+                w.op("and", -1)
+                w.op("or", -1)
+            w.op("xchg")
+        w.op("pop mem, u64", -3)
+
+    def _push_shifted(self, shift: int, bits: int, *, is_high: bool) -> None:
+        """Push a word of the number that is three cells below the top, shifted to the left."""
+        w = self._w
+        if not is_high or shift >= WORD_BITS:
+            w.op("push tsp, 3", 1)
+            w.op(f"shl {shift % WORD_BITS}")
+            return
+        if bits > WORD_BITS:
+            w.op("push tsp, 4", 1)
+            w.op(f"shl {shift}")
+        if shift:
+            w.op(f"push tsp, {4 if bits > WORD_BITS else 3}", 1)
+            w.op(f"shr {WORD_BITS - shift}")
+            if bits > WORD_BITS:
+                w.op("or", -1)
+
+    def _cut(self, bits: int, *, is_signed: bool) -> None:
+        """Let the number on top have so many bits."""
+        w, instruction = self._w, "pbl" if is_signed else "pzl"
+        if bits > WORD_BITS:
+            w.op("xchg")
+            w.op(f"{instruction} {bits - WORD_BITS}")
+            w.op("xchg")
+            return
+        self.drop_high()
+        w.op(f"{instruction} {bits}")
+        self._widen(is_signed=is_signed)
+
+    def _widen(self, *, is_signed: bool) -> None:
+        """Let the number on top take two cells."""
+        w = self._w
+        if is_signed:
+            w.op("dup 1", 1)
+            w.op(f"pbr {WORD_BITS}")
+        else:
+            w.number(0)
+        w.op("xchg")
 
     def step(self, target: typed.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
         """Add to a place."""

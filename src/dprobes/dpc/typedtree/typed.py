@@ -31,6 +31,8 @@ __all__ = [
     "Convert",
     "Either",
     "FunctionCall",
+    "Kept",
+    "KeptTest",
     "Local",
     "Memory",
     "Negation",
@@ -282,10 +284,20 @@ class CommTest:
     type: CType
 
 
+@dataclass(frozen=True, slots=True)
+class KeptTest:
+    """Whether the string that a table keeps is ``text``, or begins with it; with "" also whether there is no stack."""
+
+    kept: Kept
+    text: str
+    is_prefix: bool
+    type: CType
+
+
 Value = (
     Constant | Symbol | Register | System | Local | Variable | Memory | BitField | Arithmetic | Negation | Comparison
     | Not | Both | Either | Convert | Assign | Step | Choice | Sequence | FunctionCall | TextTest | CommTest
-    | TableValue
+    | TableValue | KeptTest
 )  # fmt: skip
 
 
@@ -326,4 +338,14 @@ class StackTrace:
     type: CType
 
 
-Argument = Value | Text | Bytes | CommName | StackTrace
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The string or call stack that a keyed table has under its keys; it takes ``cells`` on the RPN stack."""
+
+    table: str
+    keys: tuple[Argument, ...]
+    cells: int
+    type: CType
+
+
+Argument = Value | Text | Bytes | CommName | StackTrace | Kept

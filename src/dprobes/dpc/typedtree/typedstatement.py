@@ -63,7 +63,7 @@ class Tally:
 
     table: str
     keys: tuple[Argument, ...]
-    value: Value | None
+    value: Argument | None
     span: Span
 
 

@@ -28,7 +28,7 @@ __all__ = [
 def is_item(argument: typed.Argument) -> bool:
     """Return whether an argument is logged as an item, because reading it may fail."""
     return not isinstance(argument, typed.CommName) and (
-        isinstance(argument, typed.Text | typed.Bytes | typed.StackTrace) or reads_memory(argument)
+        isinstance(argument, typed.Text | typed.Bytes | typed.StackTrace | typed.Kept) or reads_memory(argument)
     )
 
 
@@ -42,7 +42,9 @@ def form_of(argument: typed.Argument) -> Form:
 def reads_memory(value: typed.Value) -> bool:
     """Return whether computing a value may raise an exception for memory that is not there."""
     match value:
-        case typed.Memory() | typed.BitField() | typed.TextTest() | typed.FunctionCall() | typed.TableValue():
+        case typed.Memory() | typed.BitField() | typed.TextTest() | typed.FunctionCall():
+            return True
+        case typed.TableValue() | typed.KeptTest():
             return True
         case typed.Register(is_certain=True) | typed.System(is_certain=True):
             return False
@@ -57,7 +59,7 @@ def reads_memory(value: typed.Value) -> bool:
     return any(reads_memory(each) for each in operands_of(value))
 
 
-def fails_otherwise(value: typed.Value) -> bool:
+def fails_otherwise(value: typed.Argument) -> bool:
     """Return whether computing a value may raise an exception for something else than memory that is not there."""
     match value:
         case typed.Arithmetic("/" | "%", _, typed.Constant(divisor)) if divisor:
@@ -68,10 +70,12 @@ def fails_otherwise(value: typed.Value) -> bool:
             return True
         case typed.Memory(address) | typed.BitField(typed.Memory(address)):
             return fails_otherwise(address)
+        case typed.Kept(_, keys) | typed.TableValue(_, keys) | typed.KeptTest(typed.Kept(_, keys)):
+            return any(map(fails_otherwise, keys))
     return any(fails_otherwise(each) for each in operands_of(value))
 
 
-def operands_of(value: typed.Value) -> tuple[typed.Value, ...]:
+def operands_of(value: typed.Argument) -> tuple[typed.Value, ...]:
     """Return the values that a value is computed from."""
     match value:
         case typed.Arithmetic(_, left, right) | typed.Comparison(_, left, right):
@@ -100,7 +104,9 @@ def does_something(value: typed.Value) -> bool:
 def is_truth(value: typed.Value) -> bool:
     """Return whether a value is 0 or 1."""
     match value:
-        case typed.Comparison() | typed.Not() | typed.Both() | typed.Either() | typed.TextTest() | typed.CommTest():
+        case typed.Comparison() | typed.Not() | typed.Both() | typed.Either():
+            return True
+        case typed.TextTest() | typed.CommTest() | typed.KeptTest():
             return True
         case typed.Constant(number):
             return number in (0, 1)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.typedtree.scope import FunctionSignature
     from dprobes.dpc.typedtree.typed import Value
     from dprobes.dpc.typers.typerinterface import ExpressionTyper
+    from dprobes.source import Span
 
 __all__ = ["CallTyper"]
 
@@ -92,13 +93,25 @@ class CallTyper:
             case tree.Call("str", [pointer, *_]):
                 address = self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
                 return typed.TextTest(address, text, is_prefix, INT)
+            case tree.TableAccess() if (kept := self._values.kept(subject)) is not None:
+                return self._kept_test(kept, text, subject.span, is_prefix=is_prefix)
         raise self._values.wrong(
             subject.span, "only 'comm' and str(p) are strings that can be compared", 'write str(p) == "…"'
         )
 
+    def _kept_test(self, kept: typed.Kept, text: str, span: Span, *, is_prefix: bool) -> Value:
+        if not isinstance(kept.type, String):
+            raise self._values.wrong(span, "a call stack is no string, and cannot be compared")
+        if len(text.encode()) > kept.type.limit:
+            message = f"this table keeps at most {kept.type.limit} bytes of a string: this is never equal"
+            raise self._values.wrong(span, message, "keep more of it: str(p, n)")
+        return typed.KeptTest(kept, text, is_prefix, INT)
+
     def text(self, expression: tree.Expression, *, limit: int) -> typed.Argument | None:
         """Return what can only be printed or be a key; None of a value. ``limit`` is that of ``str(p)``."""
         match expression:
+            case tree.TableAccess():
+                return self._values.kept(expression)
             case tree.Name("comm"):
                 return typed.CommName(String(PROCESS_NAME_SIZE))
             case tree.Name("func" | "probe"):
@@ -115,6 +128,8 @@ class CallTyper:
         return None
 
     def _address(self, pointer: tree.Expression) -> Value:
+        if isinstance(pointer, tree.TableAccess) and self._values.kept(pointer) is not None:
+            raise self._values.wrong(pointer.span, f"'@{pointer.name}' keeps no address, but what is to be printed")
         return self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
 
     def _number(self, expression: tree.Expression, most: int, what: str) -> int:

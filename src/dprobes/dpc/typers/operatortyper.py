@@ -192,14 +192,6 @@ class OperatorTyper:
         above = typed.Arithmetic("<<", typed.Convert(high, wide), typed.Constant(32, INT), wide)
         return folded(typed.Convert(typed.Arithmetic("|", typed.Convert(low, wide), above, wide), type_))
 
-    def one_cell(self, value: Value, span: Span, what: str) -> Value:
-        """Return a value that takes one cell; report a wider one."""
-        if self.is_wide(value.type) or (isinstance(value, typed.BitField) and self.is_wide(value.unit.type)):
-            bits = 8 * self._types.word_size
-            hint = "declare its words instead" if isinstance(value, typed.BitField) else "convert it: (long)x"
-            raise self.wrong(span, f"'{value.type}' is wider than {what} of a program of {bits} bits", hint)
-        return value
-
     def moved(self, pointer: Value, count: Value, target: CType, span: Span, *, back: bool = False) -> Value:
         """Return an address so many elements on, as a word."""
         word = self._types.word

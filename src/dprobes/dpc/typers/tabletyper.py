@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Note
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed, typedstatement
-from dprobes.dpc.types.ctype import Enumeration, Integer, Pointer
+from dprobes.dpc.types.ctype import LONG_LONG, Enumeration, Integer, Pointer, Stack, String
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.rpn.isa import PROCESS_NAME_SIZE
+from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED, Key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,26 +26,49 @@ __all__ = ["KINDS", "KeyedTable", "TableTyper", "Tables"]
 KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
 """What a table may keep, and how many arguments that takes."""
 
+LONG = "long"
+"""The kind of keys and values of 64 bits in programs of 32."""
+
 _KEYS_MAX = 8
-_KEY_STRING = 64
+_KEY_STRING, _KEPT_STRING = 64, 128
+"""How many bytes of ``str(p)`` are a key, and are kept."""
+
+_WORDS = {LONG: "64 bits", "word": "word"}
+_STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
 _SUMS = {"+": 1, "-": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
-    """A table: its name in RPN, what it keeps, and its keys, as the statement ``table =`` says them."""
+    """
+    A table: its name in RPN, what it keeps, and its keys, as the statement ``table =`` says them.
+
+    ``value`` is the kind of value if that is no word: a number of 64 bits, a string, a call stack.
+    """
 
     name: str
     kind: str
     keys: tuple[str, ...]
     unit: str
+    value: str
     span: Span
 
     @property
     def statement(self) -> str:
         """The statement of the file header."""
-        parts = [self.name, self.kind, *self.keys, *((f"unit = {self.unit}",) if self.unit else ())]
-        return f"table = {', '.join(parts)}"
+        options = [f"{name} = {text}" for name, text in (("unit", self.unit), ("value", self.value)) if text]
+        return f"table = {', '.join((self.name, self.kind, *self.keys, *options))}"
+
+    @property
+    def contents(self) -> str:
+        """What it keeps, and under which keys."""
+        kept = f" of {_WORDS.get(self.value, self.value)}" if self.value else ""
+        return f"'{self.kind}'{kept} by {', '.join(map(_word, self.keys)) or 'no key'}"
+
+    @property
+    def kept(self) -> Key | None:
+        """The string or call stack that it keeps; None of numbers."""
+        return Key.parsed(self.value) if self.value and self.value != LONG else None
 
 
 class Tables:
@@ -68,20 +93,30 @@ class Tables:
             if self.find(name) is None:
                 self._diagnostics.error(span, f"nothing is put into '@{name}'")
 
-    def used(self, name: str, kind: str, keys: tuple[str, ...], unit: str, span: Span) -> KeyedTable:
+    def used(self, name: str, kept: Kept, keys: tuple[str, ...], span: Span) -> KeyedTable:
         """Return the table of a name, made by its first use; report a use that does not fit that."""
         if name.startswith("__"):
             self._diagnostics.error(span, f"'@{name}' is no name for a table: '__' begins those of dprobes")
-        table = KeyedTable(name or UNNAMED, kind, keys, unit, span)
+        table = KeyedTable(name or UNNAMED, kept.kind, keys, kept.unit, kept.value, span)
         known = self._tables.setdefault(table.name, table)
-        if (known.kind, known.keys) != (table.kind, table.keys):
-            first = Note(f"here it is '{known.kind}' by {_shown(known.keys)}", known.span)
-            self._diagnostics.error(span, f"'@{name}' is '{kind}' by {_shown(keys)} here", notes=(first,))
+        if (known.kind, known.keys, known.value) != (table.kind, table.keys, table.value):
+            first = Note(f"here it is {known.contents}", known.span)
+            is_wider = LONG in (table.value, *table.keys) and LONG not in (known.value, *known.keys)
+            hint = "convert what is wider: (long)x" if is_wider else None
+            self._diagnostics.error(span, f"'@{name}' is {table.contents} here", notes=(first,), hint=hint)
         return known
 
 
-def _shown(keys: tuple[str, ...]) -> str:
-    return ", ".join(keys) or "no key"
+class Kept(NamedTuple):
+    """What a use of a table lets it keep: see ``KeyedTable``."""
+
+    kind: str
+    unit: str = ""
+    value: str = ""
+
+
+def _word(key: str) -> str:
+    return _WORDS.get(key, key)
 
 
 class TableTyper:
@@ -95,17 +130,20 @@ class TableTyper:
     def assignment(self, target: tree.TableAccess, operator: str, value: tree.Expression) -> typedstatement.Tally:
         """Return what ``@name[keys] = value`` does: ``value`` may be what is to be kept, ``hist(x)``."""
         kinds, keys = self._keys(target)
-        kind, number, unit = self._kept(operator, value)
-        table = self._tables.used(target.name, kind, kinds, unit, target.span)
-        return typedstatement.Tally(table.name, keys, number, target.span)
+        kept, taken = self._kept(operator, value, self._tables.find(target.name))
+        if kept.value and len(keys) == _KEYS_MAX:
+            raise self._values.wrong(target.span, f"a table that keeps no words has at most {_KEYS_MAX - 1} keys")
+        table = self._tables.used(target.name, kept, kinds, target.span)
+        return typedstatement.Tally(table.name, keys, taken, target.span)
 
     def step(self, target: tree.TableAccess, amount: int) -> typedstatement.Tally:
         """Return what ``@name[keys]++`` does."""
         kinds, keys = self._keys(target)
         known = self._tables.find(target.name)
         kind = "count" if amount == 1 and (known is None or known.kind == "count") else "sum"
-        table = self._tables.used(target.name, kind, kinds, "", target.span)
-        number = None if kind == "count" else typed.Constant(amount, self._values.types.long)
+        value = known.value if known is not None and known.value == LONG and kind == "sum" else ""
+        table = self._tables.used(target.name, Kept(kind, value=value), kinds, target.span)
+        number = None if kind == "count" else typed.Constant(amount, self._number_type(value))
         return typedstatement.Tally(table.name, keys, number, target.span)
 
     def whole(self, access: tree.TableAccess) -> str:
@@ -119,76 +157,130 @@ class TableTyper:
         self._check(target, kinds)
         return typedstatement.Untally(target.name or UNNAMED, keys, target.span)
 
-    def value(self, access: tree.TableAccess) -> typed.TableValue:
-        """Return what a table has under its keys."""
+    def value(self, access: tree.TableAccess) -> Value:
+        """Return the number that a table has under its keys."""
+        if (kept := self.kept(access)) is not None:
+            raise self._values.wrong(
+                access.span,
+                f"'@{access.name}' keeps a {kept.type}, which is no value",
+                "it can be printed, tested, be a key, and a string be compared with a text",
+            )
+        kinds, keys = self._keys(access)
+        known = self._check(access, kinds)
+        return typed.TableValue(access.name or UNNAMED, keys, self._number_type(known.value))
+
+    def kept(self, access: tree.TableAccess) -> typed.Kept | None:
+        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
+        known = self._tables.find(access.name)
+        key = known.kept if known is not None else None
+        if key is None:
+            return None
         kinds, keys = self._keys(access)
         self._check(access, kinds)
-        return typed.TableValue(access.name or UNNAMED, keys, self._values.types.long)
+        cells = key.bytes // self._values.types.word_size
+        limit = key.size or PROCESS_NAME_SIZE - 1
+        type_ = String(limit) if key.kind.is_string else Stack(is_kernel=True, frames=key.size)
+        return typed.Kept(access.name or UNNAMED, keys, cells, type_)
 
-    def _check(self, access: tree.TableAccess, kinds: tuple[str, ...]) -> None:
+    def _number_type(self, value: str) -> Integer:
+        return LONG_LONG if value == LONG else self._values.types.long
+
+    def _check(self, access: tree.TableAccess, kinds: tuple[str, ...]) -> KeyedTable:
         known = self._tables.find(access.name)
         if known is None:
             raise self._values.wrong(access.span, f"nothing was put into '@{access.name}' above")
-        self._tables.used(access.name, known.kind, kinds, "", access.span)
+        return self._tables.used(access.name, Kept(known.kind, known.unit, known.value), kinds, access.span)
 
-    def _kept(self, operator: str, value: tree.Expression) -> tuple[str, Value | None, str]:
-        """Return what is kept, the value that is taken in, and its unit."""
+    def _kept(self, operator: str, value: tree.Expression, known: KeyedTable | None) -> tuple[Kept, Argument | None]:
+        """Return what is kept, and the value that is taken in."""
         if operator in _SUMS:
-            number = self._number(value)
-            return "sum", number if operator == "+" else self._values.operators.unary("-", number, value.span), ""
+            number, kind = self._number(value, known)
+            number = number if operator == "+" else self._values.operators.unary("-", number, value.span)
+            return Kept("sum", value=kind), number
         if operator:
             raise self._values.wrong(
                 value.span, f"'{operator}=' is nothing that a table does", "write '=', '+=' or '-='"
             )
         if not isinstance(value, tree.Call) or value.function not in KINDS:
-            return "last", self._number(value), ""
+            return self._last(value, known)
         count = KINDS[value.function]
         if len(value.arguments) != count:
             raise self._values.wrong(
                 value.span, f"'{value.function}' takes {count} argument{'' if count == 1 else 's'}"
             )
         if not count:
-            return "count", None, ""
-        number = self._number(value.arguments[0])
+            return Kept("count"), None
+        if value.function == "last":
+            return self._last(value.arguments[0], known)
+        number, kind = self._number(value.arguments[0], known)
         unit = "ns" if isinstance(value.arguments[0], tree.Name) and value.arguments[0].name == "elapsed" else ""
         if value.function != "lhist":
-            return value.function, number, unit
+            return Kept(value.function, unit, kind), number
         bounds = [self._values.constant(argument) for argument in value.arguments[1:]]
-        return f"lhist({', '.join(str(bound or 0) for bound in bounds)})", number, unit
+        return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", unit, kind), number
 
-    def _number(self, expression: tree.Expression) -> Value:
+    def _last(self, value: tree.Expression, known: KeyedTable | None) -> tuple[Kept, Argument]:
+        """Return what a table keeps as it is: a number, a string, a call stack."""
+        text = self._strings.text(value, limit=_KEPT_STRING)
+        if text is None or isinstance(text, typed.Register):
+            number, kind = self._number(value, known)
+            unit = "ns" if isinstance(value, tree.Name) and value.name == "elapsed" else ""
+            return Kept("last", unit, kind), number
+        if isinstance(text, typed.Bytes):
+            raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n)")
+        if isinstance(text, typed.StackTrace) and not text.is_kernel:
+            raise self._values.wrong(value.span, "a table keeps no call stacks of programs", _STACK_HINT)
+        return Kept("last", value=self._part(text, value.span)), text
+
+    def _number(self, expression: tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:
+        """Return a number that is taken in, and what it is if it is no word."""
         value = self._values.value(expression)
-        value = self._values.operators.one_cell(value, expression.span, "a value in a table")
-        return self._values.converted(value, self._values.types.long, expression.span)
+        kind = LONG if self._values.operators.is_wide(value.type) or (known is not None and known.value == LONG) else ""
+        return self._values.converted(value, self._number_type(kind), expression.span), kind
 
     def _keys(self, access: tree.TableAccess) -> tuple[tuple[str, ...], tuple[Argument, ...]]:
         if len(access.keys) > _KEYS_MAX:
             raise self._values.wrong(access.span, f"a table has at most {_KEYS_MAX} keys")
-        found = [self._key(key) for key in access.keys]
+        table = self._tables.find(access.name)
+        known = table.keys if table is not None and len(table.keys) == len(access.keys) else ("",) * len(access.keys)
+        found = [self._key(key, kind) for key, kind in zip(access.keys, known, strict=True)]
         return tuple(kind for kind, _ in found), tuple(value for _, value in found)
 
-    def _key(self, key: tree.Expression) -> tuple[str, Argument]:
+    def _key(self, key: tree.Expression, known: str) -> tuple[str, Argument]:
+        """Return the kind of a key, and its value; ``known`` is the kind that the table has at its place."""
         text = self._strings.text(key, limit=_KEY_STRING)
-        match text:
-            case typed.CommName():
-                return "comm", text
-            case typed.Text(_, limit):
-                if limit > STRING_SIZE_MAX:
-                    message = f"a string that is a key has at most {STRING_SIZE_MAX} bytes, not {limit}"
-                    raise self._values.wrong(key.span, message)
-                return f"str[{limit}]", text
-            case typed.StackTrace(is_kernel, frames):
-                return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]"), text
-            case typed.Register():
-                return "address", text
-            case typed.Bytes():
-                raise self._values.wrong(key.span, "bytes are no key", "use str(p, n)")
-        value = self._values.operators.one_cell(self._values.value(key), key.span, "a key")
+        if isinstance(text, typed.Bytes):
+            raise self._values.wrong(key.span, "bytes are no key", "use str(p, n)")
+        if text is not None:
+            return self._part(text, key.span), text
+        value = self._values.value(key)
         match value.type:
             case Pointer():
                 return "address", value
+            case Integer() | Enumeration() if self._values.operators.is_wide(value.type):
+                return LONG, value
+            case Integer() | Enumeration() if known == LONG:
+                return LONG, self._values.converted(value, LONG_LONG, key.span)
             case Integer() | Enumeration():
                 is_code = isinstance(value, typed.Register) and value.name == "pc"
                 is_address = is_code or (isinstance(key, tree.Call) and key.function == "sym")
                 return "address" if is_address else "word", value
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
+
+    def _part(self, text: Argument, span: Span) -> str:
+        """Return the kind of a key, or of what is kept, that is no number."""
+        match text:
+            case typed.CommName():
+                return "comm"
+            case typed.Text(_, limit):
+                if limit > STRING_SIZE_MAX:
+                    message = f"a string in a table has at most {STRING_SIZE_MAX} bytes, not {limit}"
+                    raise self._values.wrong(span, message)
+                return f"str[{limit}]"
+            case typed.StackTrace(is_kernel, frames):
+                return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]")
+            case typed.Kept(_, _, _, String(limit)):
+                return f"text[{limit}]"
+            case typed.Kept(_, _, _, Stack(_, frames)):
+                return f"frames[{frames}]"
+        return "address"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from dprobes.dpc.syntax import tree
     from dprobes.dpc.typedtree.scope import Scope
-    from dprobes.dpc.typedtree.typed import Argument, Place, Value
+    from dprobes.dpc.typedtree.typed import Argument, Kept, Place, Value
     from dprobes.dpc.typers.operatortyper import OperatorTyper, TypingError
     from dprobes.dpc.typers.typetable import TypeTable
     from dprobes.dpc.types.ctype import CType
@@ -34,6 +34,9 @@ class ExpressionTyper(Protocol):
 
     def constant(self, expression: tree.Expression) -> int | None:
         """Return the number of a constant expression; report one that is none."""
+
+    def kept(self, access: tree.TableAccess) -> Kept | None:
+        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
 
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
         """Return a value as a type holds it, as an assignment converts it."""

@@ -89,8 +89,14 @@ class ValueTyper:
             self._tell(expression.span, value.type)
         return self.operators.in_cells(value)
 
+    def kept(self, access: tree.TableAccess) -> typed.Kept | None:
+        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
+        return self.tables.kept(access)
+
     def condition(self, expression: tree.Expression) -> Value:
-        """Return a value that can be tested."""
+        """Return a value that can be tested; of a string or a call stack in a table whether there is one."""
+        if isinstance(expression, tree.TableAccess) and (kept := self.kept(expression)) is not None:
+            return typed.Not(typed.KeptTest(kept, "", is_prefix=False, type=INT), INT)
         value = self.value(expression)
         if not is_scalar(value.type):
             raise self.wrong(expression.span, f"a condition is a number or a pointer, not '{value.type}'")
@@ -133,6 +139,8 @@ class ValueTyper:
             case tree.Increment(amount, operand, is_postfix):
                 first, target = steady(self._writable(operand), self._kept)
                 stride = self.operators.stride(target.type, operand.span)
+                if isinstance(target, typed.BitField) and self.operators.is_wide(target.unit.type):
+                    return _behind(first, self._step_of_bits(target, amount, operand.span, is_postfix=is_postfix))
                 return _behind(first, typed.Step(target, amount * stride, is_postfix, target.type))
             case tree.Binary("&&", left, right):
                 return typed.Both(self.condition(left), self.condition(right), INT)
@@ -289,8 +297,6 @@ class ValueTyper:
         place = self.place(expression)
         if isinstance(place, typed.Register | typed.Memory | typed.BitField):
             self.check_write(expression.span)
-            if isinstance(place, typed.BitField):
-                self.operators.one_cell(place, expression.span, "a written bit field")
             if isinstance(place, typed.Register) and place.at_entry:
                 raise self.wrong(
                     expression.span, "an argument cannot be changed any more when the function has returned"
@@ -324,14 +330,24 @@ class ValueTyper:
         first: Value | None = None
         if expression.operator:
             first, target = steady(target, self._kept)
-            value = self.operators.binary(expression.operator, target, value, expression.span)
+            value = self.operators.binary(expression.operator, self.operators.in_cells(target), value, expression.span)
         converted = self.converted(value, target.type, expression.value.span)
         return _behind(first, typed.Assign(target, converted, target.type))
 
+    def _step_of_bits(self, target: typed.BitField, amount: int, span: Span, *, is_postfix: bool) -> Value:
+        """Return ``++`` or ``--`` of a bit field of two words."""
+        value = self.operators.in_cells(target)
+        before = self._kept(value)
+        after = self.operators.binary("+", before, typed.Constant(amount, INT), span)
+        stored = typed.Assign(target, self.converted(after, target.type, span), target.type)
+        result = typed.Sequence(stored, before, target.type) if is_postfix else stored
+        return typed.Sequence(typed.Assign(before, value, value.type), result, target.type)
+
     def _kept(self, value: Value) -> typed.Local:
         """Return a variable without a name for a value."""
-        self.slots += 1
-        return typed.Local(self.slots - 1, value.type)
+        first = self.slots
+        self.slots += self.operators.width(value.type)
+        return typed.Local(first, value.type)
 
     def _sizeof(self, expression: tree.SizeOf) -> Value:
         operand = expression.operand

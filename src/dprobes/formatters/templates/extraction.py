@@ -147,7 +147,7 @@ class _Reader:
             return self._fault(head, body, missing)
         match part.conversion:
             case Conversion.STRING:
-                return Taken(_text(body), missing)
+                return Taken(_text(self._in_order(head, body)), missing)
             case Conversion.DUMP:
                 return Taken(body, missing)
         size = part.size or self._word_size
@@ -157,12 +157,29 @@ class _Reader:
             return Taken(value, missing, body if value is None else body[size:])
         end = len(body) // size * size
         values = tuple(int.from_bytes(body[n : n + size], self._order, signed=signed) for n in range(0, end, size))
+        if part.conversion is Conversion.STACK and head.token is Token.STACK_COUNT:
+            values = _without_zeros(values)
         return Taken(values, missing, body[end:])
+
+    def _in_order(self, head: ItemHead, body: bytes) -> bytes:
+        """Return the bytes of a string; if it was logged as words, the first byte of each is in its low bits."""
+        if head.token is not Token.STACK_COUNT or self._order == "little":
+            return body
+        size = self._word_size
+        return b"".join(body[n : n + size][::-1] for n in range(0, len(body), size))
 
     def _fault(self, head: ItemHead, body: bytes, missing: int) -> Taken:
         if len(body) != self._word_size:
             return Taken(None, missing, body, "address of a fault")
         return Taken(Fault(int.from_bytes(body, self._order), head.token == Token.SELECTOR_FAULT))
+
+
+def _without_zeros(words: tuple[int, ...]) -> tuple[int, ...]:
+    """Return words up to the last one that is not 0: what a table keeps of a call stack has zeros behind it."""
+    count = len(words)
+    while count and not words[count - 1]:
+        count -= 1
+    return words[:count]
 
 
 def _text(data: bytes) -> str:

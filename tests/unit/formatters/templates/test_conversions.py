@@ -158,6 +158,13 @@ def test_an_item_is_printed_with_all_its_elements(fmt: str, data: bytes, text: s
     assert text == formatted(fmt, data)
 
 
+def test_words_are_a_string_whose_first_byte_is_in_the_low_bits() -> None:
+    text = b"abcdefghij".ljust(16, b"\0")
+    assert formatted("%*-12s|", item(7, text, 2)) == formatted("%*-12s|", item(1, b"abcdefghij"))
+    words = struct.pack(">QQ", *struct.unpack("<QQ", text))
+    assert formatted("%*s", b"\x07\0\2" + words, byte_order="big") == "abcdefghij"
+
+
 def test_the_frames_of_a_call_stack_are_lines() -> None:
     frames = struct.pack("<QQ", 0x401136, 0x7F0000001234)
     assert formatted("%*k", item(10, frames, 2)) == "0x401136\n0x7f0000001234"
@@ -166,6 +173,7 @@ def test_the_frames_of_a_call_stack_are_lines() -> None:
     assert formatted("%*k", item(10, frames, 3)) == "0x401136\n0x7f0000001234\n<missing 8 bytes>"
     assert formatted("%*k", item(0xFF, WORDS[:8])) == "<fault at 0x2a>"
     assert formatted("%*k", b"") == "<missing item>"
+    assert formatted("%*k|", item(7, frames + bytes(16), 4)) == "0x401136\n0x7f0000001234\n|"
     narrow = item(10, struct.pack("<II", 0x8049000, 2), 2)
     assert formatted("%*k", narrow, word_size=4) == "0x8049000\n<no unwind table goes on from here>"
 
