@@ -49,8 +49,8 @@ class HandlerMaps:
         size = states * (state_size + 8) + PROBES_MAX * PROBE_ENTRY_SIZE + rings.rings * rings.stride + _SPARE
         size += tables_size(tables)
         self.region = region = Region(size)
+        self.life_mark = LifeMark(region)  # the first one: so others find it who know nothing of maps
         self.clock = Clock(region)
-        self.life_mark = LifeMark(region)
         self.probes = SharedArray(region, PROBE_ENTRY_SIZE, PROBES_MAX)
         self.rings = SharedRings(region, rings)
         self._arrays = {

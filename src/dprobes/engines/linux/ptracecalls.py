@@ -176,7 +176,7 @@ def _fail() -> NoReturn:
 
 def seize(tid: int, *, follow: bool = True) -> None:
     """Start tracing a running thread without stopping it, and, to ``follow``, all that it creates (PTRACE_SEIZE)."""
-    _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else 0))
+    _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else _O_TRACESYSGOOD))
 
 
 def seize_for_exit(pid: int) -> None:

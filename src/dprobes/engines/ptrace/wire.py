@@ -117,6 +117,8 @@ class Start:
     """The program's keyed tables, which are in the memory for counts and variables."""
     wants_images: bool = False
     """Whether the client is to be told what processes map (``Mapped``, ``Forked``)."""
+    restorer: tuple[int, int] = (-1, 0)
+    """Descriptor of the pipe to the process that cleans up after a killed tracer (``restorerwire``), and its id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Scope
     from dprobes.engines.ptrace.client.nativeside import Request
     from dprobes.engines.ptrace.client.programrun import Item, ProgramRun
+    from dprobes.engines.ptrace.client.restorerprocess import RestorerProcess
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.ptrace.wire import Start
     from dprobes.engines.sharedglobals import GlobalVariables
@@ -123,7 +124,14 @@ class Conversation:
         self._reading = threading.Lock()
         """Taken by who waits for the tracer."""
         self._waiting: set[ProgramRun] = set()
-        self._tracer, from_tracer, to_tracer = start_tracer(start, module)
+        self._restorer_process = _restorer_process() if run.native is not None else None
+        if self._restorer_process is not None:
+            start = dataclasses.replace(start, restorer=self._restorer_process.address)
+        try:
+            self._tracer, from_tracer, to_tracer = start_tracer(start, module)
+        finally:
+            if self._restorer_process is not None:
+                self._restorer_process.begun()
         self._inbox = Inbox(from_tracer)
         self._guard: TracerGuard | None = None
         self.outbox = Outbox(to_tracer)
@@ -140,7 +148,8 @@ class Conversation:
             # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
             self._command = Command(scope.command, allow_tracer, scope.output)
         # Not before: a process that is forked has no threads but one.
-        self._guard = TracerGuard(self._tracer, self._restore, self._clear)
+        if self._restorer_process is None:
+            self._guard = TracerGuard(self._tracer, self._restore, self._clear)
         is_launching = self._command is not None or scope.program is not None
         pid = scope.pid if self._command is None else self._command.pid
         self.outbox.send(Attach(pid or 0, launching=is_launching))
@@ -164,6 +173,8 @@ class Conversation:
         self._members.clear()
         self.outbox.close()
         self.await_end()
+        if self._restorer_process is not None:
+            self._restorer_process.close()
         self._inbox.close()
         if self._command is not None:
             self._command.close()
@@ -438,6 +449,9 @@ class Conversation:
 
     def _on_death(self) -> None:
         """Say what happened, and do what the guard could not do."""
+        if self._restorer_process is not None:
+            done = self._restorer_process.result()
+            self._restored, self._cleared = done.places, (done.cleared, done.left)
         self._restored += self._restorer.restore()
         status = self._wait_for_tracer()
         cleared, left = (sum(pair) for pair in zip(self._cleared, self._restorer.clear(), strict=True))
@@ -445,6 +459,15 @@ class Conversation:
         for run in self._runs.values():
             run.items += notices
         self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))
+
+
+def _restorer_process() -> RestorerProcess | None:
+    """Start the process that restores what a killed tracer leaves, if that is possible."""
+    from dprobes.engines.ptrace.client.restorerprocess import RestorerProcess
+
+    with contextlib.suppress(OSError):
+        return RestorerProcess()
+    return None
 
 
 def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.wire import Kind, Start
 
-__all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer"]
+__all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer", "watch_for_death"]
 
 _PIPE_SIZE = 1 << 20
 """What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
@@ -47,7 +47,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
     from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
     with contextlib.suppress(OSError):
         fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-    shared = [descriptor for descriptor in (start.counters, start.globals) if descriptor >= 0]
+    shared = [descriptor for descriptor in (start.counters, start.globals, start.restorer[0]) if descriptor >= 0]
     try:
         # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
         process = subprocess.Popen(
@@ -171,7 +171,8 @@ class TracerGuard:
         self._process = process
         # A request of ptrace(2) must come from the thread that began it. Only the thread knows whom to call: else who
         # made the guard would live on in a cycle of references, with descriptors.
-        self._thread = threading.Thread(target=_watch, args=(process, before, after), name="dprobes-guard", daemon=True)
+        watched = process.pid, before, after
+        self._thread = threading.Thread(target=watch_for_death, args=watched, name="dprobes-guard", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> int:
@@ -183,16 +184,20 @@ class TracerGuard:
         return self._process.wait(seconds)
 
 
-def _watch(process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
-    pid = process.pid
+def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], None]) -> bool:
+    """
+    Wait for the end of a tracer; should it be killed, call ``before`` while it still holds its threads, then ``after``.
+
+    Return False if it cannot be traced.
+    """
     try:
         ptracecalls.seize_for_exit(pid)
     except OSError:
-        return
+        return False
     while True:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | ptracecalls.WALL)
         if found is None or found.si_code not in _STOPS:
-            return
+            return True
         with contextlib.suppress(OSError):  # killed once more
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | ptracecalls.WALL)
             kind, number = classify_stop(found.si_status << 8 | 0x7F)

@@ -15,7 +15,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux import processcalls
 from dprobes.engines.linux.procfs import thread_state
+from dprobes.engines.ptrace.restorerwire import FOR_RESTORERS, TracerBegun
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.wire import FrameReader, Warned, load_message, pack_message, pack_record
 
@@ -36,6 +38,10 @@ _RETRY = 5
 
 _LOOK = 100
 """Milliseconds without an answer after which to look whether the client is stopped."""
+
+
+_RESTORER_PATIENCE = 1000
+"""Milliseconds that the process may take to read which restores what a killed tracer leaves."""
 
 
 class ClientGoneError(Exception):
@@ -62,6 +68,7 @@ class Connection:
         """The process id of the client."""
         self._messages: deque[object] = deque()
         self._warned: set[tuple[int | None, str]] = set()
+        self._restorer = -1
         fcntl.fcntl(incoming, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
 
@@ -80,8 +87,38 @@ class Connection:
         self.flush()
         return _RETRY / 1000 if self._waiting else None
 
+    def use_restorer(self, descriptor: int, pid: int) -> None:
+        """From now on tell the process ``pid`` through a pipe what it is to restore should we be killed."""
+        if descriptor >= 0:
+            processcalls.allow_tracer(pid)
+            os.set_blocking(descriptor, False)
+            self._restorer = descriptor
+            self.tell_restorer(TracerBegun(os.getpid()))
+
+    def tell_restorer(self, message: object) -> None:
+        """Tell that process something, before it is so; one that does not read any more is given up."""
+        if self._restorer < 0:
+            return
+        frame = memoryview(pack_message(message))
+        poll = select.poll()
+        poll.register(self._restorer, select.POLLOUT)
+        while frame and self._restorer >= 0:
+            try:
+                frame = frame[os.write(self._restorer, frame) :]
+            except BlockingIOError:
+                if not poll.poll(_RESTORER_PATIENCE):
+                    self._give_restorer_up()
+            except OSError:
+                self._give_restorer_up()
+
+    def _give_restorer_up(self) -> None:
+        os.close(self._restorer)
+        self._restorer = -1
+
     def send(self, message: object) -> None:
         """Send a message, or keep it until there is room."""
+        if self._restorer >= 0 and isinstance(message, FOR_RESTORERS):
+            self.tell_restorer(message)
         self._waiting += pack_message(message)
         self.flush()
 
@@ -169,6 +206,8 @@ class Connection:
         """Close our ends in a child of this process, so that the client learns of the end of this one."""
         os.close(self._outgoing)
         os.close(self._incoming)
+        if self._restorer >= 0:
+            self._give_restorer_up()
 
     def _fill(self) -> None:
         while True:

@@ -374,6 +374,7 @@ def main(arguments: list[str]) -> int:
     except ClientGoneError:
         return 0
     assert isinstance(message, Start)
+    connection.use_restorer(*message.restorer)
     try:
         program = InsertedProgram.of(message)
     except EngineError as error:

@@ -12,6 +12,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
@@ -83,6 +84,7 @@ class Patcher:
                 return
             if problem is None:
                 space = held[0].space
+                self._tell_restorer(space, message)
                 try:
                     _write_code(held[0], message)
                 except InjectionError as error:
@@ -101,6 +103,11 @@ class Patcher:
                     else:
                         refused += [(probe, why) for probe in sorted(probes)]
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
+
+    def _tell_restorer(self, space: AddressSpace, message: PatchSites) -> None:
+        memory = space.patches.memories[message.program]
+        for pid in space.pids:
+            self._connection.tell_restorer(JumpsPlanned(pid, memory, message.pages, message.patches))
 
     def _write_all(self, program: int, space: AddressSpace, patches: Sequence[SitePatch]) -> str | None:
         """Write jumps that belong together; return why not, with nothing changed."""

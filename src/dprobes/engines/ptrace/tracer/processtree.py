@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
@@ -105,6 +106,8 @@ class ProcessTree:
             self._connection.send(Placed(pid, tuple(placed)))
         if space.semaphores:
             self._connection.send(Raised(pid, tuple(space.semaphores.items())))
+        if space.patches.memories or space.slots.areas:
+            self._connection.tell_restorer(JumpsCopied(pid, min(original.pids)))
         return space
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.restorerwire import PagesMapped
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
@@ -153,6 +154,8 @@ class SlotMaker:
             start = _gap(thread.tid, address, size, space.word_size)
             if not start:
                 return None
+            for pid in space.pids:
+                self._connection.tell_restorer(PagesMapped(pid, ((start, start + size),)))
             try:
                 with injecting(thread) as call:
                     found = call(

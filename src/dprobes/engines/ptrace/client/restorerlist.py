@@ -1,0 +1,98 @@
+"""
+What a killed tracer may have left in processes, and its removal: breakpoints, watchpoints, jumps, and their memory.
+
+The list is kept by a process that outlives tracer and client (``restorerprocess``). Nothing is written where memory
+does not show what the tracer has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
+from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
+from dprobes.engines.ptrace.client.memoryremoval import unmap_left_memory
+from dprobes.engines.ptrace.restorerwire import JumpsCopied, JumpsPlanned, PagesMapped
+from dprobes.engines.ptrace.tracer.patches import Patches
+from dprobes.engines.ptrace.wire import Removed
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.native.lifemark import HAS_ENDED
+
+__all__ = ["Restored", "RestorerList"]
+
+
+class Restored(NamedTuple):
+    """
+    Say what was restored: places of breakpoints and jumps.
+
+    ``cleared`` are the threads whose debug registers were cleared, ``left`` those for which that was not possible.
+    """
+
+    places: int = 0
+    cleared: int = 0
+    left: int = 0
+
+
+class RestorerList:
+    """The list; ``restored`` is what has been restored so far."""
+
+    def __init__(self) -> None:
+        self.restored = Restored()
+        self._restorer = CrashRestorer()
+        self._jumps: dict[int, Patches] = {}
+
+    def note(self, message: object) -> None:
+        """Note what a message of the tracer says; most say nothing that matters here."""
+        match message:
+            case JumpsPlanned(pid, memory, pages, patches):
+                mine = self._jumps.setdefault(pid, Patches())
+                mine.memories[memory.region] = memory
+                mine.code += pages
+                mine.by_site.update((patch.site, patch) for patch in patches)
+            case PagesMapped(pid, pages):
+                self._jumps.setdefault(pid, Patches()).code += pages
+            case JumpsCopied(pid, parent):
+                if parent in self._jumps:
+                    self._jumps[pid] = self._jumps[parent].copy()
+            case Removed(pid, ()):
+                self._jumps.pop(pid, None)
+                self._restorer.note(message)
+            case _:
+                self._restorer.note(message)
+
+    def restore_breakpoints(self) -> None:
+        """Put bytes back, and let no handler begin any more; the dying tracer still has its threads."""
+        for pid, patches in self._jumps.items():
+            _disable(pid, patches)
+        self._count(self._restorer.restore(), 0, 0)
+
+    def remove_the_rest(self) -> None:
+        """Take out what needs threads that stand still, once the tracer has let go of them."""
+        cleared, left = self._restorer.clear()
+        places = 0
+        for pid, patches in self._jumps.items():
+            with contextlib.suppress(OSError):  # its threads cannot be stopped: another tracer was quicker
+                places += remove_jumps(pid, list(patches.by_site.values()))
+        self._count(places, cleared, left)
+
+    def unmap(self) -> None:
+        """Unmap what nobody is in any more: a tracer that comes to its end in peace may find a thread in it."""
+        for pid, patches in self._jumps.items():
+            with contextlib.suppress(OSError):
+                unmap_left_memory(pid, patches)
+
+    def _count(self, places: int, cleared: int, left: int) -> None:
+        before = self.restored
+        self.restored = Restored(before.places + places, before.cleared + cleared, before.left + left)
+
+
+def _disable(pid: int, patches: Patches) -> None:
+    """Write the mark of the end, with which the shared memory begins (``inline.memory.lifemark``)."""
+    with contextlib.suppress(OSError):
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for each in patches.memories.values():
+                os.pwrite(memory, HAS_ENDED.to_bytes(4, "little"), each.region)
+        finally:
+            os.close(memory)

@@ -1,0 +1,172 @@
+"""
+A process that restores what a killed tracer leaves, also where the client was killed together with it.
+
+It is told of breakpoints and jumps before they are written, and holds the dying tracer until the bytes of breakpoints
+are back (``client.link``); jumps are taken out when it has let go of its threads. It ends with the tracer, in a session
+of its own: what a terminal kills leaves it alone.
+
+It runs as ``python -m dprobes.engines.ptrace.client.restorerprocess PIPE REPORT``, two descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+from dprobes.engines.linux import processcalls
+from dprobes.engines.linux.oomscore import spare_process
+from dprobes.engines.ptrace.client.link import readable, watch_for_death
+from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
+from dprobes.engines.ptrace.restorerwire import TracerBegun
+from dprobes.engines.ptrace.wire import FrameReader, load_message
+
+__all__ = ["RestorerProcess", "main"]
+
+_PATIENCE = 10.0
+"""Seconds for which its report is waited for."""
+
+_CHUNK = 1 << 16
+
+_MODULE = "dprobes.engines.ptrace.client.restorerprocess"
+_REPORT = struct.Struct("=III")
+"""The numbers of ``Restored``."""
+
+
+class RestorerProcess:
+    """
+    The process, from the client's side.
+
+    ``begun`` is to be called when a tracer has been started that was told the ``address``.
+    """
+
+    def __init__(self) -> None:
+        """Start it; OSError if that cannot be."""
+        theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
+        self._report, their_report = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    _MODULE,
+                    str(theirs),
+                    str(their_report),
+                ],
+                pass_fds=[theirs, their_report],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._pipe)
+            os.close(self._report)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(their_report)
+
+    @property
+    def address(self) -> tuple[int, int]:
+        """The descriptor of the pipe to it, and its process id."""
+        return self._pipe, self._process.pid
+
+    def begun(self) -> None:
+        """Leave the pipe to the tracer."""
+        os.close(self._pipe)
+
+    def result(self) -> Restored:
+        """Return what it has restored after the end of the tracer."""
+        data = b""
+        while readable([self._report], _PATIENCE) and (part := os.read(self._report, _CHUNK)):
+            data += part
+        return Restored(*_REPORT.unpack(data)) if len(data) == _REPORT.size else Restored()
+
+    def close(self) -> None:
+        """Wait for its end, which is that of the tracer."""
+        os.close(self._report)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+
+
+class _Reader:
+    """What the tracer says, read by one thread, and at the end by another one."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._frames = FrameReader()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self.known = RestorerList()
+        self.tracer = 0
+
+    def follow(self) -> None:
+        """Take note of all that comes."""
+        while not self._is_over:
+            readable([self._pipe], None)
+            self.drain()
+
+    def drain(self) -> None:
+        """Take note of what has come by now."""
+        with self._lock:
+            while not self._is_over and readable([self._pipe], 0):
+                data = os.read(self._pipe, _CHUNK)
+                self._is_over = not data
+                for _, payload in self._frames.feed(data):
+                    message = load_message(payload)
+                    if isinstance(message, TracerBegun):
+                        self.tracer = message.pid
+                    self.known.note(message)
+
+    def await_tracer(self) -> bool:
+        """Wait until the tracer has said who it is; return False if it never does."""
+        while not self.tracer and not self._is_over:
+            readable([self._pipe], None)
+            self.drain()
+        return bool(self.tracer)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process; the arguments are the descriptors to read from, and to report to."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    processcalls.set_process_name("dprobes-restore")
+    spare_process()
+    reader = _Reader(int(arguments[0]))
+    if not reader.await_tracer():
+        return 0
+    known = reader.known
+    threading.Thread(target=reader.follow, daemon=True).start()
+
+    def before() -> None:
+        reader.drain()
+        known.restore_breakpoints()
+
+    if not watch_for_death(reader.tracer, before, known.remove_the_rest):
+        _await_end(reader.tracer)
+        before()
+        known.remove_the_rest()
+    reader.drain()
+    known.unmap()
+    with contextlib.suppress(OSError):
+        os.write(int(arguments[1]), _REPORT.pack(*known.restored))
+    return 0
+
+
+def _await_end(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""
+``kill -9`` of all there is of the tool, and a process that goes on as if nothing had been.
+
+Its code is the file's again, and nothing of ours is mapped in it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import (
+    TIMEOUT,
+    await_line,
+    await_traced,
+    await_true,
+    code_is_original,
+    is_traced,
+    memory_at,
+    running,
+)
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from integration.support import Builder, Runner
+
+INLINE = ["--engine", "inline"]
+HOT = "name = torture\noffset = stepped\nminor = 1\nabort\n"
+WAYS = [("tracer",), ("client", "tracer"), ("tracer", "client"), ("client",)]
+
+
+def jump_is_at(pid: int, program: Path) -> bool:
+    return memory_at(pid, program, "stepped", 1) == b"\xe9"
+
+
+def ours(pid: int) -> int:
+    """Return how much is mapped in a process that is not the file's: memory of the tool, and code of no file."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return sum("/memfd:dprobes" in row or ("x" in row[1] and len(row) < 6) for row in lines)
+
+
+def kill(ways: tuple[str, ...], client: subprocess.Popen[str], tracer: int) -> None:
+    for who in ways:
+        os.kill(client.pid if who == "client" else tracer, signal.SIGKILL)
+
+
+def await_clean(pid: int, program: Path) -> None:
+    await_true(lambda: not is_traced(pid), "the end of tracing", TIMEOUT)
+    await_true(lambda: code_is_original(pid, program), "the code of the file", TIMEOUT)
+    await_true(lambda: not ours(pid), "the end of all mappings", TIMEOUT)
+
+
+@pytest.mark.parametrize("ways", WAYS, ids="+".join)
+def test_nothing_is_left_of_a_killed_tool(build: Builder, run: Runner, ways: tuple[str, ...]) -> None:
+    program = build("torture.c")
+    with running(program, 600, 2) as target:
+        await_line(target)
+        client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+        tracer = await_traced(target.pid)
+        await_true(lambda: jump_is_at(target.pid, program), "a jump")
+        kill(ways, client, tracer)
+        client.communicate(timeout=TIMEOUT)
+        await_clean(target.pid, program)
+        assert target.poll() is None
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
+def test_handlers_do_nothing_more_if_nobody_is_left_to_take_them_out(build: Builder, run: Runner) -> None:
+    program = build("torture.c")
+    with running(program, 600, 2) as target:
+        await_line(target)
+        client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+        tracer = await_traced(target.pid)
+        await_true(lambda: jump_is_at(target.pid, program), "a jump")
+        (restorer,) = [pid for pid in children_of(client.pid) if pid != tracer]
+        os.kill(restorer, signal.SIGKILL)
+        kill(("client", "tracer"), client, tracer)
+        client.communicate(timeout=TIMEOUT)
+        await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
+        assert jump_is_at(target.pid, program)
+        before = shared_memory(target.pid)
+        time.sleep(0.2)
+        assert shared_memory(target.pid) == before
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
+def children_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def shared_memory(pid: int) -> bytes:
+    """Return the memory that handlers count in."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if "/memfd:dprobes" in line:
+            start, end = (int(number, 16) for number in line.split()[0].split("-"))
+            with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+                memory.seek(start)
+                return memory.read(min(end - start, 1 << 20))
+    raise AssertionError("nothing is shared")
+
+
+def survive(build: Builder, run: Runner, rounds: int, seed: int) -> dict[str, int]:
+    """Kill the tool at random moments; return how many programs ended, which never computed anything wrong."""
+    program, dice = build("torture.c"), random.Random(seed)
+    ends = {"clean": 0, "SIGTRAP": 0}
+    for _ in range(rounds):
+        with running(program, 600, 2) as target:
+            await_line(target)
+            client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+            tracer = await_traced(target.pid)
+            time.sleep(dice.uniform(0, 0.5))
+            kill(dice.choice(WAYS), client, tracer)
+            client.communicate(timeout=TIMEOUT)
+            if target.poll() is None:
+                await_clean(target.pid, program)
+                target.send_signal(signal.SIGUSR2)
+            assert target.wait(TIMEOUT) in (0, -signal.SIGTRAP)
+            ends["SIGTRAP" if target.returncode else "clean"] += 1
+    return ends
+
+
+@pytest.mark.torture
+def test_programs_survive_kills_at_any_moment(build: Builder, run: Runner) -> None:
+    ends = survive(build, run, 300, seed=3)
+    print(ends)

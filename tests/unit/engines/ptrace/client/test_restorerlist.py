@@ -1,0 +1,66 @@
+"""What is on the list is restored in memory, and nothing else is touched."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
+from dprobes.engines.ptrace.restorerwire import JumpsCopied, JumpsPlanned, PagesMapped
+from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.wire import Placed, Removed
+
+ME = os.getpid()
+INT3 = 0xCC
+ENDED = 1 << 30
+
+
+def buffer(*values: int) -> tuple[ctypes.Array[ctypes.c_ubyte], int]:
+    data = (ctypes.c_ubyte * 64)(*values)
+    return data, ctypes.addressof(data)
+
+
+def planned(region: int, pid: int = ME) -> JumpsPlanned:
+    return JumpsPlanned(pid, NativeMemory(0x1000, 0x1000, region, 0x1000), ((0x2000, 0x3000),), ())
+
+
+def test_bytes_of_breakpoints_come_back_where_breakpoints_are() -> None:
+    data, address = buffer(INT3, 0x90, INT3)
+    known = RestorerList()
+    known.note(Placed(ME, ((address, 0x55), (address + 1, 0x56), (address + 2, 0x57))))
+    known.note(Removed(ME, (address + 2,)))
+    known.restore_breakpoints()
+    assert list(data[:3]) == [0x55, 0x90, INT3]
+    assert known.restored == Restored(places=1)
+
+
+def test_handlers_do_nothing_from_then_on() -> None:
+    data, address = buffer()
+    known = RestorerList()
+    known.note(planned(address))
+    known.restore_breakpoints()
+    assert int.from_bytes(bytes(data[:4]), "little") == ENDED
+
+
+def test_memory_of_a_process_that_has_left_it_is_not_touched() -> None:
+    data, address = buffer()
+    known = RestorerList()
+    known.note(planned(address))
+    known.note(Removed(ME))
+    known.restore_breakpoints()
+    known.remove_the_rest()
+    known.unmap()
+    assert not any(data)
+    assert known.restored == Restored()
+
+
+def test_a_child_has_what_its_parent_has() -> None:
+    data, address = buffer()
+    known = RestorerList()
+    known.note(planned(address, pid=1 << 30))
+    known.note(PagesMapped(1 << 30, ((0x5000, 0x6000),)))
+    known.note(JumpsCopied(ME, 1 << 30))
+    known.note(JumpsCopied(ME + 1, 1 << 29))
+    known.note(Removed(1 << 30))
+    known.restore_breakpoints()
+    assert int.from_bytes(bytes(data[:4]), "little") == ENDED
