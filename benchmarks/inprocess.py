@@ -24,7 +24,7 @@ from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.linux.machinecode import map_code
 from dprobes.native.code import Surroundings
-from dprobes.native.processpage import CLOCK
+from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
@@ -128,7 +128,7 @@ def _cost(text: str, items: Item) -> float:
         by_key = SharedHash(region, TableShape(8, 8, 256))
         pages = SharedArray(region, 64, 2)
         rings = SharedRings(region, RingShape(2, 4 << 20))
-        pages.memory[64:96] = CLOCK.pack(0, 0, time.monotonic_ns(), 1 << 31)
+        CLOCK_READING.pack_into(pages.memory, 64 + CLOCK_READINGS, 0, time.monotonic_ns(), 1 << 31)
         probed, bare = _loops(lowered, {**arrays, table_map(0): by_key, MapName.RING: rings}, pages.place.address)
         string = ctypes.create_string_buffer(_STRING)
 

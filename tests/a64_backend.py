@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Self
 import unicorn
 
 from a64_processor import A64Processor
+from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.layout import MapName
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.engines.inline.memory.hashes import SharedHash
+from dprobes.native.a64.assembler import A64Assembler, Gpr
 from dprobes.native.a64.handler import handler_function
+from dprobes.native.a64.registers import RESULT
 from dprobes.native.a64.runtime import make_runtime
 from dprobes.native.code import Surroundings
 from dprobes.native.runtime import ProcessFacts
@@ -49,10 +52,12 @@ class A64Runner(NativeRunner):
         rings = self._maps[MapName.RING].shape
         runtime = make_runtime(address, ProcessFacts(pages, pages + 64), rings, shapes)
         places = {name: each.place for name, each in objects.items()}
-        around = Surroundings(places, runtime.routines, runtime.map_routines, rings=rings)
-        handler = handler_function(runtime.code.end, lowered.assembled, around)
+        asking = A64Assembler(runtime.code.end)
+        routines = {**runtime.routines, **_write_questions(asking)}
+        around = Surroundings(places, routines, runtime.map_routines, rings=rings)
+        handler = handler_function(asking.here, lowered.assembled, around)
         processor = A64Processor([(self._region.own_address, self._region.size)])
-        processor.put(address, runtime.code.code + handler.code)
+        processor.put(address, runtime.code.code + asking.assemble() + handler.code)
         processor.catch(runtime.code.fixups)
         self._handlers.append((processor, handler.address))
         return len(self._handlers) - 1
@@ -83,6 +88,23 @@ class A64Runner(NativeRunner):
                 continue
             (value,) = struct.unpack_from("=Q", ctypes.string_at(start + offset, 8))
             context.set_value(name, value & self._architecture.word_mask)
+
+
+def _write_questions(asm: A64Assembler) -> dict[Helper, int]:
+    """Write routines for what only the kernel knows, and handlers in other processes do not ask."""
+    user = asm.here
+    asm.mov_number(Gpr.X8, 174)  # getuid
+    asm.system_call()
+    asm.mov(RESULT, Gpr.X0)
+    asm.ret()
+    name = asm.here
+    asm.mov(Gpr.X1, Gpr.X0)
+    asm.mov_number(Gpr.X0, 16)  # PR_GET_NAME
+    asm.mov_number(Gpr.X8, 167)  # prctl
+    asm.system_call()
+    asm.mov(RESULT, Gpr.X0)
+    asm.ret()
+    return {Helper.GET_CURRENT_UID_GID: user, Helper.GET_CURRENT_COMM: name}
 
 
 class A64Stage(NativeStage):

@@ -11,6 +11,7 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING, Any, Self
 
+from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.layout import NOTE_SIZE, MapName
 from dprobes.bpf.lower import Abilities, LoopForm
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
@@ -23,6 +24,7 @@ from dprobes.native.code import Surroundings
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
+from dprobes.native.x86.assembler import Gpr, X86Assembler
 from dprobes.native.x86.handler import handler_function
 from dprobes.native.x86.runtime import make_runtime
 from dprobes.testing import PAGE
@@ -106,11 +108,13 @@ class NativeRunner(EbpfRunner):
         rings = self._maps[MapName.RING]
         facts = ProcessFacts(pages, pages + 64)
         runtime = make_runtime(address, facts, rings.shape, shapes)
-        around = Surroundings({name: each.place for name, each in objects.items()}, runtime.routines,
+        asking = X86Assembler(runtime.code.end)
+        routines = {**runtime.routines, **_write_questions(asking)}
+        around = Surroundings({name: each.place for name, each in objects.items()}, routines,
                               runtime.map_routines, rings=rings.shape)  # fmt: skip
-        handler = handler_function(runtime.code.end, lowered.assembled, around)
+        handler = handler_function(asking.here, lowered.assembled, around)
         stub = call_stub(handler.end, handler.address)
-        place(address, runtime.code.code + handler.code + stub, _ROOM)
+        place(address, runtime.code.code + asking.assemble() + handler.code + stub, _ROOM)
         self._functions.append((function_at(handler.end), handle_faults(runtime.code.fixups)))
         return len(self._functions) - 1
 
@@ -131,6 +135,21 @@ class NativeRunner(EbpfRunner):
                 continue
             (value,) = struct.unpack_from("=Q", registers, offset)
             context.set_value(name, value & self._architecture.word_mask)
+
+
+def _write_questions(asm: X86Assembler) -> dict[Helper, int]:
+    """Write routines for what only the kernel knows, and handlers in other processes do not ask."""
+    user = asm.here
+    asm.mov_number(Gpr.RAX, 102)  # getuid
+    asm.syscall()
+    asm.ret()
+    name = asm.here
+    asm.mov(Gpr.RSI, Gpr.RDI)
+    asm.mov_number(Gpr.RDI, 16)  # PR_GET_NAME
+    asm.mov_number(Gpr.RAX, 157)  # prctl
+    asm.syscall()
+    asm.ret()
+    return {Helper.GET_CURRENT_UID_GID: user, Helper.GET_CURRENT_COMM: name}
 
 
 class NativeStage(Stage):

@@ -45,7 +45,7 @@ class RingEntries:
     def write_record(self) -> None:
         """Write the record; some items of its header are there already."""
         asm, host, start = self._asm, self._w.host, LOG - self._header_size
-        is_read = self._read_thread(start - _HEAD)
+        is_read = self._read_thread(start - _HEAD) or self._write_ids(start - _HEAD)
         self._head(start - _HEAD, Entry.RECORD, has_tid=is_read)
         asm.store(SCRATCH, start, int(self.items), Size.W)
         flow = self._w.flow
@@ -105,6 +105,29 @@ class RingEntries:
             asm.load(_R.R1, _R.R0, task.cred)
             asm.load(_R.R1, _R.R1, task.uid, Size.W)
             asm.store(SCRATCH, self.header(Item.UID), _R.R1, Size.W)
+        return True
+
+    def _write_ids(self, head: int) -> bool:
+        """
+        Write what a thread is found by, where others will say more of it; return whether that is done. Takes R0-R5.
+
+        The process id stands in the place of the user and of the name, the thread id in the head of the entry.
+        """
+        asm = self._asm
+        if not (self._request.abilities.named_later and self.items & _OF_THREAD):
+            return False
+        asm.call(Helper.GET_CURRENT_PID_TGID)
+        if self._request.wants_tid:
+            asm.store(SCRATCH, head + 4, _R.R0, Size.W)
+        if Item.TID in self.items:
+            asm.store(SCRATCH, self.header(Item.TID), _R.R0, Size.W)
+        asm.alu(Alu.RSH, _R.R0, 32)
+        for item in (Item.PID, Item.UID):
+            if item in self.items:
+                asm.store(SCRATCH, self.header(item), _R.R0, Size.W)
+        if Item.PROCESS_NAME in self.items:
+            asm.store(SCRATCH, self.header(Item.PROCESS_NAME), _R.R0)
+            asm.store(SCRATCH, self.header(Item.PROCESS_NAME) + NAME_SIZE // 2, 0)
         return True
 
     def write_traces(self) -> None:

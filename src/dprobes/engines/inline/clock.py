@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.linux.machinecode import map_code
-from dprobes.native.processpage import CLOCK, CLOCK_COUNTER, CLOCK_RATE, CLOCK_TIME
+from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS, CLOCK_SIZE, CLOCK_VERSION
 from dprobes.native.x86.assembler import Gpr, Operation, Shift, X86Assembler
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Clock:
     """Own the clock page of a region."""
 
     def __init__(self, region: Region) -> None:
-        self._page = SharedArray(region, CLOCK.size)
+        self._page = SharedArray(region, CLOCK_SIZE)
         self._first = _look()
         time.sleep(_FIRST_LOOK)
         self.correct()
@@ -80,12 +80,10 @@ class Clock:
         """Let handlers know what the counter means now."""
         counter, now = _look()
         rate = ((now - self._first[1]) << 32) // max(1, counter - self._first[0])
-        words = self._page.words
-        words[0] += 1
-        words[CLOCK_COUNTER // 8] = counter
-        words[CLOCK_TIME // 8] = now
-        words[CLOCK_RATE // 8] = rate
-        words[0] += 1
+        version = self._page.words[CLOCK_VERSION] + 1
+        place = CLOCK_READINGS + CLOCK_READING.size * (version & 1)
+        CLOCK_READING.pack_into(self._page.memory, place, counter, now, rate)
+        self._page.words[CLOCK_VERSION] = version
 
     def close(self) -> None:
         """Release the page."""

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.bpf.asm.isa import Class, Helper, Jump
 from dprobes.engines.inline.faultless import always_completes
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
 from dprobes.rpn.needs import executed_instructions
 from dprobes.rpn.program import calls_extensions
+from dprobes.rpn.tables import KeyKind, table_of
 from dprobes.target.functionexits import ExitKind
 
 if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.native.runtime import ProcessFacts
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.program import Instruction, Program
 
-__all__ = ["obstacle_to", "obstacle_to_program"]
+__all__ = ["asks_for_thread", "obstacle_in_process", "obstacle_to", "obstacle_to_program"]
 
 _STOPPING = ("exit <code>", "skip")
 _UNWINDING = ("log ustack", "log ustack, <frames>")
+_NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 
 
 def obstacle_to_program(program: Program) -> str | None:
@@ -51,6 +56,29 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
             return f"its handler ends with '{instruction.row.operator}{operand}'"
         if instruction.row.group is Group.TABLE and instruction.row.operator != "tally":
             return "its handler looks at keyed tables, parts of which the tracer has"
+        if instruction.row.syntax in _NAMING or _has_names(instruction, program):
+            return "its handler asks for the process name or the user, which only the kernel knows"
         if instruction.row.syntax in _UNWINDING:
             return "its handler takes call stacks"
     return None
+
+
+def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:
+    """Return why the code of a handler cannot run in a process, None if nothing speaks against it."""
+    if facts.tid_place is None and asks_for_thread(assembled):
+        return "nobody knows where its threads have their ids"
+    return None
+
+
+def asks_for_thread(assembled: Assembled) -> bool:
+    """Return whether a handler wants to know the ids of its process and thread."""
+    call = Class.JMP | Jump.CALL
+    return any(insn.opcode == call and insn.imm == Helper.GET_CURRENT_PID_TGID for insn in assembled.code)
+
+
+def _has_names(instruction: Instruction, program: Program) -> bool:
+    """Return whether an instruction puts numbers into a table that has process names as keys."""
+    if instruction.row.group is not Group.TABLE:
+        return False
+    table = table_of(instruction.operand, program.tables)
+    return table is not None and any(key.kind is KeyKind.COMM for key in table.keys)

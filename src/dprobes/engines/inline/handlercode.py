@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.inline.eligibility import obstacle_in_process
 from dprobes.engines.x86.patches.displaced import displaced
 from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
@@ -98,6 +99,9 @@ class CodeWriter:
 
     def place(self, site: int, raw: bytes, handlers: Sequence[Assembled]) -> PlacedHandler | str:
         """Return the handlers of the instruction at ``site``, or why there is no place for them."""
+        problems = (obstacle_in_process(assembled, self._facts) for assembled in handlers)
+        if (problem := next(filter(None, problems), None)) is not None:
+            return problem
         if self._runtime is None and (problem := self._place_runtime(site)) is not None:
             return problem
         assert self._runtime is not None

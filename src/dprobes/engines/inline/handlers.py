@@ -15,9 +15,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import MapName, ProbeField
+from dprobes.engines.inline.eligibility import asks_for_thread
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import PROBES_MAX, HandlerMaps
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
+from dprobes.engines.inline.postponed import Postponed
 from dprobes.engines.inline.ringreader import RingReader
 from dprobes.engines.inline.sitegroups import site_groups
 from dprobes.engines.inline.threadids import tid_place_in
@@ -36,10 +38,12 @@ from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps, run_tim
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from dprobes.engines.inline.entryindex import EntryBuffer
     from dprobes.engines.inline.handlercode import PlacedHandler
     from dprobes.engines.inline.pieces import Piece
     from dprobes.engines.inline.sitegroups import SiteGroup
     from dprobes.engines.interface import Change, Counts
+    from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import Batch
     from dprobes.engines.x86.patches.placer import Placement
@@ -61,6 +65,7 @@ class InlineHandlers:
 
     def __init__(self, program: Program, items: Item) -> None:
         self._program = program
+        self._items = items
         self._writer = PieceWriter(program, items)
         self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
@@ -68,11 +73,12 @@ class InlineHandlers:
         self._waiting: dict[int, set[int]] = {}
         """The probepoints, by process, for which memory is asked for."""
         self._memories: dict[int, MemoryShared] = {}
+        self._postponed = Postponed()
         self._planned: dict[tuple[int, int], SitePatch] = {}
         """All jumps that were asked for, by process and place: a copy of a process has those of its parent."""
         self._code_writers: dict[tuple[int, int], CodeWriter] = {}
         """By the page of a process, and how far above its link addresses a module is."""
-        self._reader = RingReader()
+        self._reader: RingReader | None = None
         self._unfinished = 0
         """How many entries of the rings threads did not finish, because they were killed."""
         self._corrected = 0.0
@@ -102,7 +108,10 @@ class InlineHandlers:
         if message.problem:
             self.refused |= dict.fromkeys(wanted, message.problem)
             return None
+        if self._reader is not None and self._reader.names is not None:
+            self._reader.names.begin_program(message.pid)
         self._memories[message.pid] = message
+        self._postponed.forget(message.pid)
         return self._plan(message, wanted, answers)
 
     def patched(self, message: SitesPatched) -> ShareMemory | None:
@@ -115,6 +124,18 @@ class InlineHandlers:
         self.refused |= dict(message.refused)
         return None
 
+    def due(self, answers: Answers) -> PatchSites | None:
+        """Return what is to be asked of the tracer because it is time to."""
+        found = self._postponed.take_due()
+        memory = None if found is None else self._memories.get(found[0])
+        return None if found is None or memory is None else self._plan(memory, found[1], answers)
+
+    def told(self, identity: ThreadIdentity) -> None:
+        """Take notice of what a thread is called, and whose it is."""
+        if self._reader is not None and self._reader.names is not None:
+            with self._lock:
+                self._reader.names.told(identity)
+
     # Planning
 
     def _pieces_of(self, probe: int, answers: Answers) -> tuple[Piece, ...]:
@@ -126,7 +147,8 @@ class InlineHandlers:
             if isinstance(found, str):
                 self.refused[probe] = found
             elif self._maps is None:
-                self._maps = HandlerMaps(1 << 16, self._program.tables)
+                self._maps = maps = HandlerMaps(1 << 16, self._program.tables)
+                self._reader = RingReader(self._items, maps.rings.size, PROBES_MAX)
         return () if isinstance(found, str) else found
 
     def _share(self, program: int, pid: int) -> ShareMemory:
@@ -140,6 +162,10 @@ class InlineHandlers:
             mappings = parse_maps(read_maps(memory.pid))
         except DprobesError:
             return None  # it has ended
+        knows_threads = tid_place_in(memory.pid, mappings) is not None
+        asks = not knows_threads and any(self._asks_for_thread(probe) for probe in wanted)
+        if asks and self._postponed.add(memory.pid, wanted):
+            return None
         by_file: dict[tuple[int, int], list[int]] = {}
         for probe in sorted(wanted):
             by_file.setdefault(answers.compiled[probe].file, []).append(probe)
@@ -150,6 +176,10 @@ class InlineHandlers:
             return None
         self._planned.update(((memory.pid, patch.site), patch) for patch in request.patches)
         return request.message(memory)
+
+    def _asks_for_thread(self, probe: int) -> bool:
+        pieces = self._pieces[probe]
+        return not isinstance(pieces, str) and any(asks_for_thread(piece.assembled) for piece in pieces)
 
     def _plan_module(
         self,
@@ -225,7 +255,7 @@ class InlineHandlers:
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[int]]:
         """Return the records that have come, each with its probepoint, and the probepoints that are to be removed."""
-        if self._maps is None:
+        if self._maps is None or self._reader is None:
             return [], []
         now = time.monotonic()
         if now > self._corrected + _CORRECTION:
@@ -233,15 +263,24 @@ class InlineHandlers:
             self._maps.clock.correct()
         with self._lock:
             began = None if is_over else time.monotonic_ns()
-            pieces, unfinished = self._maps.rings.rest() if is_over else (self._maps.rings.pieces(), 0)
-            self._unfinished += unfinished
-            batches = self._reader.read(pieces, began)
+            batches = self._reader.read(self._maps.rings.move, began)
+            if is_over:
+                batches += self._reader.read(self._move_rest, None)
             ended, self._reader.ended = self._reader.ended, []
         return batches, ended
 
+    def _move_rest(self, buffer: EntryBuffer) -> None:
+        assert self._maps is not None
+        self._unfinished += self._maps.rings.move_rest(buffer)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much has come that there is more already."""
+        return self._reader is not None and self._reader.is_busy
+
     def add_counts(self, counts: Sequence[Counts]) -> None:
         """Add what happened without the tracer."""
-        if self._maps is None:
+        if self._maps is None or self._reader is None:
             return
         for number, each in enumerate(counts[:PROBES_MAX]):
             if number in self.jumps:
@@ -302,6 +341,9 @@ class InlineHandlers:
             with contextlib.suppress(BufferError):
                 self._maps.close()
             self._maps = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
 
 class _Request:

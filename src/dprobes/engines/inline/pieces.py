@@ -51,6 +51,7 @@ _ABILITIES = Abilities(
     small_states=True,
     verified=False,
     polled=True,
+    named_later=True,
 )
 
 
@@ -90,6 +91,7 @@ class PieceWriter:
             abilities=replace(_ABILITIES, calls=call_table_of(program) or CallTable.of(0)),
             tables=HandlerMaps.sizes(),
             shared_tables=frozenset(range(len(program.tables))),
+            wants_tid=bool(items & (Item.UID | Item.PROCESS_NAME)),
         )
 
     def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:

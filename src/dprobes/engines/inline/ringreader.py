@@ -1,86 +1,154 @@
 """
-The pieces of the rings as what they say: records in their canonical form, and ends of probepoints.
+The entries of rings as what they say: records in their canonical form, and ends of probepoints.
 
-Few records are looked at one by one, and come in the order of their time, whichever CPU they are of. Many are packed as
-they stand in the rings: then those of one ring come after those of another, a hundredth of a second at a time.
+They come in the order of their time, whichever rings they are from, and packed as they stand there. What is younger
+than a reading is kept for the next one: by then all that is older has come, but for what a thread writes that does not
+run.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
-from dprobes.engines.inline.recordorder import RecordOrder
-from dprobes.engines.packedentries import packed_span
-from dprobes.engines.ringspans import entries_in, spans_in
+from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex
+from dprobes.engines.inline.entrypacker import EntryPacker
+from dprobes.engines.inline.threadnames import ThreadNames
+from dprobes.native.routines.entrywalk import RECORD_PLACE, RecordPlaces
+from dprobes.native.routines.ring import ENTRY_HEADER
 from dprobes.record.layout import Item, header_struct
-from dprobes.record.mixed import parts_of
+from dprobes.record.packed import PROBE_SIZE, RowShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from dprobes.engines.ringspans import Span
+    from collections.abc import Callable, Iterator, Sequence
 
     Batch = Sequence[tuple[int, bytes]]
 
-__all__ = ["RingReader"]
+__all__ = ["RingReader", "record_places"]
 
 _PROBE = (1 << KIND_SHIFT) - 1
 _NAMED = int(Item.PROCESS_NAME)
 _FLAGS = struct.Struct("<I")
 
-_FEW = 1 << 15
-"""Bytes in all rings that are looked at one by one."""
+_BUSY = 32
+"""Which part of the room must have been filled in a reading for the next one to follow at once."""
+
+_PATIENCE = 20
+"""How many readings the records of a thread wait for what the tracer tells of it."""
+
+
+def record_places(items: Item) -> RecordPlaces:
+    """Return where records with these items have what is to be found in them."""
+    shape = RowShape.of(int(items | Item.MAJOR | Item.MINOR | Item.WIDE), "little")
+    time, uid = shape.place(Item.TIME), shape.place(Item.UID)
+    return RecordPlaces(
+        None if time is None else time[0] - PROBE_SIZE,
+        None if uid is None else uid[0] - PROBE_SIZE,
+        None if shape.name is None else shape.name - PROBE_SIZE,
+    )
 
 
 class RingReader:
     """
-    A reader of entries.
+    A reader of entries, of ``room`` bytes in a reading at most.
 
     ``ended`` collects the probepoints that are to be removed, ``counts`` the records of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, items: Item, room: int, probes: int) -> None:
+        places = record_places(items)
+        self.names = None if places.process is None else ThreadNames()
+        self._index = EntryIndex(2 * room, places, probes, self.names)
+        self._packer = EntryPacker(2 * room)
+        self._buffers = EntryBuffer(2 * room), EntryBuffer(2 * room)
+        self._room = room
+        self._reading = 0
+        self.is_busy = False
+        """Whether so much has come in the last reading that there is more already."""
+        self._waits = 0
         self.ended: list[int] = []
-        self.counts: Counter[int] = Counter()
-        self._order = RecordOrder()
         self._name_places: dict[int, int] = {}
 
-    def read(self, pieces: Sequence[bytes], before: int | None) -> list[Batch]:
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many records there were of each probepoint."""
+        return self._index.counts
+
+    @property
+    def damaged(self) -> int:
+        """How many pieces of rings had something in them that is no entry."""
+        return self._index.damaged
+
+    def read(self, move: Callable[[EntryBuffer], None], before: int | None) -> list[Batch]:
         """
-        Return the records in pieces of rings, each with its probepoint.
+        Return the records in rings, each with its probepoint; ``move`` moves their entries to a buffer.
 
         Those that are not older than ``before`` may be kept for the next time; None means that there is none.
         """
-        if sum(map(len, pieces)) <= _FEW:
-            records = [each for piece in pieces for each in self._each(piece, 0, len(piece))]
-            batch = self._order.sorted(records, before)
-            return [batch] if batch else []
-        batches: list[Batch] = [self._order.sorted([], None)]
-        for piece in pieces:
-            batches += (self._span(piece, span) for span in spans_in(piece))
-        return [batch for batch in batches if batch]
+        buffer, other = self._buffers
+        kept = buffer.end
+        move(buffer)
+        self.is_busy = buffer.end - kept > self._room // _BUSY
+        if not buffer.parts:
+            return []
+        self._buffers = other, buffer
+        index, names = self._index, self.names
+        if names is not None:
+            names.look_again(index.seen_end)
+        self._reading += 1
+        index.begin(self._reading, None if names is None else names.seen)
+        batches: list[Batch] = []
+        while buffer.parts:
+            index.walk(buffer)
+            batches += self._batches(buffer, other, before)
+        self._waits = self._waits + 1 if index.nameless else 0
+        buffer.clear()
+        return batches
 
-    def _span(self, piece: bytes, span: Span) -> Batch:
-        packed = packed_span(piece, span)
-        if packed is None:
-            return list(self._each(piece, span.start, span.stop))
-        for part in parts_of(packed):
-            probes = part.probes()
-            self.counts.update({probes: len(part)} if isinstance(probes, int) else probes)
-        return packed
+    def _batches(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
+        index = self._index
+        count = index.count
+        if before is not None:
+            count = index.count_before(before)
+        if index.nameless:
+            assert self.names is not None
+            if before is None or self._waits == _PATIENCE:
+                return self._settled(buffer, other, before)
+            count = 0
+        if count < index.count:
+            index.keep(buffer, count, other)
+        if not count:
+            return []
+        packed = self._packer.packed(index, buffer, count)
+        if packed is not None:
+            return [packed]
+        records = [each for number in range(count) for each in self._records(buffer, *index.line(number))]
+        return [records] if records else []
 
-    def _each(self, piece: bytes, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        for first, last in entries_in(piece, start, stop):
-            word, _ = ENTRY_HEAD.unpack_from(piece, first)
-            kind, probe = word >> KIND_SHIFT, word & _PROBE
-            if kind in (Entry.RECORD, Entry.TRACE):
-                self.counts[probe] += 1
-                yield probe, self._canonical(piece[first + ENTRY_HEAD.size : last])
-            elif kind == Entry.ENDED:
-                self.ended.append(probe)
+    def _settled(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
+        """Have records of which nobody knows the thread be called as others of their process."""
+        index = self._index
+        assert self.names is not None
+        self.names.settle()
+        scratch = EntryBuffer(buffer.room)
+        index.keep(buffer, 0, scratch)
+        index.begin(self._reading, None)
+        index.walk(scratch)
+        self._waits = 0
+        batches = self._batches(scratch, other, before)
+        scratch.close()
+        return batches
+
+    def _records(self, buffer: EntryBuffer, at: int, _group: int) -> Iterator[tuple[int, bytes]]:
+        memory = buffer.memory
+        length = int.from_bytes(memory[at : at + 4], "little")
+        word, _ = ENTRY_HEAD.unpack_from(memory, at + ENTRY_HEADER)
+        kind, probe = word >> KIND_SHIFT, word & _PROBE
+        if kind in (Entry.RECORD, Entry.TRACE):
+            yield probe, self._canonical(memory[at + RECORD_PLACE : at + ENTRY_HEADER + length])
+        elif kind == Entry.ENDED:
+            self.ended.append(probe)
 
     def _canonical(self, record: bytes) -> bytes:
         """Return a record with the process name as long as it is, instead of with zeros behind it."""
@@ -91,3 +159,10 @@ class RingReader:
         if place is None:
             place = self._name_places[flags] = header_struct(flags, "little").size
         return record[: record.index(0, place) + 1] + record[place + NAME_SIZE :]
+
+    def close(self) -> None:
+        """Give the memory up."""
+        for each in (*self._buffers, self._packer, self._index):
+            each.close()
+        if self.names is not None:
+            self.names.close()

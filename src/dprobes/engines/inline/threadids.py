@@ -2,7 +2,8 @@
 Where the C library of a process has the id of a thread: glibc says so for debuggers (nptl_db).
 
 ``_thread_db_pthread_tid`` in libc.so.6 describes the member ``tid`` of ``struct pthread``: bits, number of elements,
-and the offset from the thread pointer, a 32-bit number each (nptl_db/db_info.c).
+and the offset from the thread pointer, a 32-bit number each (nptl_db/db_info.c). These are the ids of the process's
+own PID namespace; in a nested one threads have others here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import DprobesError
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _FIELD = struct.Struct("<III")
 
 def tid_place_in(pid: int, mappings: list[Mapping]) -> int | None:
     """Return where threads of a process have their id, in bytes from the thread pointer; None if nobody knows."""
+    if len(process_field(pid, "NSpid").split()) > 1:
+        return None
     for mapping in mappings:
         if mapping.is_file and Path(mapping.path).name.startswith(("libc.so", "libc-", "libpthread")):
             with contextlib.suppress(DprobesError, OSError, struct.error):

@@ -1,5 +1,9 @@
 """
-Routines that say who hits a probe, and when: what the kernel's helpers do.
+Routines that say who hits a probe, and when: what the kernel's helpers do, without the kernel.
+
+A filter of the process's own may end it for a system call that it does not expect (seccomp(2)). What only the kernel
+knows, the name of a thread and its user, is added to records by who reads them. The one exception is a signal, which
+the process gets because a handler wants it stopped.
 
 A system call keeps all registers but rax, rcx and r11 (arch/x86/entry/entry_64.S).
 """
@@ -8,24 +12,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.native.processpage import CLOCK_COUNTER, CLOCK_RATE, CLOCK_TIME, CLOCK_VERSION, PROCESS_PID
+from dprobes.native.processpage import (
+    CLOCK_COUNTER,
+    CLOCK_RATE,
+    CLOCK_READING,
+    CLOCK_READINGS,
+    CLOCK_TIME,
+    CLOCK_VERSION,
+    PROCESS_PID,
+)
 from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation, Shift
 
 if TYPE_CHECKING:
     from dprobes.native.x86.assembler import X86Assembler
 
-__all__ = ["write_clock", "write_ids", "write_name", "write_signal", "write_user"]
+__all__ = ["write_clock", "write_ids", "write_signal"]
 
-_GETPID, _GETUID, _GETGID, _PRCTL, _GETTID, _TGKILL = 39, 102, 104, 157, 186, 234
+_GETPID, _GETTID, _TGKILL = 39, 186, 234
 """Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
-_CLOCK_GETTIME = 228
-_PR_GET_NAME = 16
-_CLOCK_MONOTONIC, _SECOND = 1, 1_000_000_000
-_TIMESPEC_SIZE = 16
-"""Two words: seconds, and nanoseconds."""
-
-_TRIES = 256
-"""How often the clock page is looked at while somebody changes it."""
 
 
 def _system_call(asm: X86Assembler, number: int) -> None:
@@ -37,41 +41,14 @@ def write_ids(asm: X86Assembler, process_page: int, tid_place: int | None) -> No
     """
     Write GET_CURRENT_PID_TGID: the process id in the upper half, the thread id in the lower one.
 
-    ``tid_place`` is where the C library has the thread id, in bytes from the thread pointer; None: ask the kernel.
+    ``tid_place`` is where the C library has the thread id, in bytes from the thread pointer; None: it is given as 0.
     """
-    known, page = asm.label(), Memory(Gpr.R10, PROCESS_PID)
     asm.mov_number(Gpr.R10, process_page)
-    asm.load(Gpr.RAX, page, 4)
-    asm.compare(Gpr.RAX, 0)
-    asm.jump_if(Condition.NE, known)
-    _system_call(asm, _GETPID)
-    asm.store(page, Gpr.RAX, 4)
-    asm.place(known)
-    asm.mov(Gpr.RDX, Gpr.RAX)
-    if tid_place is None:
-        _system_call(asm, _GETTID)
-    else:
-        asm.load(Gpr.RAX, Memory(None, tid_place, of_thread=True), 4)
-    asm.shift(Shift.SHL, Gpr.RDX, 32)
-    asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
-    asm.ret()
-
-
-def write_user(asm: X86Assembler) -> None:
-    """Write GET_CURRENT_UID_GID: the group id in the upper half, the user id in the lower one."""
-    _system_call(asm, _GETGID)
-    asm.mov(Gpr.RDX, Gpr.RAX)
-    _system_call(asm, _GETUID)
-    asm.shift(Shift.SHL, Gpr.RDX, 32)
-    asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
-    asm.ret()
-
-
-def write_name(asm: X86Assembler) -> None:
-    """Write GET_CURRENT_COMM: 16 bytes to rdi, whatever rsi says; prctl(2) writes as many."""
-    asm.mov(Gpr.RSI, Gpr.RDI)
-    asm.mov_number(Gpr.RDI, _PR_GET_NAME)
-    _system_call(asm, _PRCTL)
+    asm.load(Gpr.RAX, Memory(Gpr.R10, PROCESS_PID), 4)
+    asm.shift(Shift.SHL, Gpr.RAX, 32)
+    if tid_place is not None:
+        asm.load(Gpr.RDX, Memory(None, tid_place, of_thread=True), 4)
+        asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
     asm.ret()
 
 
@@ -92,34 +69,23 @@ def write_clock(asm: X86Assembler, clock_page: int) -> None:
     Write KTIME_GET_NS: CLOCK_MONOTONIC in nanoseconds, from the time stamp counter.
 
     A counter that stands a little before that of the page, on another CPU, gives an earlier time: the difference is
-    signed. Who changes the page may have been killed meanwhile: after some tries the kernel is asked.
+    signed. It begins anew if the page has changed meanwhile, which happens some times in a second.
     """
-    again, changing = asm.label(), asm.label()
+    again = asm.label()
     asm.mov_number(Gpr.R10, clock_page)
-    asm.mov_number(Gpr.R11, _TRIES)
     asm.place(again)
     asm.load(Gpr.R8, Memory(Gpr.R10, CLOCK_VERSION))
-    asm.test(Gpr.R8, 1)
-    asm.jump_if(Condition.NE, changing)
+    asm.mov(Gpr.R11, Gpr.R8)
+    asm.calculate(Operation.AND, Gpr.R11, 1)
+    asm.multiply(Gpr.R11, CLOCK_READING.size)
+    asm.calculate(Operation.ADD, Gpr.R11, Gpr.R10)
     asm.rdtsc()
     asm.shift(Shift.SHL, Gpr.RDX, 32)
     asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
-    asm.calculate(Operation.SUB, Gpr.RAX, Memory(Gpr.R10, CLOCK_COUNTER))
-    asm.multiply_wide(Memory(Gpr.R10, CLOCK_RATE))
+    asm.calculate(Operation.SUB, Gpr.RAX, Memory(Gpr.R11, CLOCK_READINGS + CLOCK_COUNTER))
+    asm.multiply_wide(Memory(Gpr.R11, CLOCK_READINGS + CLOCK_RATE))
     asm.shrd(Gpr.RAX, Gpr.RDX, 32)
-    asm.calculate(Operation.ADD, Gpr.RAX, Memory(Gpr.R10, CLOCK_TIME))
+    asm.calculate(Operation.ADD, Gpr.RAX, Memory(Gpr.R11, CLOCK_READINGS + CLOCK_TIME))
     asm.calculate(Operation.CMP, Gpr.R8, Memory(Gpr.R10, CLOCK_VERSION))
-    asm.jump_if(Condition.NE, changing)
-    asm.ret()
-    asm.place(changing)
-    asm.calculate(Operation.SUB, Gpr.R11, 1)
     asm.jump_if(Condition.NE, again)
-    asm.lea(Gpr.RSP, Memory(Gpr.RSP, -_TIMESPEC_SIZE))
-    asm.mov_number(Gpr.RDI, _CLOCK_MONOTONIC)
-    asm.mov(Gpr.RSI, Gpr.RSP)
-    _system_call(asm, _CLOCK_GETTIME)
-    asm.pop(Gpr.RAX)
-    asm.pop(Gpr.RDX)
-    asm.multiply(Gpr.RAX, _SECOND)
-    asm.calculate(Operation.ADD, Gpr.RAX, Gpr.RDX)
     asm.ret()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Helper
 from dprobes.native.runtime import RoutineWriters, written_runtime
 from dprobes.native.x86.assembler import X86Assembler
-from dprobes.native.x86.identities import write_clock, write_ids, write_name, write_signal, write_user
+from dprobes.native.x86.identities import write_clock, write_ids, write_signal
 from dprobes.native.x86.routine import write_routine
 from dprobes.native.x86.usermemory import write_read, write_read_string, write_write
 
@@ -30,11 +30,7 @@ def make_runtime(address: int, facts: ProcessFacts, rings: RingShape, tables: Ma
             Helper.PROBE_READ_USER_STR: write_read_string,
             Helper.PROBE_WRITE_USER: write_write,
         },
-        {
-            Helper.GET_CURRENT_UID_GID: write_user,
-            Helper.GET_CURRENT_COMM: write_name,
-            Helper.SEND_SIGNAL: write_signal,
-        },
+        {Helper.SEND_SIGNAL: write_signal},
         write_ids,
         write_clock,
         write_routine,

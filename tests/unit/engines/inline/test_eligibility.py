@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.bpf.asm.assembler import Assembler
+from dprobes.bpf.asm.isa import Helper
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
+from dprobes.engines.inline.eligibility import (
+    asks_for_thread,
+    obstacle_in_process,
+    obstacle_to,
+    obstacle_to_program,
+)
+from dprobes.native.runtime import ProcessFacts
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
@@ -24,6 +32,9 @@ CODE = (
     "__attribute__((optimize(2), noipa)) long other(long a) { return a + cell; }"
     "__attribute__((optimize(2), noipa)) long jumping(long a) { return other(a * 2); }"
 )
+
+
+NAMING = "its handler asks for the process name or the user, which only the kernel knows"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +74,23 @@ def test_most_handlers_can(program_file: Path) -> None:
         ("", "offset = plain\nexit 1", "its handler ends with 'exit 1'"),
         ("", "offset = plain\nlog ustack\nexit", "its handler takes call stacks"),
         ("", "offset = load\nexit", "its instruction may fault, and has no record then"),
+        *(("", f"offset = plain\n{text}\nlog 1\nexit", NAMING)
+          for text in ("push uid", 'match comm, "a"', 'match commn, "a"', "push comm")),
+        ("table = by, count, comm\n", "offset = plain\ntally by\nexit", NAMING),
     ],
 )  # fmt: skip
 def test_others_cannot(program_file: Path, header: str, body: str, reason: str) -> None:
     assert said_of(program_file, body, header) == reason
+
+
+@pytest.mark.parametrize("helper", [Helper.GET_CURRENT_PID_TGID, Helper.KTIME_GET_NS])
+def test_who_wants_to_know_its_thread_needs_a_place_where_that_is_known(helper: Helper) -> None:
+    asm = Assembler()
+    asm.call(helper)
+    asm.exit()
+    code = asm.assemble()
+    asks = helper is Helper.GET_CURRENT_PID_TGID
+    assert asks_for_thread(code) is asks
+    assert obstacle_in_process(code, ProcessFacts(0, 0, 720)) is None
+    problem = obstacle_in_process(code, ProcessFacts(0, 0))
+    assert problem == ("nobody knows where its threads have their ids" if asks else None)

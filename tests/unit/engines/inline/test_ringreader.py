@@ -1,51 +1,205 @@
-"""What the entries of rings say."""
+"""What the entries of rings say, in the order of their time."""
 
 from __future__ import annotations
 
-from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
-from dprobes.engines.inline.ringreader import RingReader
+import os
+import threading
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dprobes.bpf.layout import NAME_SIZE, Entry
+from dprobes.engines.inline.ringreader import RingReader, record_places
+from dprobes.engines.linux.threadidentity import ThreadIdentity
+from dprobes.native.routines.entrywalk import RecordPlaces
+from dprobes.native.routines.ring import DISCARDED
 from dprobes.record.codec import decode_record
-from dprobes.record.layout import Item, header_struct
+from dprobes.record.layout import Item, LogRecord, header_struct
+from dprobes.record.mixed import MixedRecords
+from dprobes.record.packed import PackedRecords
+from ring_entries import entry, putting
+
+NAMED = Item.PID | Item.TID | Item.UID | Item.TIME | Item.PROCESS_NAME
+NOBODY = 4_194_304
+"""A thread id that no thread can have."""
 
 
-def entry(kind: Entry, probe: int, body: bytes) -> bytes:
-    """Return an entry as it stands in a ring."""
-    data = ENTRY_HEAD.pack(probe | kind << KIND_SHIFT, 0) + body
-    return len(data).to_bytes(8, "little") + data.ljust(len(data) + 7 & ~7, b"\0")
+def flags_of(items: Item) -> int:
+    return int(items | Item.MAJOR | Item.MINOR | Item.WIDE)
 
 
-def record(number: int, flags: int = int(Item.MAJOR | Item.MINOR)) -> bytes:
-    return header_struct(flags, "little").pack(flags, 0, number)
+def record(time: int, log: bytes = b"", minor: int = 0) -> bytes:
+    """Return a record that has a time, and is of nobody."""
+    flags = flags_of(Item.TIME)
+    return header_struct(flags, "little").pack(flags, 0, minor, time) + log
 
 
-def test_records_have_their_probepoint_and_names_end() -> None:
-    flags = int(Item.MAJOR | Item.MINOR | Item.PROCESS_NAME | Item.TID)
-    body = record(5, flags) + b"redis".ljust(NAME_SIZE, b"\0") + (77).to_bytes(4, "little") + b"log"
-    reader = RingReader()
-    (((probe, found),),) = reader.read([entry(Entry.RECORD, 3, body)], None)
-    decoded = decode_record(found)
-    assert probe == 3
-    assert (decoded.minor, decoded.process_name, decoded.tid, decoded.data) == (5, "redis", 77, b"log")
-    assert reader.counts == {3: 1}
+def named(time: int, pid: int, tid: int, log: bytes = b"") -> bytes:
+    """Return a record as a handler writes it."""
+    flags = flags_of(NAMED)
+    head = header_struct(flags, "little").pack(flags, 0, 0, pid, pid, time)
+    return head + pid.to_bytes(NAME_SIZE, "little") + tid.to_bytes(4, "little") + log
 
 
-def test_traces_are_records_and_ends_are_collected() -> None:
+def read(reader: RingReader, before: int | None, *pieces: bytes) -> list[tuple[int, bytes]]:
+    return [each for batch in reader.read(putting(*pieces), before) for each in batch]
+
+
+def reader_of(items: Item, room: int = 1 << 16) -> RingReader:
+    return RingReader(items, room, 16)
+
+
+def decoded(found: list[tuple[int, bytes]]) -> list[LogRecord]:
+    return [decode_record(each) for _, each in found]
+
+
+def test_where_things_are_in_records() -> None:
+    assert record_places(Item.TIME) == RecordPlaces(time=12, uid=None, name=None)
+    assert record_places(Item.CPU | Item.IP) == RecordPlaces(time=None, uid=None, name=None)
+    places = record_places(NAMED)
+    assert places == RecordPlaces(time=20, uid=16, name=28)
+    assert places.process == 28
+    assert record_places(Item.UID).process == 12
+
+
+def test_records_of_several_rings_come_in_the_order_of_their_time() -> None:
+    reader = reader_of(Item.TIME)
+    one = b"".join(entry(1, record(time)) for time in (10, 30, 25, 70))
+    other = b"".join(entry(2, record(time)) for time in (20, 40, 60))
+    found = read(reader, None, one, other)
+    assert [(probe, each.time) for (probe, _), each in zip(found, decoded(found), strict=True)] == [
+        (1, 10), (2, 20), (1, 25), (1, 30), (2, 40), (2, 60), (1, 70),
+    ]  # fmt: skip
+    assert list(reader.counts[:3]) == [0, 4, 3]
+
+
+def test_what_is_younger_than_the_reading_waits_for_what_is_still_to_come() -> None:
+    reader = reader_of(Item.TIME)
+    assert [r.time for r in decoded(read(reader, 40, entry(1, record(30)) + entry(1, record(50))))] == [30]
+    assert [r.time for r in decoded(read(reader, 60, entry(1, record(45))))] == [45, 50]
+    assert read(reader, 60, entry(1, record(90))) == []
+    assert [r.time for r in decoded(read(reader, None))] == [90]
+    assert reader.counts[1] == 4, "those that were kept are counted once"
+
+
+def test_records_without_a_time_stay_as_they_come() -> None:
+    reader = reader_of(Item.CPU)
+    flags = flags_of(Item.CPU)
+    records = [header_struct(flags, "little").pack(flags, 0, n, 0) for n in (3, 1, 2)]
+    assert read(reader, 1, b"".join(entry(0, each) for each in records)) == [(0, each) for each in records]
+
+
+def test_records_of_one_shape_are_packed_and_those_of_several_mixed() -> None:
+    reader = reader_of(Item.TIME)
+    (batch,) = reader.read(putting(b"".join(entry(n % 2, record(n)) for n in range(100))), None)
+    assert isinstance(batch, PackedRecords)
+    (batch,) = reader.read(putting(b"".join(entry(1, record(n, b"x" * (n % 3))) for n in range(100))), None)
+    assert isinstance(batch, MixedRecords)
+    assert list(batch) == [(1, record(n, b"x" * (n % 3))) for n in range(100)]
+
+
+def test_stack_traces_are_records_and_ends_are_collected() -> None:
     flags = int(Item.MAJOR | Item.MINOR | Item.STACK_TRACE)
-    body = record(0, flags) + b"trace"
-    reader = RingReader()
-    piece = entry(Entry.TRACE, 1, body) + entry(Entry.ENDED, 2, bytes(8)) + entry(Entry.PROCESS, 0, bytes(4))
-    assert reader.read([piece], None) == [[(1, body)]]
+    body = header_struct(flags, "little").pack(flags, 0, 0) + b"trace"
+    reader = reader_of(Item(0))
+    assert read(reader, None, entry(1, body, Entry.TRACE)) == [(1, body)]
+    piece = entry(1, body, Entry.TRACE) + entry(2, bytes(8), Entry.ENDED) + entry(0, bytes(4), Entry.PROCESS)
+    assert read(reader, None, piece) == [(1, body)]
     assert reader.ended == [2]
+    assert reader.counts[1] == 2
 
 
-def test_many_records_are_packed_and_none_is_missing() -> None:
-    bodies = [(n % 3, record(n) + b"x" * (n % 2)) for n in range(4000)]
-    piece = b"".join(entry(Entry.RECORD, probe, body) for probe, body in bodies[:3000])
-    other = b"".join(entry(Entry.RECORD, probe, body) for probe, body in bodies[3000:]) + entry(
-        Entry.ENDED, 9, bytes(8)
-    )
-    reader = RingReader()
-    found = [each for batch in reader.read([piece, other], 1) for each in batch]
-    assert found == bodies
-    assert reader.counts == {0: 1334, 1: 1333, 2: 1333}
-    assert reader.ended == [9]
+def test_many_sizes_of_records_are_too_many_for_one_batch_and_none_is_missing() -> None:
+    reader = reader_of(Item.TIME, 1 << 20)
+    records = [record(n, b"x" * (n % 400)) for n in range(1000)]
+    assert read(reader, None, b"".join(entry(3, each) for each in records)) == [(3, each) for each in records]
+    assert reader.counts[3] == 1000
+
+
+def test_what_is_no_entry_ends_a_piece_and_is_noted() -> None:
+    reader = reader_of(Item.TIME)
+    assert len(read(reader, None, entry(1, record(1)) + (1 << 29).to_bytes(8, "little"), entry(1, record(2)))) == 2
+    assert reader.damaged == 1
+
+
+def test_records_are_of_the_thread_that_they_name() -> None:
+    reader, pid = reader_of(NAMED), os.getpid()
+    ids: list[int] = []
+    leave = threading.Event()
+    has_begun = threading.Barrier(2)
+
+    def other() -> None:
+        Path("/proc/thread-self/comm").write_text("another one")
+        ids.append(threading.get_native_id())
+        has_begun.wait()
+        leave.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    has_begun.wait()
+    pieces = [entry(1, named(time, pid, tid, b"log"), tid=tid) for time, tid in ((1, pid), (2, ids[0]), (3, pid))]
+    found = decoded(read(reader, None, b"".join(pieces)))
+    leave.set()
+    thread.join()
+    mine = Path("/proc/self/comm").read_text().strip()
+    assert [each.process_name for each in found] == [mine, "another one", mine]
+    assert [each.tid for each in found] == [pid, ids[0], pid]
+    assert {(each.pid, each.uid, each.data) for each in found} == {(pid, os.getuid(), b"log")}
+
+
+def test_records_of_a_thread_that_is_gone_wait_for_what_the_tracer_tells() -> None:
+    reader = reader_of(NAMED)
+    assert read(reader, 100, entry(1, named(1, NOBODY, NOBODY), tid=NOBODY)) == []
+    assert read(reader, 100) == []
+    assert reader.names is not None
+    reader.names.told(ThreadIdentity(NOBODY, NOBODY, b"short-lived", 77))
+    (found,) = decoded(read(reader, 100))
+    assert (found.process_name, found.uid, found.pid, found.tid) == ("short-lived", 77, NOBODY, NOBODY)
+    assert reader.counts[1] == 1
+
+
+def test_records_of_which_nobody_tells_are_called_as_others_of_the_process() -> None:
+    reader = reader_of(NAMED)
+    assert reader.names is not None
+    reader.names.told(ThreadIdentity(NOBODY, NOBODY, b"known", 5))
+    piece = entry(1, named(1, NOBODY, NOBODY + 1), tid=NOBODY + 1)
+    readings = 1
+    while not (found := read(reader, 100, piece)):
+        piece = b""
+        readings += 1
+    assert readings > 10
+    assert [(each.process_name, each.uid, each.tid) for each in decoded(found)] == [("known", 5, NOBODY + 1)]
+    (last,) = decoded(read(reader, None, entry(1, named(1, 77, NOBODY + 2), tid=NOBODY + 2)))
+    assert (last.process_name, last.uid) == ("", 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_entries_come_out_as_they_went_in(seed: int) -> None:
+    random = Random(seed)
+    reader = reader_of(Item.TIME, 1 << 20)
+    expected: list[tuple[int, int, bytes]] = []
+    found: list[tuple[int, bytes]] = []
+    now = 1000
+    for _ in range(random.randrange(1, 5)):
+        pieces = []
+        for _ in range(random.randrange(4)):
+            piece, time = b"", now
+            for _ in range(random.choice((0, 3, 50, 300))):
+                time += random.randrange(20)
+                own = time - random.randrange(60) if random.random() < 0.02 else time
+                if random.random() < 0.05:
+                    piece += entry(0, b"", flags=DISCARDED)
+                    continue
+                probe, body = random.randrange(5), record(own, random.randbytes(random.choice((8, 8, 16, 3))))
+                expected.append((own, probe, body))
+                piece += entry(probe, body)
+            pieces.append(piece)
+        now += random.randrange(3000)
+        found += read(reader, now, *pieces)
+    found += read(reader, None)
+    assert sorted(found) == sorted((probe, body) for _, probe, body in expected)
+    assert [reader.counts[probe] for probe in range(5)] == [
+        sum(each == probe for _, each, _ in expected) for probe in range(5)
+    ]
+    reader.close()

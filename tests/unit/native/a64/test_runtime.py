@@ -23,7 +23,7 @@ from dprobes.native.a64.runtime import make_runtime
 from dprobes.native.a64.trampoline import make_trampoline
 from dprobes.native.code import Surroundings
 from dprobes.native.memory import MapPlace, MapShape
-from dprobes.native.processpage import CLOCK
+from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS, PROCESS_PID
 from dprobes.native.routines.ring import DATA, ENTRY_HEADER, PRODUCER, RingShape
 from dprobes.native.runtime import ProcessFacts
 
@@ -40,6 +40,7 @@ PAGE_OF_PROCESS, CLOCK_PAGE, VALUES, RINGS = DATA_AT, DATA_AT + 64, DATA_AT + 12
 RING = RingShape(1, 1 << 16)
 SIZE = 4096 + RING.stride
 HITS = 500
+PROCESS = 4711
 WRITE, EXIT, SIGACTION = 64, 93, 134
 """Numbers of system calls (include/uapi/asm-generic/unistd.h)."""
 SIGSEGV, SA_SIGINFO, MASK_SIZE = 11, 4, 8
@@ -111,7 +112,8 @@ def program() -> bytes:
     system_call(asm, EXIT, 1)
     code = runtime.code.code + trampoline.code + on_fault + asm.assemble()
     data = bytearray(SIZE)
-    CLOCK.pack_into(data, CLOCK_PAGE - DATA_AT, 0, 0, 0, 1 << 32)
+    CLOCK_READING.pack_into(data, CLOCK_PAGE - DATA_AT + CLOCK_READINGS, 0, 0, 1 << 32)
+    struct.pack_into("<I", data, PAGE_OF_PROCESS - DATA_AT + PROCESS_PID, PROCESS)
     data[VALUES + 64 - DATA_AT : VALUES + 64 - DATA_AT + len(TEXT)] = TEXT
     struct.pack_into("<4Q", data, ACTION - DATA_AT, trampoline.end, SA_SIGINFO, 0, 0)
     return elf(asm.address, code, bytes(data))
@@ -160,4 +162,4 @@ def test_a_process_is_probed(tmp_path: Path) -> None:
         last = now
         pids.add(ids)
     (ids,) = pids
-    assert ids >> 32 == ids & 0xFFFF_FFFF != 0
+    assert ids == PROCESS << 32

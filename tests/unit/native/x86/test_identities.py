@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.native.processpage import CLOCK, CLOCK_VERSION
+from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS, CLOCK_SIZE, PROCESS_PID
 from dprobes.native.x86 import identities
 from dprobes.native.x86.assembler import Gpr, X86Assembler
 from dprobes.native.x86.intrinsics import write_cpu
@@ -64,13 +64,11 @@ def here() -> int:
     return os.getpid() << 32 | threading.get_native_id()
 
 
-@pytest.mark.parametrize("knows_place", [True, False])
-def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages, *, knows_place: bool) -> None:
-    where = tid_place() if knows_place else None
-    assert (where is not None) is knows_place
+def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages) -> None:
+    where = tid_place()
+    assert where is not None
     ids = routine(lambda asm: identities.write_ids(asm, page.start, where))
-    assert ids() == here()
-    assert ctypes.c_uint32.from_address(page.start).value == os.getpid()
+    page.write(page.start + PROCESS_PID, os.getpid().to_bytes(4, "little"))
     assert ids() == here()
     found: list[tuple[int, int]] = []
     threads = [threading.Thread(target=lambda: found.append((ids(), here()))) for _ in range(4)]
@@ -81,31 +79,15 @@ def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages, *, knows_p
     assert len(found) == 4
     assert all(one == other for one, other in found)
     assert len({one for one, _ in found} | {here()}) >= 2
-    assert in_child(lambda: ids() == here() and ids() == here())
-    assert in_child(lambda: in_child(lambda: ids() == here()))
+    # The page of a new process is empty until somebody writes its id.
+    assert in_child(lambda: ids() == threading.get_native_id())
     assert ids() == here()
 
 
-def test_the_user() -> None:
-    user = routine(identities.write_user)
-    assert user() == os.getgid() << 32 | os.getuid()
-    if os.getuid():
-        pytest.skip("root is needed to be another user")
-
-    def as_another() -> bool:
-        os.setresgid(4711, 0, 0)
-        os.setresuid(4712, 0, 0)
-        return user() == 4711 << 32 | 4712
-
-    assert in_child(as_another)
-
-
-def test_the_name() -> None:
-    name = routine(identities.write_name, 2)
-    buffer = ctypes.create_string_buffer(b"\xa5" * 24, 24)
-    assert name(ctypes.addressof(buffer), 16) == 0
-    assert buffer.raw[:16].partition(b"\0")[0] == Path("/proc/thread-self/comm").read_bytes().rstrip(b"\n")
-    assert buffer.raw[16:] == b"\xa5" * 8
+def test_without_a_place_of_thread_ids_there_is_the_process_id_alone(page: Pages) -> None:
+    ids = routine(lambda asm: identities.write_ids(asm, page.start, None))
+    page.write(page.start + PROCESS_PID, (4711).to_bytes(4, "little"))
+    assert ids() == 4711 << 32
 
 
 def test_a_signal_goes_to_this_thread() -> None:
@@ -173,8 +155,17 @@ def calibration() -> tuple[int, int, int]:
     return later, end, ((end - begin) << 32) // (later - counter)
 
 
-def test_the_clock_is_clock_monotonic(page: Pages) -> None:
-    page.write(page.start, CLOCK.pack(2, *calibration()))
+def clock_page(version: int, *readings: tuple[int, int, int]) -> bytes:
+    """Return a page with two readings, of which the version says which is valid."""
+    packed = b"".join(CLOCK_READING.pack(*reading) for reading in readings)
+    return (version.to_bytes(8, "little") + packed).ljust(CLOCK_SIZE, b"\0")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_clock_is_clock_monotonic(page: Pages, version: int) -> None:
+    readings = [(0, 0, 0), (0, 0, 0)]
+    readings[version & 1] = calibration()
+    page.write(page.start, clock_page(version, *readings))
     clock = routine(lambda asm: identities.write_clock(asm, page.start))
     differences = []
     for _ in range(1000):
@@ -188,46 +179,36 @@ def test_the_clock_is_clock_monotonic(page: Pages) -> None:
 def test_a_counter_that_is_behind_gives_an_earlier_time(page: Pages) -> None:
     counter, now, rate = rdtsc(), 1 << 40, 1 << 32
     ahead = 1 << 40
-    page.write(page.start, CLOCK.pack(0, counter + ahead, now + ahead, rate))
+    page.write(page.start, clock_page(0, (counter + ahead, now + ahead, rate)))
     clock = routine(lambda asm: identities.write_clock(asm, page.start))
     passed = rdtsc() - counter
     assert now + passed <= clock() <= now + (rdtsc() - counter)
 
 
-def test_whoever_changes_the_clock_may_be_killed_meanwhile(page: Pages) -> None:
-    page.write(page.start, CLOCK.pack(7, 0, 0, 0))
-    clock = routine(lambda asm: identities.write_clock(asm, page.start))
-    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    assert before <= clock() <= time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-def test_no_time_is_made_of_two_versions(page: Pages) -> None:
+def test_no_time_is_made_of_two_readings(page: Pages) -> None:
     """Somebody changes the page all the time between two clocks, of which each alone says the same."""
     clock = routine(lambda asm: identities.write_clock(asm, page.start))
     counter = rdtsc()
-    rates = ((counter, 1 << 50, 1 << 32), (counter + (1 << 30), (1 << 50) + (1 << 30), 1 << 32))
-    words = (ctypes.c_uint64 * 4).from_address(page.start)
-    page.write(page.start, CLOCK.pack(0, *rates[0]))
+    readings = ((counter, 1 << 50, 1 << 32), (counter + (1 << 30), (1 << 50) + (1 << 30), 1 << 32))
+    words = (ctypes.c_uint64 * (CLOCK_SIZE // 8)).from_address(page.start)
+    page.write(page.start, clock_page(0, *readings))
     goes_on = True
 
     def change() -> None:
         version = 0
         while goes_on:
-            words[CLOCK_VERSION] = version + 1
-            words[1], words[2], words[3] = rates[version // 2 & 1]
-            version += 2
-            words[CLOCK_VERSION] = version
+            version += 1
+            place = (CLOCK_READINGS + CLOCK_READING.size * (version & 1)) // 8
+            words[place], words[place + 1], words[place + 2] = readings[version // 2 & 1]
+            words[0] = version
 
     changer = threading.Thread(target=change)
     changer.start()
-    own = (time.monotonic_ns(), 1 << 50)
     try:
         for _ in range(20_000):
             before = rdtsc()
             found = clock()
-            is_own = own[1] + before - counter <= found <= own[1] + rdtsc() - counter
-            is_kernels = own[0] <= found <= time.monotonic_ns()  # there were many changes at once
-            assert is_own or is_kernels
+            assert (1 << 50) + before - counter <= found <= (1 << 50) + rdtsc() - counter
     finally:
         goes_on = False
         changer.join()

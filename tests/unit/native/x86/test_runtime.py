@@ -48,3 +48,12 @@ def test_fixups_are_of_instructions_that_look_at_the_programs_memory() -> None:
         "mov [rdi],r8", "mov [rdi],r8b",
     }  # fmt: skip
     assert all(fixup.target in instructions for fixup in runtime.code.fixups)
+
+
+def test_no_routine_makes_a_system_call_but_the_one_for_signals() -> None:
+    runtime = make_runtime(HERE, FACTS, RINGS, {MapName.ENTRIES: TableShape(32, 40, 64)})
+    start = runtime.routines[Helper.SEND_SIGNAL]
+    end = min(address for address in runtime.routines.values() if address > start)
+    calls = [insn.ip for insn in Decoder(64, runtime.code.code, ip=HERE) if str(insn) == "syscall"]
+    assert calls
+    assert all(start <= at < end for at in calls)

@@ -240,7 +240,7 @@ def random_handler(random: Random) -> Assembled:
     return handler(write)
 
 
-CALLED = (Helper.KTIME_GET_NS, Helper.GET_CURRENT_PID_TGID, Helper.GET_SMP_PROCESSOR_ID, Helper.GET_CURRENT_UID_GID)
+CALLED = (Helper.KTIME_GET_NS, Helper.GET_CURRENT_PID_TGID, Helper.GET_SMP_PROCESSOR_ID)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -9,16 +9,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Helper
-from dprobes.engines.linux.machinecode import map_code
-from dprobes.native.code import Surroundings
+from dprobes.engines.inline.memory.ownroutines import own_function
 from dprobes.native.memory import MapPlace, MapShape
 from dprobes.native.routines.hashtable import DELETED, HEAD_SIZE, TableShape, hash_routine
-from dprobes.native.x86.assembler import X86Assembler
-from dprobes.native.x86.routine import write_routine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,14 +27,13 @@ __all__ = ["SharedHash"]
 _STATE = 8
 
 
-@cache
+@lru_cache(256)
 def _routine(helper: Helper, shape: TableShape) -> Callable[..., int]:
-    """Return a routine as a function of this process; its code does not depend on where it stands."""
-    asm = X86Assembler()
-    write_routine(asm, hash_routine(helper, shape), Surroundings({}, {}, {}))
-    result = ctypes.c_uint64 if helper is Helper.MAP_LOOKUP_ELEM else ctypes.c_int64
-    function: Callable[..., int] = ctypes.CFUNCTYPE(result, *[ctypes.c_uint64] * 4)(map_code(asm.assemble()))
-    return function
+    """Return a routine as a function of this process; what it returns is unsigned only where it is an address."""
+    function = own_function(hash_routine(helper, shape))
+    if helper is Helper.MAP_LOOKUP_ELEM:
+        return function
+    return lambda *arguments: ctypes.c_int64(function(*arguments)).value
 
 
 class SharedHash:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from dprobes.engines.inline.memory.ownroutines import own_function
 from dprobes.engines.ringspans import complete_end, entries_in
 from dprobes.native.memory import MapPlace, MapShape
+from dprobes.native.routines.entrywalk import complete_routine
 from dprobes.native.routines.ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from dprobes.engines.inline.entryindex import EntryBuffer
     from dprobes.engines.inline.memory.region import Region
 
 __all__ = ["SharedRing", "SharedRings"]
+
+
+@lru_cache(1)
+def _complete() -> Callable[..., int]:
+    return own_function(complete_routine())
 
 
 class SharedRing:
@@ -25,6 +35,9 @@ class SharedRing:
         self._producer = memory[PRODUCER : PRODUCER + 8].cast("Q")
         self._data = memory[DATA : DATA + size]
         self._lengths = self._data.cast("I")
+        first = ctypes.c_char.from_buffer(self._data)
+        self._address = ctypes.addressof(first)
+        del first
 
     @property
     def pending(self) -> int:
@@ -47,6 +60,22 @@ class SharedRing:
         place = self._consumer[0] & self.size - 1
         self._data[place : place + size] = bytes(size)
         self._consumer[0] += size
+
+    def move(self, buffer: EntryBuffer) -> None:
+        """Move the complete entries to a buffer, as far as it has room for them."""
+        for _ in range(2):  # up to the end of the ring's memory, and from its beginning on
+            place = self._consumer[0] & self.size - 1
+            room = min(self.size - place, self.pending, buffer.room - buffer.end)
+            if room <= 0:
+                return
+            start = self._address + place
+            size = _complete()(start, start + room) - start
+            if not size:
+                return
+            ctypes.memmove(buffer.address + buffer.end, start, size)
+            ctypes.memset(start, 0, size)
+            self._consumer[0] += size
+            buffer.add(size)
 
     def skip(self) -> bool:
         """Give up an incomplete entry, whose writer is no more, if there is one; return whether there was."""
@@ -96,6 +125,11 @@ class SharedRings:
             self.rings = [SharedRing(whole[start : start + shape.stride], shape.size) for start in starts]
 
     @property
+    def size(self) -> int:
+        """How many bytes of entries they have room for."""
+        return self.shape.rings * self.shape.size
+
+    @property
     def place(self) -> MapPlace:
         """Where the probed process has them."""
         return MapPlace(self._region.place + self._offset, MapShape.RINGS)
@@ -120,6 +154,21 @@ class SharedRings:
                 skipped += 1
                 pieces += ring.pieces()
         return pieces, skipped
+
+    def move(self, buffer: EntryBuffer) -> None:
+        """Move the complete entries to a buffer, as far as it has room for them."""
+        for ring in self.rings:
+            ring.move(buffer)
+
+    def move_rest(self, buffer: EntryBuffer) -> int:
+        """Move all entries as ``rest`` returns them; return how many are incomplete for ever."""
+        skipped = 0
+        for ring in self.rings:
+            ring.move(buffer)
+            while buffer.end < buffer.room and ring.skip():
+                skipped += 1
+                ring.move(buffer)
+        return skipped
 
     def drain_rest(self) -> tuple[list[bytes], int]:
         """Return the data of the entries of ``rest``."""

@@ -23,6 +23,7 @@ from dprobes.engines.debugger import LOOK
 from dprobes.engines.interface import Begun, Finished
 from dprobes.engines.launcher import Command
 from dprobes.engines.linux.processcalls import allow_tracer
+from dprobes.engines.linux.threadidentity import ThreadIdentity
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.link import Inbox, Outbox, TracerGuard, readable, start_tracer
 from dprobes.engines.ptrace.client.programrun import death_notices, event_of, obstacle_text
@@ -276,7 +277,7 @@ class Conversation:
         """Wait until something may have arrived for ``run``, and see to all that has."""
         seconds = None if run.debuggers.is_idle else LOOK
         if run.native is not None:
-            seconds = _LOOK_AT_RINGS
+            seconds = 0 if run.native.is_busy else _LOOK_AT_RINGS
         # In this order: whoever gives up reading looks for one who waits.
         self._waiting.add(run)
         try:
@@ -294,6 +295,8 @@ class Conversation:
             self._let_another_read()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(run.bell)
+        if run.native is not None and not run.is_over and (request := run.native.due(run.answers)) is not None:
+            self.outbox.send(request)
         if seconds is not None and not run.is_over:
             # Not for a process that was handed over just now: what came before that is given out first.
             run.items += run.debuggers.look()
@@ -331,6 +334,10 @@ class Conversation:
         match message:
             case ModuleMapped():
                 self._answer(message)
+            case ThreadIdentity():
+                for each in self._runs.values():
+                    if each.native is not None:
+                        each.native.told(message)
             case Mapped() | Forked():
                 self._remember(message)
             case Attached():

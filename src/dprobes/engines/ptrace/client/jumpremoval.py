@@ -50,7 +50,7 @@ def _is_there(memory: int, patch: SitePatch) -> bool:
 
 def _remove(pid: int, memory: int, patches: Sequence[SitePatch]) -> int:
     threads = ThreadTable()
-    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report)
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
     until = time.monotonic() + PATIENCE
     space = AddressSpace.closed(8)
     for tid in threads_of(pid):

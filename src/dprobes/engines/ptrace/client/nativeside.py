@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.engines.interface import Change, Counts, Notice
+    from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
     from dprobes.keyed.contents import TableContents
@@ -36,6 +37,16 @@ class NativeSide(Protocol):
 
     def patched(self, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+
+    def due(self, answers: Answers) -> ShareMemory | PatchSites | None:
+        """Return what is to be asked of the tracer because it is time to."""
+
+    def told(self, identity: ThreadIdentity) -> None:
+        """Take notice of what a thread is called, and whose it is."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much has come that there is more already."""
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[int]]:
         """

@@ -43,7 +43,7 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
     Return how many threads were cleared, and how many may still have them because they could not be stopped.
     """
     threads = ThreadTable()
-    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report)
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
     missed = 0
     until = time.monotonic() + PATIENCE
     for pid in watches:

@@ -27,6 +27,7 @@ from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.detachment import Detacher
 from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
+from dprobes.engines.ptrace.tracer.identities import Identities
 from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.patcher import Patcher
@@ -83,11 +84,12 @@ class Tracer:
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
         state = TracerState(connection, Programs([program]), ThreadTable())
         debug_registers = DebugRegisters(connection.send)
-        stopper = Stopper(state.threads, debug_registers.program_and_report)
+        identities = Identities(connection.send)
+        stopper = Stopper(state.threads, debug_registers.program_and_report, identities.ended)
         watchpoints = Watchpoints(state, stopper, debug_registers)
         modules = ModuleBreakpoints(state, watchpoints)
         patcher = Patcher(state, stopper)
-        tree = ProcessTree(state, stopper, modules, patcher)
+        tree = ProcessTree(state, stopper, modules, patcher, identities)
         remover = Remover(state, stopper, watchpoints, patcher)
         counter = HitCounter(connection, remover)
         context = ThreadContext(connection.warn_once, connection.send, LocalTables(stopper).descriptor)

@@ -10,6 +10,7 @@ a page, and room for calls behind it, of which a child of the process does not i
 from __future__ import annotations
 
 import array
+import contextlib
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dprobes.bpf.calltable import CallTable
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["map_code", "share_memory"]
+__all__ = ["map_code", "own_pages", "share_memory"]
 
 _WORD = 8
 _SOCKETPAIR, _RECVMSG, _CLOSE = 53, 47, 3
@@ -108,6 +110,13 @@ def map_code(thread: Thread, ranges: Iterable[tuple[int, int]]) -> None:
                 call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
                 raise InjectionError(f"no memory can be had at {start:#x}")
             thread.space.patches.code.append((start, end))
+
+
+def own_pages(space: AddressSpace, pid: int) -> None:
+    """Let handlers in the copy of a process know its id, before it runs."""
+    for memory in space.patches.memories.values():
+        with contextlib.suppress(OSError):
+            space.write(memory.page + PROCESS_PID, pid.to_bytes(4, "little"))
 
 
 def _checked(result: int) -> int:

@@ -20,6 +20,7 @@ from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.nativememory import own_pages
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.wire import Forked, Placed, Raised, Removed, Watched
@@ -27,6 +28,7 @@ from dprobes.engines.x86.debugregs import CONTROL
 from dprobes.errors import system_error
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.tracer.identities import Identities
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.patcher import Patcher
     from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
@@ -41,8 +43,16 @@ ORPHAN_AGE = 0.5
 class ProcessTree:
     """The births and ends of threads and processes, and which programs concern whom."""
 
-    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints, patcher: Patcher) -> None:
+    def __init__(
+        self,
+        state: TracerState,
+        stopper: Stopper,
+        modules: ModuleBreakpoints,
+        patcher: Patcher,
+        identities: Identities,
+    ) -> None:
         self._patcher = patcher
+        self._identities = identities
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
@@ -98,6 +108,8 @@ class ProcessTree:
             space = original.copy_for_child(tid)
         except OSError:
             return AddressSpace.closed(original.word_size)  # killed already
+        own_pages(space, pid)
+        self._identities.born(pid, space)
         for program in self._programs:
             if pid not in program.reach.pids:
                 space.drop_program(program)

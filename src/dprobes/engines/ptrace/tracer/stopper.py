@@ -49,6 +49,8 @@ _POLL = ptracecalls.WALL | os.WNOHANG
 _LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
 """How to ask for a stop, and leave it with the kernel (waitid)."""
 
+_ENDS = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+
 _ROUND = 64
 """After how many stops of an only thread to look for stops of threads that are not in the table."""
 
@@ -97,11 +99,15 @@ class Stopper:
     The stops of threads, and their running on.
 
     ``prepare`` programs the debug registers of a thread that is about to run, where its watchpoints have changed.
+    ``ended`` is called with a thread that has ended, as long as the kernel knows it.
     """
 
-    def __init__(self, threads: ThreadTable, prepare: Callable[[Thread], None]) -> None:
+    def __init__(
+        self, threads: ThreadTable, prepare: Callable[[Thread], None], ended: Callable[[Thread], None]
+    ) -> None:
         self._threads = threads
         self._prepare = prepare
+        self._ended = ended
         self._held_registers = ptracecalls.Registers()
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
@@ -186,6 +192,8 @@ class Stopper:
             thread = self._threads.get(found.si_pid)
             if thread is not None and ptracecalls.has_stopped(thread.tid, self._registers):
                 self._secure(thread)
+        elif found.si_code in _ENDS and (thread := self._threads.get(found.si_pid)) is not None:
+            self._ended(thread)
         return os.waitpid(found.si_pid, _POLL)
 
     def _secure(self, thread: Thread) -> None:

@@ -1,0 +1,251 @@
+"""
+Entries of several rings, copied to memory of ours, in the order of their time.
+
+::
+
+    rings ─► buffer ─► lines, of each part in a row ─► merged lines ─► packed records
+                                                            └─ what is too young stays for the next reading
+
+All that is done for each entry is done by ``native.routines``; Python sees parts, groups and batches.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Helper
+from dprobes.engines.inline.memory.ownroutines import own_function
+from dprobes.engines.inline.memory.words import Words
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.native.routines.entryplanes import copy_routine
+from dprobes.native.routines.entrywalk import (
+    GROUP_SIZE,
+    GROUPS_MAX,
+    LINE_SIZE,
+    NAMES,
+    WALK_SIZE,
+    RecordPlaces,
+    Walk,
+    WalkResult,
+    walk_routine,
+)
+from dprobes.native.routines.hashtable import hash_routine
+from dprobes.native.routines.lineorder import insertion_routine, merge_routine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.inline.threadnames import ThreadNames
+
+__all__ = ["EntryBuffer", "EntryIndex", "Group"]
+
+_SLACK = 1 << 16
+"""Bytes behind a buffer into which an entry may reach that is none."""
+
+_WORD = 8
+
+
+class EntryBuffer:
+    """Own room for copies of entries; ``parts`` are (start, end) of each piece of a ring, the first ones older."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._words = Words(room + _SLACK)
+        self.address = self._words.address
+        self.memory = self._words.memory
+        self.parts: list[tuple[int, int]] = []
+        self.kept = 0
+        """How many of the parts have been walked over before."""
+
+    @property
+    def end(self) -> int:
+        """How much of it is in use."""
+        return self.parts[-1][1] if self.parts else 0
+
+    def add(self, size: int, *, is_kept: bool = False) -> None:
+        """Take notice of so many bytes that have been put at the end."""
+        if size:
+            self.parts.append((self.end, self.end + size))
+            self.kept += is_kept
+
+    def clear(self) -> None:
+        """Forget what is there."""
+        self.parts.clear()
+        self.kept = 0
+
+    def close(self) -> None:
+        """Give it up."""
+        self._words.close()
+
+
+class Group(NamedTuple):
+    """Entries of one kind and length, and how many there are of them."""
+
+    kind: int
+    length: int
+    entries: int
+
+
+@lru_cache(16)
+def _walk(places: RecordPlaces, *, again: bool) -> Callable[..., int]:
+    calls = {Helper.MAP_LOOKUP_ELEM: hash_routine(Helper.MAP_LOOKUP_ELEM, NAMES)}
+    return own_function(walk_routine(places, again=again), calls)
+
+
+@lru_cache(1)
+def _insert() -> Callable[..., int]:
+    return own_function(insertion_routine())
+
+
+@lru_cache(1)
+def _merge() -> Callable[..., int]:
+    return own_function(merge_routine())
+
+
+@lru_cache(1)
+def _copy() -> Callable[..., int]:
+    return own_function(copy_routine())
+
+
+class EntryIndex:
+    """
+    The lines of the entries in a buffer of ``room`` bytes at most, in which records are as ``places`` says.
+
+    ``counts`` has a word for each probepoint; the records of each are counted there. ``names`` is None where records
+    have no place for any.
+    """
+
+    def __init__(self, room: int, places: RecordPlaces, probes: int, names: ThreadNames | None) -> None:
+        self._places = places
+        self._names = names
+        size = room + LINE_SIZE
+        self._first, self._second = Words(size), Words(size)
+        self._groups = Words(GROUP_SIZE * GROUPS_MAX)
+        self._walk = Words(WALK_SIZE)
+        self._counts = Words(_WORD * probes)
+        self.counts = self._counts.words
+        walk = self._walk.words
+        walk[Walk.COUNTS // _WORD], walk[Walk.PROBES // _WORD] = self._counts.address, probes
+        walk[Walk.GROUPS // _WORD] = self._groups.address
+        if names is not None:
+            walk[Walk.THREADS // _WORD] = names.table_address
+        self.lines = self._first.address
+        """Where the lines are, of which there are ``count``, in their order."""
+        self.count = 0
+        self.damaged = 0
+        """How many pieces of rings had something in them that is no entry."""
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of the entries."""
+        words = self._groups.words
+        end = (self._walk.words[Walk.GROUPS_END // _WORD] - self._groups.address) // _WORD
+        return [Group(words[n] >> 32, words[n] & 0xFFFF_FFFF, words[n + 1]) for n in range(0, end, 2)]
+
+    def walk(self, buffer: EntryBuffer) -> bool:
+        """
+        Walk over the parts of a buffer, as far as there is room for their groups; return whether there are more.
+
+        The parts that have been dealt with are taken out.
+        """
+        walk = self._walk.words
+        walk[Walk.LINE // _WORD] = self._first.address
+        walk[Walk.GROUPS_END // _WORD] = self._groups.address
+        walk[Walk.GROUP // _WORD] = walk[Walk.TIME // _WORD] = 0
+        walk[Walk.BASE // _WORD] = buffer.address
+        runs = [self._first.address]
+        has_room = True
+        while buffer.parts and has_room:
+            start, end = buffer.parts[0]
+            has_room = self._walk_part(buffer, start, end)
+            line = walk[Walk.LINE // _WORD]
+            if line > runs[-1]:
+                _insert()(runs[-1], line)
+                runs.append(line)
+            at = walk[Walk.AT // _WORD] - buffer.address
+            if has_room:
+                del buffer.parts[0]
+                buffer.kept = max(0, buffer.kept - 1)
+            else:
+                buffer.parts[0] = at, end
+        self.count = (runs[-1] - runs[0]) // LINE_SIZE
+        self._merge_runs(runs)
+        return not has_room
+
+    def _walk_part(self, buffer: EntryBuffer, start: int, end: int) -> bool:
+        """Walk over one part; return whether there was room for its groups."""
+        walk = self._walk.words
+        walk[Walk.AT // _WORD], walk[Walk.END // _WORD] = buffer.address + start, buffer.address + end
+        function = _walk(self._places, again=buffer.kept > 0)
+        while True:
+            walk[Walk.FOUND // _WORD] = 0
+            match function(self._walk.address):
+                case WalkResult.THREAD:
+                    assert self._names is not None
+                    self._names.learn(walk[Walk.THREAD // _WORD])
+                case WalkResult.GROUPS:
+                    return False
+                case result:
+                    self.damaged += result == WalkResult.NONSENSE
+                    return True
+
+    def _merge_runs(self, runs: list[int]) -> None:
+        """Merge runs of lines, whose bounds are given, by pairs until there is one."""
+        place, other = self._first, self._second
+        while len(runs) > 2:
+            shift = other.address - place.address
+            merged = [runs[0] + shift]
+            for n in range(0, len(runs) - 1, 2):
+                middle, end = runs[n + 1], runs[min(n + 2, len(runs) - 1)]
+                _merge()(runs[n], middle, middle, end, runs[n] + shift)
+                merged.append(end + shift)
+            place, other, runs = other, place, merged
+        self.lines = place.address
+
+    def begin(self, reading: int, seen: Words | None) -> None:
+        """Begin a reading; the keys of the threads that it finds records of go to ``seen``."""
+        walk = self._walk.words
+        walk[Walk.READING // _WORD], walk[Walk.NAMELESS // _WORD] = reading, 0
+        if seen is not None:
+            walk[Walk.SEEN // _WORD] = seen.address
+            walk[Walk.SEEN_END // _WORD] = seen.address + len(seen.memory)
+
+    @property
+    def seen_end(self) -> int:
+        """The address behind the last one of the keys of threads."""
+        return int(self._walk.words[Walk.SEEN // _WORD])
+
+    @property
+    def nameless(self) -> int:
+        """How many records were left without a name in this reading."""
+        return int(self._walk.words[Walk.NAMELESS // _WORD])
+
+    def count_before(self, time: int) -> int:
+        """Return how many lines are older than a time."""
+        words = (self._first if self.lines == self._first.address else self._second).words
+        low, high = 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if words[2 * middle] < time:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def line(self, number: int) -> tuple[int, int]:
+        """Return where the entry of a line begins, and the number of its group."""
+        words = (self._first if self.lines == self._first.address else self._second).words
+        word = words[2 * number + 1]
+        return word & 0xFFFF_FFFF, word >> 32
+
+    def keep(self, buffer: EntryBuffer, first: int, other: EntryBuffer) -> None:
+        """Copy the entries from line number ``first`` on to the end of another buffer."""
+        start, end = self.lines + first * LINE_SIZE, self.lines + self.count * LINE_SIZE
+        place = other.address + other.end
+        other.add(_copy()(start, end, buffer.address, place) - place, is_kept=True)
+
+    def close(self) -> None:
+        """Give the memory up."""
+        for each in (self._first, self._second, self._groups, self._walk, self._counts):
+            each.close()

@@ -1,0 +1,348 @@
+"""
+Routines of the reader of rings: how far entries are complete, and which there are in a copy of a ring.
+
+The copy is walked once. What is found of each entry is a line of an index, in which entries can be sorted without
+moving them::
+
+    line     0 u64 time     that of its record; an entry without one has that of the entry before it
+             8 u32 place    where in the copies it begins
+            12 u32 group    the number of its group: entries of one kind and length
+
+    group    0 u64 key      length, and the kind in the upper half
+             8 u64 count    how many there are of it
+
+A record says of its thread what it is to be found by (``Abilities.named_later``): what a table of threads has of that
+one is written into the record, and the thread id is taken from the entry's head. The walk stops at a thread that the
+table does not have, and can go on there; if what the table has is that nobody knows, the record stays as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.assembler import Assembler
+from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
+from dprobes.lazydataclass import dataclass
+from dprobes.native.routines.hashtable import TableShape
+from dprobes.native.routines.ring import BUSY, DISCARDED, ENTRY_HEADER
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Assembled, Label
+
+__all__ = [
+    "GROUPS_MAX",
+    "GROUP_SIZE",
+    "LINE_SIZE",
+    "NAMES",
+    "NOBODY_KNOWS",
+    "RECORD_PLACE",
+    "THREAD_NAME",
+    "THREAD_READING",
+    "THREAD_UID",
+    "WALK_SIZE",
+    "RecordPlaces",
+    "Walk",
+    "WalkResult",
+    "complete_routine",
+    "walk_routine",
+]
+
+_R = Register
+
+LINE_SIZE = 16
+GROUP_SIZE = 16
+GROUPS_MAX = 256
+RECORD_PLACE = ENTRY_HEADER + ENTRY_HEAD.size
+"""Where in an entry its record begins."""
+
+NAMES = TableShape(8, 24, 4096, forgets=True)
+"""The table of threads: u64 process and thread id (lower half) to name, u32 user id, u32 reading of its last record."""
+THREAD_NAME, THREAD_UID, THREAD_READING = 0, NAME_SIZE, NAME_SIZE + 4
+NOBODY_KNOWS = (1 << 32) - 1
+"""What stands in the place of the reading for threads of which nothing is known yet."""
+
+_HEAD, _TID, _KIND_BYTE = ENTRY_HEADER, ENTRY_HEADER + 4, ENTRY_HEADER + KIND_SHIFT // 8
+_PROBE_MASK = (1 << KIND_SHIFT) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlaces:
+    """Say where in the records of a program things are, in bytes; None where they lack them."""
+
+    time: int | None
+    uid: int | None
+    name: int | None
+
+    @property
+    def process(self) -> int | None:
+        """Where the process id stands until the walk has been there; None if nothing is to be added to records."""
+        return self.uid if self.name is None else self.name
+
+
+class Walk(enum.IntEnum):
+    """Give the offsets of the words that tell a walk what it needs, and keep how far it has come."""
+
+    AT = 0
+    END = 8
+    BASE = 16
+    """What places are counted from."""
+    LINE = 24
+    """Where the next line goes."""
+    TIME = 32
+    """The time of the last record."""
+    GROUPS = 40
+    GROUPS_END = 48
+    GROUP = 56
+    """The group of the last entry, 0 before the first one."""
+    COUNTS = 64
+    """A word for each probepoint, to count its records."""
+    PROBES = 72
+    """How many words these are."""
+    THREADS = 80
+    """The table of threads."""
+    THREAD = 88
+    """The key of the thread that was looked up last, and at which the walk may have stopped."""
+    FOUND = 96
+    """What the table has of it; 0: nothing is known."""
+    READING = 104
+    SEEN = 112
+    """Where the key of the next thread goes that is seen the first time in this reading."""
+    SEEN_END = 120
+    NAMELESS = 128
+    """How many records were left as they are."""
+
+
+WALK_SIZE = 136
+
+
+class WalkResult(enum.IntEnum):
+    """Say why a walk has ended."""
+
+    DONE = 0
+    THREAD = 1
+    """The table does not have a thread."""
+    GROUPS = 2
+    """There are no more groups."""
+    NONSENSE = 3
+    """What is there is no entry."""
+
+
+def complete_routine() -> Assembled:
+    """
+    Return the routine that returns where the complete entries from R1 on end, at most R2: addresses.
+
+    An entry that would reach beyond R2 is not complete.
+    """
+    asm = Assembler()
+    again, done = asm.label(), asm.label()
+    asm.mov(_R.R0, _R.R1)
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R0, _R.R2, done)
+    asm.load(_R.R3, _R.R0, 0, Size.W)
+    asm.jump_if(Jump.JEQ, _R.R3, 0, done)
+    asm.mov(_R.R4, BUSY)
+    asm.jump_if(Jump.JGE, _R.R3, _R.R4, done)
+    asm.alu(Alu.AND, _R.R3, DISCARDED - 1)
+    asm.alu(Alu.ADD, _R.R3, ENTRY_HEADER + 7)
+    asm.alu(Alu.AND, _R.R3, ~7)
+    asm.alu(Alu.ADD, _R.R3, _R.R0)
+    asm.jump_if(Jump.JGT, _R.R3, _R.R2, done)
+    asm.mov(_R.R0, _R.R3)
+    asm.jump(again)
+    asm.place(done)
+    asm.exit()
+    return asm.assemble()
+
+
+def walk_routine(places: RecordPlaces, *, again: bool = False) -> Assembled:
+    """
+    Return the routine that walks over the entries between AT and END of the ``Walk`` at R1; R0 is a ``WalkResult``.
+
+    With ``again`` they have been walked over before, and are not counted once more.
+    """
+    return _Writer(places, again=again).write()
+
+
+class _Writer:
+    """Write it: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
+
+    def __init__(self, places: RecordPlaces, *, again: bool) -> None:
+        self._asm = Assembler()
+        self._places = places
+        self._again = again
+
+    def write(self) -> Assembled:
+        asm = self._asm
+        again, skip, done, nonsense = (asm.label() for _ in range(4))
+        asm.mov(_R.R6, _R.R1)
+        asm.load(_R.R7, _R.R6, Walk.AT)
+        asm.place(again)
+        asm.load(_R.R0, _R.R6, Walk.END)
+        asm.jump_if(Jump.JGE, _R.R7, _R.R0, done)
+        asm.load(_R.R8, _R.R7, 0, Size.W)
+        asm.mov(_R.R9, _R.R8)
+        asm.alu(Alu.AND, _R.R9, DISCARDED - 1)
+        asm.alu(Alu.ADD, _R.R9, ENTRY_HEADER + 7)
+        asm.alu(Alu.AND, _R.R9, ~7)
+        asm.mov(_R.R1, _R.R7)
+        asm.alu(Alu.ADD, _R.R1, _R.R9)
+        asm.jump_if(Jump.JGT, _R.R1, _R.R0, nonsense)
+        asm.jump_if(Jump.JGE, _R.R8, DISCARDED, skip)
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, nonsense)
+        self._entry()
+        asm.place(skip)
+        asm.alu(Alu.ADD, _R.R7, _R.R9)
+        asm.jump(again)
+        asm.place(nonsense)
+        asm.store(_R.R6, Walk.AT, _R.R7)
+        asm.mov(_R.R0, WalkResult.NONSENSE)
+        asm.exit()
+        asm.place(done)
+        asm.store(_R.R6, Walk.AT, _R.R7)
+        asm.mov(_R.R0, WalkResult.DONE)
+        asm.exit()
+        return asm.assemble()
+
+    def _entry(self) -> None:
+        """Write what is done with one entry. Takes R0 to R5."""
+        asm, places = self._asm, self._places
+        plain, grouped = asm.label(), asm.label()
+        asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
+        asm.alu(Alu.LSH, _R.R0, 32)
+        asm.alu(Alu.OR, _R.R8, _R.R0)  # the key of the group
+        self._group(grouped)
+        asm.place(grouped)
+        asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
+        asm.jump_if(Jump.JGT, _R.R0, Entry.TRACE, plain)
+        if places.process is not None:
+            self._name(places.process)
+        if places.time is not None:
+            asm.load(_R.R0, _R.R7, RECORD_PLACE + places.time)
+            asm.store(_R.R6, Walk.TIME, _R.R0)
+        if not self._again:
+            self._count(plain)
+        asm.place(plain)
+        asm.load(_R.R0, _R.R6, Walk.LINE)
+        asm.load(_R.R1, _R.R6, Walk.TIME)
+        asm.store(_R.R0, 0, _R.R1)
+        asm.load(_R.R1, _R.R6, Walk.BASE)
+        asm.mov(_R.R2, _R.R7)
+        asm.alu(Alu.SUB, _R.R2, _R.R1)
+        asm.store(_R.R0, 8, _R.R2, Size.W)
+        asm.load(_R.R3, _R.R6, Walk.GROUP)
+        asm.load(_R.R4, _R.R3, 8)
+        asm.alu(Alu.ADD, _R.R4, 1)
+        asm.store(_R.R3, 8, _R.R4)
+        asm.load(_R.R4, _R.R6, Walk.GROUPS)
+        asm.alu(Alu.SUB, _R.R3, _R.R4)
+        asm.alu(Alu.RSH, _R.R3, GROUP_SIZE.bit_length() - 1)
+        asm.store(_R.R0, 12, _R.R3, Size.W)
+        asm.alu(Alu.ADD, _R.R0, LINE_SIZE)
+        asm.store(_R.R6, Walk.LINE, _R.R0)
+
+    def _group(self, known: Label) -> None:
+        """Let GROUP be the group with the key R8; return if there is no room for it. Takes R0 to R2."""
+        asm, again, new, found, none = self._asm, *(self._asm.label() for _ in range(4))
+        asm.load(_R.R0, _R.R6, Walk.GROUP)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, none)
+        asm.load(_R.R1, _R.R0, 0)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R8, known)
+        asm.place(none)
+        asm.load(_R.R0, _R.R6, Walk.GROUPS)
+        asm.load(_R.R2, _R.R6, Walk.GROUPS_END)
+        asm.place(again)
+        asm.jump_if(Jump.JGE, _R.R0, _R.R2, new)
+        asm.load(_R.R1, _R.R0, 0)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R8, found)
+        asm.alu(Alu.ADD, _R.R0, GROUP_SIZE)
+        asm.jump(again)
+        asm.place(new)
+        asm.load(_R.R1, _R.R6, Walk.GROUPS)
+        asm.alu(Alu.SUB, _R.R2, _R.R1)
+        room = asm.label()
+        asm.jump_if(Jump.JLT, _R.R2, GROUPS_MAX * GROUP_SIZE, room)
+        self._stop(WalkResult.GROUPS)
+        asm.place(room)
+        asm.store(_R.R0, 0, _R.R8)
+        asm.store(_R.R0, 8, 0)
+        asm.mov(_R.R1, _R.R0)
+        asm.alu(Alu.ADD, _R.R1, GROUP_SIZE)
+        asm.store(_R.R6, Walk.GROUPS_END, _R.R1)
+        asm.place(found)
+        asm.store(_R.R6, Walk.GROUP, _R.R0)
+
+    def _stop(self, why: WalkResult) -> None:
+        self._asm.store(_R.R6, Walk.AT, _R.R7)
+        self._asm.mov(_R.R0, why)
+        self._asm.exit()
+
+    def _name(self, process: int) -> None:
+        """Write into the record what is known of its thread; return if that is nothing. Takes R0 to R5."""
+        asm, places = self._asm, self._places
+        same, seen, known, different, named, nameless = (asm.label() for _ in range(6))
+        asm.load(_R.R3, _R.R7, _TID, Size.W)
+        asm.jump_if(Jump.JEQ, _R.R3, 0, named)
+        asm.load(_R.R2, _R.R7, RECORD_PLACE + process, Size.W)
+        asm.alu(Alu.LSH, _R.R2, 32)
+        asm.alu(Alu.OR, _R.R2, _R.R3)
+        asm.load(_R.R0, _R.R6, Walk.FOUND)
+        asm.load(_R.R3, _R.R6, Walk.THREAD)
+        asm.store(_R.R6, Walk.THREAD, _R.R2)
+        asm.jump_if(Jump.JNE, _R.R2, _R.R3, different)
+        asm.jump_if(Jump.JNE, _R.R0, 0, same)
+        asm.place(different)
+        asm.load(_R.R1, _R.R6, Walk.THREADS)
+        asm.mov(_R.R2, _R.R6)
+        asm.alu(Alu.ADD, _R.R2, Walk.THREAD)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.store(_R.R6, Walk.FOUND, _R.R0)
+        asm.jump_if(Jump.JNE, _R.R0, 0, known)
+        self._stop(WalkResult.THREAD)
+        asm.place(known)
+        asm.load(_R.R1, _R.R0, THREAD_READING, Size.W)
+        asm.load(_R.R2, _R.R6, Walk.READING)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R2, seen)
+        asm.mov(_R.R3, NOBODY_KNOWS)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R3, nameless)
+        asm.store(_R.R0, THREAD_READING, _R.R2, Size.W)
+        asm.load(_R.R1, _R.R6, Walk.SEEN)
+        asm.load(_R.R2, _R.R6, Walk.SEEN_END)
+        asm.jump_if(Jump.JGE, _R.R1, _R.R2, seen)
+        asm.load(_R.R2, _R.R6, Walk.THREAD)
+        asm.store(_R.R1, 0, _R.R2)
+        asm.alu(Alu.ADD, _R.R1, 8)
+        asm.store(_R.R6, Walk.SEEN, _R.R1)
+        asm.jump(seen)
+        asm.place(nameless)
+        asm.store(_R.R6, Walk.FOUND, 0)  # so that it is looked up the next time
+        asm.load(_R.R1, _R.R6, Walk.NAMELESS)
+        asm.alu(Alu.ADD, _R.R1, 1)
+        asm.store(_R.R6, Walk.NAMELESS, _R.R1)
+        asm.jump(named)
+        asm.place(seen)
+        asm.place(same)
+        asm.store(_R.R7, _TID, 0, Size.W)
+        if places.name is not None:
+            for at in range(0, NAME_SIZE, 8):
+                asm.load(_R.R1, _R.R0, THREAD_NAME + at)
+                asm.store(_R.R7, RECORD_PLACE + places.name + at, _R.R1)
+        if places.uid is not None:
+            asm.load(_R.R1, _R.R0, THREAD_UID, Size.W)
+            asm.store(_R.R7, RECORD_PLACE + places.uid, _R.R1, Size.W)
+        asm.place(named)
+
+    def _count(self, out: Label) -> None:
+        """Count the record for its probepoint, whose number stands alone afterwards. Takes R0 to R2."""
+        asm = self._asm
+        asm.load(_R.R0, _R.R7, _HEAD, Size.W)
+        asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
+        asm.load(_R.R1, _R.R6, Walk.PROBES)
+        asm.jump_if(Jump.JGE, _R.R0, _R.R1, out)
+        asm.alu(Alu.LSH, _R.R0, 3)
+        asm.load(_R.R1, _R.R6, Walk.COUNTS)
+        asm.alu(Alu.ADD, _R.R0, _R.R1)
+        asm.load(_R.R2, _R.R0, 0)
+        asm.alu(Alu.ADD, _R.R2, 1)
+        asm.store(_R.R0, 0, _R.R2)

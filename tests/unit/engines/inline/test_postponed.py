@@ -1,0 +1,42 @@
+"""Probepoints wait until it is time, longer and longer, and not for ever."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dprobes.engines.inline.postponed import Postponed
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    moment = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    return moment
+
+
+def test_what_waits_is_due_once(now: list[float]) -> None:
+    postponed = Postponed()
+    assert postponed.take_due() is None
+    assert postponed.add(7, [1, 2])
+    assert postponed.add(7, [3])
+    assert postponed.take_due() is None
+    now[0] += 0.02
+    assert postponed.take_due() == (7, {1, 2, 3})
+    assert postponed.take_due() is None
+
+
+def test_nobody_waits_for_ever(now: list[float]) -> None:
+    postponed = Postponed()
+    begun = now[0]
+    tries = 0
+    while postponed.add(7, [1]):
+        tries += 1
+        while postponed.take_due() is None:
+            now[0] += 0.01
+    assert tries == 11
+    assert 20 < now[0] - begun < 25
+    assert postponed.add(8, [1]), "another process has not waited"
+    postponed.forget(7)
+    assert postponed.add(7, [1])
