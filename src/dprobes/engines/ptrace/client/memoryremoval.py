@@ -68,7 +68,7 @@ def _unmap(pid: int, patches: Patches) -> bool:
     if present is None:
         return True
     threads = ThreadTable()
-    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report)
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
     until = time.monotonic() + PATIENCE
     space = AddressSpace.of_thread(pid, 8)
     space.patches = present
