@@ -196,7 +196,7 @@ class Tracer:
                 memory = self._peak_memory() or memory
                 if time.monotonic() - asked > _REPEAT:
                     asked = time.monotonic()
-                    self._process.send_signal(signal.SIGINT)
+                    os.kill(self.pid, signal.SIGINT)  # Popen would collect a tracer that has ended already
                 time.sleep(0.001)
                 pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             self._process.returncode = os.waitstatus_to_exitcode(status)
