@@ -65,13 +65,13 @@ class PlaceEmitter:
         """Pop the top cell into a place; with ``is_wanted`` it stays on the stack."""
         w = self._w
         keep = 0 if is_wanted else -1
+        if isinstance(target, BitField):
+            self._store_field(target, is_wanted=is_wanted)
+            return
         if self._values.wide.is_wide(target.type):
             self._values.wide.store(target, is_wanted=is_wanted)
             return
         match target:
-            case BitField(unit, bits, shift) if self._values.wide.is_wide(unit.type):
-                self._values.wide.store_bits(unit, bits, shift)
-                self._keep_bits(target, is_wanted=is_wanted)
             case Local(slot):
                 w.op(f"{'copy' if is_wanted else 'pop'} sbp, {self._values.displacement(slot)}", keep)
             case Register(name):
@@ -92,20 +92,25 @@ class PlaceEmitter:
                 w.op(f"pop mem, u{8 * (size_of(type_) or self._word_size)}", -2)
                 if not is_wanted:
                     w.drop()
-            case BitField(unit, bits, shift):
-                self._store_bits(unit, bits, shift)
-                self._keep_bits(target, is_wanted=is_wanted)
 
-    def _keep_bits(self, target: BitField, *, is_wanted: bool) -> None:
-        """Let the top cell hold what was stored in a bit field, or drop it."""
-        if not is_wanted:
-            self._w.drop()
-            return
+    def _store_field(self, target: BitField, *, is_wanted: bool) -> None:
+        """Store the number on top in a bit field, and let it be what that holds then, or drop it."""
+        wide = self._values.wide
+        if wide.is_wide(target.unit.type):
+            wide.store_bits(target.unit, target.bits, target.shift)
+        else:
+            self._store_bits(target.unit, target.bits, target.shift)
         integer = integer_of(target.type)
-        self._w.op(f"{'pbl' if integer is not None and integer.is_signed else 'pzl'} {target.bits}")
+        is_signed = integer is not None and integer.is_signed
+        if not is_wanted:
+            self._w.drop(wide.width(target.type))
+        elif wide.is_wide(target.type):
+            wide.cut(target.bits, is_signed=is_signed)
+        else:
+            self._w.op(f"{'pbl' if is_signed else 'pzl'} {target.bits}")
 
     def _store_bits(self, unit: Memory, bits: int, shift: int) -> None:
-        """Put the low bits of the top cell, which stays, among the others of a unit in memory."""
+        """Put the low bits of the number on top, which stays, among the others of a unit of a word in memory."""
         w, size = self._w, 8 * (size_of(unit.type) or self._word_size)
         mask = (1 << bits) - 1
         self._values.exact(unit.address)

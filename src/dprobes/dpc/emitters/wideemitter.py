@@ -227,13 +227,6 @@ class WideEmitter:
                 w.op("pop mem, u64", -3)
                 if not is_wanted:
                     w.drop(2)
-            case typed.BitField(unit, bits, shift, type_):
-                self.store_bits(unit, bits, shift)
-                if not is_wanted:
-                    w.drop(2)
-                    return
-                integer = integer_of(type_)
-                self._cut(bits, is_signed=integer is not None and integer.is_signed)
             case _:
                 raise AssertionError(target)
 
@@ -272,7 +265,7 @@ class WideEmitter:
             if bits > WORD_BITS:
                 w.op("or", -1)
 
-    def _cut(self, bits: int, *, is_signed: bool) -> None:
+    def cut(self, bits: int, *, is_signed: bool) -> None:
         """Let the number on top have so many bits."""
         w, instruction = self._w, "pbl" if is_signed else "pzl"
         if bits > WORD_BITS:

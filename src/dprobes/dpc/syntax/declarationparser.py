@@ -9,6 +9,7 @@ from dprobes.dpc.syntax import programtree, tree
 from dprobes.dpc.syntax.expressionparser import ExpressionParser
 
 if TYPE_CHECKING:
+    from dprobes.clike.token import Token
     from dprobes.dpc.syntax.cursor import Cursor
 
 __all__ = ["BASIC_WORDS", "NAMED_TYPES", "QUALIFIERS", "STORAGES", "TAGGED", "DeclarationParser"]
@@ -35,6 +36,12 @@ STORAGES = {
     "extern": tree.Storage.EXTERN,
     "typedef": tree.Storage.TYPEDEF,
 }
+
+
+_C_STORAGES = ("static", "extern", "typedef")
+"""Those of C, which stand anywhere among the words of a type; the others are names as well."""
+
+_NO_NAMES = BASIC_WORDS | _UNSUPPORTED | QUALIFIERS | {*TAGGED, *_C_STORAGES}
 
 
 class DeclarationParser:
@@ -121,10 +128,12 @@ class DeclarationParser:
         """Parse a declaration with its semicolon."""
         cursor = self._cursor
         first = cursor.peek()
-        storage = tree.Storage.AUTO
-        if (word := cursor.accept(*STORAGES)) is not None:
-            storage = STORAGES[word.text]
-        specifier = self.specifier()
+        storages = [word] if (word := cursor.accept(*STORAGES)) is not None else []
+        specifier = self.specifier(storages)
+        if len(storages) > 1:
+            words = " and ".join(f"'{token.text}'" for token in storages)
+            raise cursor.wrong(f"{words} exclude each other", cursor.tokens.span(storages[1]))
+        storage = STORAGES[storages[0].text] if storages else tree.Storage.AUTO
         declarators: list[tree.Declarator] = []
         if not cursor.sees(";"):
             while True:
@@ -138,29 +147,31 @@ class DeclarationParser:
             cursor.expect(";", "behind a declaration")
         return tree.Declaration(storage, specifier, tuple(declarators), span)
 
-    def specifier(self) -> tree.Specifier:
-        """Parse what a declaration begins with."""
+    def specifier(self, storages: list[Token] | None = None) -> tree.Specifier:
+        """Parse what a declaration begins with; ``static`` and its like may be among it if they are collected."""
         cursor = self._cursor
+        while self._is_beside(storages):
+            pass
         first = cursor.peek()
         words: list[str] = []
         while True:
             token = cursor.peek()
             if token.kind is not TokenKind.NAME:
                 break
-            if token.text in QUALIFIERS:
-                cursor.take()
+            if self._is_beside(storages):
+                pass
             elif token.text in _UNSUPPORTED:
                 hint = "declare an integer of its size, and log it"
                 raise cursor.wrong(f"there are no values of type '{token.text}' in DProbes C", hint=hint)
             elif token.text in TAGGED and not words:
                 tagged = self._tagged()
-                while cursor.accept(*QUALIFIERS):
+                while self._is_beside(storages):
                     pass
                 return tagged
             elif token.text in BASIC_WORDS or not words:
                 words.append(cursor.take().text)
                 if token.text not in BASIC_WORDS:
-                    while cursor.accept(*QUALIFIERS):
+                    while self._is_beside(storages):
                         pass
                     break
             else:
@@ -168,6 +179,15 @@ class DeclarationParser:
         if not words:
             raise cursor.wrong(f"expected a type, found {cursor.peek().described}")
         return tree.Specifier(tuple(words), cursor.span_from(first))
+
+    def _is_beside(self, storages: list[Token] | None) -> bool:
+        """Take a word that may stand among those of a type, if one comes next."""
+        if self._cursor.accept(*QUALIFIERS):
+            return True
+        if storages is None or (token := self._cursor.accept(*_C_STORAGES)) is None:
+            return False
+        storages.append(token)
+        return True
 
     def _tagged(self) -> tree.Specifier:
         cursor = self._cursor
@@ -212,6 +232,8 @@ class DeclarationParser:
                 break
         name = ""
         if cursor.peek().kind is TokenKind.NAME:
+            if cursor.peek().text in _NO_NAMES:
+                raise cursor.wrong(f"'{cursor.peek().text}' is no name, and cannot stand here")
             name = cursor.take().text
         elif needs_name and not (cursor.sees(":") or specifier.members is not None):
             raise cursor.wrong(f"expected the name of what is declared, found {cursor.peek().described}")

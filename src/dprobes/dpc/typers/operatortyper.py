@@ -163,8 +163,8 @@ class OperatorTyper:
         return typed.Convert(value, type_)
 
     def in_cells(self, value: Value) -> Value:
-        """Return a value that can be computed with: a bit field of a unit that is wider than a word as its shifts."""
-        if not isinstance(value, typed.BitField) or not self.is_wide(value.unit.type):
+        """Return a value that can be computed with: a bit field that is, or lies in, two words as its shifts."""
+        if not isinstance(value, typed.BitField) or not self.is_wide_field(value):
             return value
         integer = integer_of(value.type)
         assert integer is not None
@@ -174,6 +174,10 @@ class OperatorTyper:
         top = typed.Arithmetic("<<", unit, above, wide)
         low = typed.Arithmetic(">>", top, typed.Constant(wide.bits - value.bits, INT), wide)
         return folded(typed.Convert(low, value.type))
+
+    def is_wide_field(self, field: typed.BitField) -> bool:
+        """Return whether a bit field takes two cells, or its unit does."""
+        return self.is_wide(field.type) or self.is_wide(field.unit.type)
 
     def is_wide(self, type_: CType) -> bool:
         """Return whether values of a type take two cells: 64 bits in programs with words of 32."""

@@ -27,7 +27,7 @@ from dprobes.dpc.types.ctype import (
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.syntax import tree
@@ -136,13 +136,20 @@ class TypeTable:
         return Integer(name, size, is_signed=is_signed, rank=rank)
 
     def _basic(self, specifier: tree.Specifier) -> CType:
-        words = sorted(word for word in specifier.words if word != "int")
-        is_unsigned = "unsigned" in words
-        rest = [word for word in words if word not in ("signed", "unsigned")]
+        written = " ".join(specifier.words)
+        if len(specifier.words) > 1 and not _go_together(specifier.words):
+            self._diagnostics.error(
+                specifier.span,
+                f"'{written}' is no type: these words exclude each other",
+                hint="C has char, short, int, long and long long, each with 'signed' or 'unsigned', _Bool, and void",
+            )
+            raise UnknownTypeError
+        is_unsigned = "unsigned" in specifier.words
+        rest = [word for word in specifier.words if word not in ("signed", "unsigned", "int")]
         match rest:
-            case ["void"] if not is_unsigned and "signed" not in words:
+            case ["void"]:
                 return VOID
-            case ["_Bool" | "bool"] if words == rest:
+            case ["_Bool" | "bool"]:
                 return BOOL
             case ["char"]:
                 return Integer("unsigned char", 1, is_signed=False, rank=1) if is_unsigned else CHAR
@@ -154,7 +161,6 @@ class TypeTable:
                 return self.word if is_unsigned else self.long
             case ["long", "long"]:
                 return UNSIGNED_LONG_LONG if is_unsigned else LONG_LONG
-        written = " ".join(specifier.words)
         if len(specifier.words) == 1 and (known := self._of_module("", written, specifier.span)) is not None:
             return known
         hint = type_hint(written) or did_you_mean(written, [*self._typedefs, *NAMED_TYPES])
@@ -272,3 +278,14 @@ class TypeTable:
         if specifier.tag:
             self._enumerations[specifier.tag] = made
         return made
+
+
+def _go_together(words: Sequence[str]) -> bool:
+    """Return whether words, in any order, are a type of C (C17 6.7.2)."""
+    signs = words.count("signed") + words.count("unsigned")
+    rest = sorted(word for word in words if word not in ("signed", "unsigned", "int"))
+    if signs > 1 or words.count("int") > 1:
+        return False
+    if rest in ([], ["short"], ["long"], ["long", "long"]):
+        return True
+    return rest == ["char"] and "int" not in words

@@ -139,7 +139,7 @@ class ValueTyper:
             case tree.Increment(amount, operand, is_postfix):
                 first, target = steady(self._writable(operand), self._kept)
                 stride = self.operators.stride(target.type, operand.span)
-                if isinstance(target, typed.BitField) and self.operators.is_wide(target.unit.type):
+                if isinstance(target, typed.BitField) and self.operators.is_wide_field(target):
                     return _behind(first, self._step_of_bits(target, amount, operand.span, is_postfix=is_postfix))
                 return _behind(first, typed.Step(target, amount * stride, is_postfix, target.type))
             case tree.Binary("&&", left, right):

@@ -322,7 +322,8 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
     Define a structure or union by its members: name, type, and the width of a bit field.
 
     Bit fields are placed as the System V ABI says: in the next unit of their type that has room for all of their bits;
-    one without a name and of width 0 ends the unit.
+    one without a name and of width 0 ends the unit. Units begin where such a type may: one of 64 bits at each word of a
+    program of 32. There a field whose bits are in one word has that for its unit, since behind it may be nothing.
     """
     placed, position, alignment = [], 0, 1  # in bits
     end = 0
@@ -338,11 +339,13 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
         elif bits == 0:
             position = -(-position // align) * align
         else:
-            if position // size != (position + bits - 1) // size:
+            if position % align + bits > size:
                 position = -(-position // align) * align
-            unit = position // size * size
+            unit = position // align * align
             if name:
-                placed.append(Member(name, type_, unit // 8, bits, position - unit))
+                shift = position - unit
+                word = UNSIGNED if size > align >= shift + bits else None
+                placed.append(Member(name, type_, unit // 8, bits, shift, word))
                 alignment = max(alignment, align // 8)
             position += bits
         end = max(end, position)
