@@ -8,7 +8,7 @@ are where the ABI has them.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dprobes.dpc.modules.debugvalues import part_of, value_at
 from dprobes.dpc.typedtree import typed
@@ -21,10 +21,10 @@ from dprobes.dwarf.locations import frame_at, is_listed, known_ranges, location_
 from dprobes.dwarf.locationtree import FrameAddressOf, InMemory, Operation, Unavailable
 from dprobes.dwarf.numbers import At, Tag
 from dprobes.dwarf.ranges import covers
-from dprobes.dwarf.search import entries_named, function_at
+from dprobes.dwarf.search import entries_in, entries_named, function_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dprobes.dpc.modules.debugmodule import DebugModule
     from dprobes.dpc.modules.debugtypes import DebugTypes
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from dprobes.dpc.types.argumentplaces import ArgumentPlace
     from dprobes.dpc.types.ctype import CType, Member
     from dprobes.dwarf.debugfile import DebugFile
-    from dprobes.dwarf.entries import Entry
+    from dprobes.dwarf.entries import Entry, EntryUnit
     from dprobes.dwarf.locationtree import Location
+    from dprobes.dwarf.units import Unit
 
 __all__ = ["ModuleNames", "ProbeNames", "names_in"]
 
 _BLOCKS = frozenset((Tag.LEXICAL_BLOCK, Tag.INLINED_SUBROUTINE))
 _VARIABLES = frozenset((Tag.FORMAL_PARAMETER, Tag.VARIABLE))
+_NAMED = frozenset((Tag.VARIABLE, Tag.ENUMERATOR))
 _DEPTH_MAX = 64
 _NUMBERED = 6
 """Arguments that have names of registers."""
@@ -46,12 +48,18 @@ _LISTED = 3  # ranges named in a hint
 
 
 class ModuleNames:
-    """The variables and enumerators of a module."""
+    """
+    The variables and enumerators of a module.
 
-    def __init__(self, module: DebugModule, file: DebugFile, types: DebugTypes) -> None:
+    Those of the unit ``near`` come first: a source file has its own of a name, or says which one it means.
+    """
+
+    def __init__(self, module: DebugModule, file: DebugFile, types: DebugTypes, near: EntryUnit | None = None) -> None:
         self._module = module
         self._file = file
         self._types = types
+        self._near = near
+        self._found: dict[str, Entry | None] = {}
 
     @property
     def result(self) -> CType | None:
@@ -69,9 +77,13 @@ class ModuleNames:
     def find(self, name: str) -> ModuleVariable | None:
         """Return a variable of the module, or the value of an enumerator."""
         name = name.removeprefix("::")
-        if (variable := self._variable(name)) is not None:
-            return variable
-        number = self._types.enumerator(name)
+        has_symbol = self._module.symbol_address(name) is not None
+        entry = self._described(name, has_symbol=has_symbol)
+        if entry is None:
+            return None
+        if entry.tag == Tag.VARIABLE:
+            return self._variable(name, entry, has_symbol=has_symbol)
+        number = entry.number(At.CONST_VALUE)
         if number is None:
             return None
         type_ = INT if INT.holds(number) else UNSIGNED
@@ -81,30 +93,34 @@ class ModuleNames:
         """Return a member of a structure that is not in memory."""
         return part_of(scattered, member, self._module.machine(at_entry=False))
 
-    def _variable(self, name: str) -> ModuleVariable | None:
-        has_symbol = self._module.symbol_address(name) is not None
-        described = None
-        for file in self._file.all_files():
-            described = self._described(file, name, has_symbol=has_symbol) or described
-            if described is not None:
-                break
-        if described is None:
-            return None
-        type_ = self._types.of_variable(described)
+    def _variable(self, name: str, entry: Entry, *, has_symbol: bool) -> ModuleVariable:
+        type_ = self._types.of_variable(entry)
         machine = self._module.machine(at_entry=False)
-        if not has_symbol or self._module.is_thread_local(name):
-            location = location_at(described, frame_at(None, 0, None))
+        is_own = not entry.flag(At.DECLARATION) and not entry.flag(At.EXTERNAL)  # the symbol may be of another one
+        if not has_symbol or is_own or self._module.is_thread_local(name):
+            location = location_at(entry, frame_at(None, 0, None))
             return ModuleVariable(value_at(location, type_, machine), type_)
         return ModuleVariable(typed.Memory(typed.Symbol(name, machine.word), type_), type_)
 
-    def _described(self, file: DebugFile, name: str, *, has_symbol: bool) -> Entry | None:
-        """Return a variable of a file; a declaration does for one with a symbol, if it says the whole of its type."""
-        found = None
-        for entry in entries_named(file, name, (Tag.VARIABLE,)):
-            found = entry
-            if not entry.flag(At.DECLARATION) or (has_symbol and size_of(self._types.of_variable(entry)) is not None):
-                break
-        return found
+    def _described(self, name: str, *, has_symbol: bool) -> Entry | None:
+        """Return a variable; a declaration does for one with a symbol, if it says the whole of its type."""
+        if name not in self._found:
+            found = None
+            for entry in self._candidates(name, declarations=has_symbol):
+                found = entry
+                if not entry.flag(At.DECLARATION):
+                    break
+                if has_symbol and size_of(self._types.of_variable(entry)) is not None:
+                    break
+            self._found[name] = found
+        return self._found[name]
+
+    def _candidates(self, name: str, *, declarations: bool) -> Iterator[Entry]:
+        """Give what may be meant by a name; without ``declarations`` only those of the unit that is near."""
+        if self._near is not None:
+            yield from entries_in(cast("DebugFile", self._near.file), cast("Unit", self._near), name, _NAMED)
+        for file in self._file.all_files():
+            yield from entries_named(file, name, _NAMED, declarations=declarations)
 
 
 class ProbeNames:
@@ -316,9 +332,9 @@ def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> Modu
     file, types = module.file, module.types
     if file is None or types is None:
         return None
-    names = ModuleNames(module, file, types)
     address = module.address_of(place) if place is not None else None
     function = function_at(file, address) if address is not None else None
+    names = ModuleNames(module, file, types, None if function is None else function.unit)
     if function is None or address is None:
         return names
     return ProbeNames(module, names, types, function, address, at_return=at_return)

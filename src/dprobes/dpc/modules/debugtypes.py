@@ -96,11 +96,12 @@ class DebugTypes:
 
     def _best(self, name: str, tags: tuple[int, ...]) -> Entry | None:
         """Return the first definition of a name."""
-        return next((entry for entry in self._search(name, tags) if not entry.flag(At.DECLARATION)), None)
+        found = self._search(name, tags, declarations=False)
+        return next((entry for entry in found if not entry.flag(At.DECLARATION)), None)
 
-    def _search(self, name: str, tags: tuple[int, ...]) -> Iterator[Entry]:
+    def _search(self, name: str, tags: tuple[int, ...], *, declarations: bool = True) -> Iterator[Entry]:
         for file in self._file.all_files():
-            yield from entries_named(file, name, tags)
+            yield from entries_named(file, name, tags, declarations=declarations)
 
     # By entries
 

@@ -173,3 +173,21 @@ def test_a_warning_about_several_points_is_reported_once(optimized: ElfFile) -> 
     diagnostics = Diagnostics()
     rpn_of(optimized, "static long kept; gone(a), other { a + 1; kept = a; }", diagnostics)
     assert ["this has no effect"] == [each.message for each in diagnostics]
+
+
+def test_a_source_file_has_its_own_variables_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "other.c").write_text(
+        "int level = 7;\nstatic int depth = 8;\nint second(int n) { return level + depth * n; }\n"
+    )
+    source = (
+        "static int level = 1;\nstatic int depth = 2;\nint second(int n);\nextern int apart;\n"
+        "int first(int n) { level += n; depth += level; return second(level) + depth; }\n"
+        "int main(void) { return first(3); }\n"
+    )
+    elf = ElfFile.open(compiled(tmp_path, source, "-O0", "-no-pie", "other.c"))
+
+    def rpn(function: str, name: str) -> str:
+        return rpn_of(elf, f'own:{function} {{ printf("%d", {name}); }}').partition("printf")[2]
+
+    seen = {rpn(function, name) for function in ("first", "second") for name in ("level", "depth")}
+    assert len(seen) == 4
