@@ -3,17 +3,18 @@ Hash tables in memory that threads of several processes share.
 
 ::
 
-    table    0  u64 lock     0, or 1 while somebody inserts or deletes
-             8  u64 count    how many keys there are
+    table    8  u64 count    how many keys there are
             64  slots        ``capacity`` of them, a power of two
+                locks        64 bytes for each block of 64 slots; 0, or 1 while somebody inserts or deletes there
 
     slot     0  u64 state    0: free, 1: being written, 3: deleted, else the key's hash with 6 in its low three bits
              8  key          filled up to a multiple of 8 bytes
                 value
 
-A key is in one of the ``REACH`` slots from the one on that its hash names, with no free slot before it. Look-ups take
-no lock. The lock is tried a limited number of times: a thread may be interrupted while it holds it, by a signal handler
-that is probed. A key that finds no room is not inserted; a table that ``forgets`` gives it the place of another one.
+A key is in the block of the slot that its hash names, with no free slot from that one on; behind the last slot of a
+block comes its first one. Look-ups take no lock. A lock is waited for as long as its holder may be preempted, and not
+for ever: a thread may be interrupted while it holds it, by a signal handler that is probed, or killed. A key that finds
+no room is not inserted; a table that ``forgets`` gives it the place of another one of its block.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled, Label
 
-__all__ = ["DELETED", "FREE", "HASH_FACTOR", "HEAD_SIZE", "REACH", "TableShape", "hash_routine"]
+__all__ = ["BLOCK", "DELETED", "FREE", "HASH_FACTOR", "HEAD_SIZE", "TableShape", "hash_routine"]
 
 _R = Register
 
 HEAD_SIZE = 64
-REACH = 128
+BLOCK = 64
+"""Slots, and bytes that the lock of so many takes: a line of the cache."""
 HASH_FACTOR = 0x9E37_79B9_7F4A_7C15
 """The golden ratio, as a fraction of 2**64: what Knuth multiplies hashes with (TAOCP volume 3, section 6.4)."""
 FREE, _WRITING, DELETED, _READY = 0, 1, 3, 6
-_LOCK, _COUNT = 0, 8
+_COUNT = 8
 _STATE = 8
-_SPINS = 1 << 14
+_SPINS = 1 << 24
+"""How often a lock is looked at: some milliseconds of a processor, in which a preempted holder comes to run."""
 
-_FLAGS, _HOME = -8, -16
-"""Where in the frame of a routine the flags of an update are, and the slot that the hash names."""
+_FLAGS, _HOME, _HELD = -8, -16, -24
+"""Where in the frame of a routine the flags of an update are, the slot that the hash names, and where the lock is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,19 @@ class TableShape:
         return self.value_place + (self.value_size + 7 & ~7)
 
     @property
+    def block(self) -> int:
+        """How many slots have one lock."""
+        return min(BLOCK, self.capacity)
+
+    @property
+    def locks(self) -> int:
+        """Where the locks are."""
+        return HEAD_SIZE + self.capacity * self.stride
+
+    @property
     def size(self) -> int:
         """The bytes of the table."""
-        return HEAD_SIZE + self.capacity * self.stride
+        return self.locks + BLOCK * (self.capacity // self.block)
 
 
 def hash_routine(helper: Helper, shape: TableShape) -> Assembled:
@@ -133,10 +146,25 @@ class _Writer:
     def _go_on(self, again: Label) -> None:
         """Go to the next slot, as often as R5 says."""
         asm = self._asm
-        asm.alu(Alu.ADD, _R.R4, 1)
-        asm.alu(Alu.AND, _R.R4, self._shape.capacity - 1)
+        self._next()
         asm.alu(Alu.SUB, _R.R5, 1)
         asm.jump_if(Jump.JNE, _R.R5, 0, again)
+
+    def _next(self) -> None:
+        """Let R4 be the number of the next slot of the block."""
+        asm, block, inside = self._asm, self._shape.block, self._asm.label()
+        asm.alu(Alu.ADD, _R.R4, 1)
+        asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
+        asm.alu(Alu.SUB, _R.R4, block)
+        asm.place(inside)
+
+    def _previous(self) -> None:
+        """Let R4 be the number of the slot before it in the block."""
+        asm, block, inside = self._asm, self._shape.block, self._asm.label()
+        asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
+        asm.alu(Alu.ADD, _R.R4, block)
+        asm.place(inside)
+        asm.alu(Alu.SUB, _R.R4, 1)
 
     def _compare(self, key: Register, other: Label, first: Register, second: Register) -> None:
         """Go to ``other`` unless the slot at R0 has the key."""
@@ -145,15 +173,11 @@ class _Writer:
             self._asm.load(second, key, at, size)
             self._asm.jump_if(Jump.JNE, first, second, other)
 
-    @property
-    def _reach(self) -> int:
-        return min(REACH, self._shape.capacity)
-
     def look_up(self) -> None:
         """Write the look-up: R0 is the address of the value, or 0."""
         asm, again, following, none = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         self._hash(_R.R2)
-        asm.mov(_R.R5, self._reach)
+        asm.mov(_R.R5, self._shape.block)
         asm.place(again)
         self._slot(_R.R1)
         asm.load(_R.R6, _R.R0, HEAD_SIZE)
@@ -169,14 +193,21 @@ class _Writer:
         asm.exit()
 
     def _lock(self) -> None:
-        """Take the lock of the table at R6; return EBUSY if that fails. Takes R0, R1 and R5."""
-        asm, again, locked = self._asm, self._asm.label(), self._asm.label()
+        """Take the lock of slot R4 of the table at R6; return EBUSY if that fails. Takes R0, R1, R5 and R9."""
+        asm, again, busy, locked = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        asm.mov(_R.R9, _R.R4)
+        asm.alu(Alu.AND, _R.R9, -BLOCK)
+        asm.alu(Alu.ADD, _R.R9, self._shape.locks)
+        asm.alu(Alu.ADD, _R.R9, _R.R6)
+        asm.store(_R.R10, _HELD, _R.R9)
+        asm.mov(_R.R1, 1)
         asm.mov(_R.R5, _SPINS)
         asm.place(again)
-        asm.mov(_R.R0, 0)
-        asm.mov(_R.R1, 1)
-        asm.atomic(Atomic.CMPXCHG, _R.R6, _LOCK, _R.R1)
+        asm.load(_R.R0, _R.R9, 0)
+        asm.jump_if(Jump.JNE, _R.R0, 0, busy)
+        asm.atomic(Atomic.CMPXCHG, _R.R9, 0, _R.R1)
         asm.jump_if(Jump.JEQ, _R.R0, 0, locked)
+        asm.place(busy)
         asm.alu(Alu.SUB, _R.R5, 1)
         asm.jump_if(Jump.JNE, _R.R5, 0, again)
         asm.mov(_R.R0, -errno.EBUSY)
@@ -184,9 +215,10 @@ class _Writer:
         asm.place(locked)
 
     def _return(self, value: int) -> None:
-        """Give the lock back and return. Takes R1."""
-        self._asm.mov(_R.R1, 0)
-        self._asm.atomic(Atomic.XCHG, _R.R6, _LOCK, _R.R1)
+        """Give the lock back and return. Takes R1 and R2."""
+        self._asm.load(_R.R1, _R.R10, _HELD)
+        self._asm.mov(_R.R2, 0)
+        self._asm.atomic(Atomic.XCHG, _R.R1, 0, _R.R2)
         self._asm.mov(_R.R0, value)
         self._asm.exit()
 
@@ -198,7 +230,7 @@ class _Writer:
         """
         asm, again, following = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R1, 0)
-        asm.mov(_R.R5, self._reach)
+        asm.mov(_R.R5, self._shape.block)
         asm.place(again)
         self._slot(_R.R6)
         asm.load(_R.R2, _R.R0, HEAD_SIZE)
@@ -223,9 +255,9 @@ class _Writer:
         asm.mov(_R.R7, _R.R2)
         asm.mov(_R.R8, _R.R3)
         asm.store(_R.R10, _FLAGS, _R.R4)
-        self._lock()
         self._hash(_R.R7)
         asm.store(_R.R10, _HOME, _R.R4)
+        self._lock()
         self._walk(free, found, notes_deleted=True)
         asm.jump_if(Jump.JNE, _R.R1, 0, chosen)
         asm.jump(no_room)
@@ -233,11 +265,11 @@ class _Writer:
         asm.jump_if(Jump.JNE, _R.R1, 0, chosen)
         asm.mov(_R.R1, _R.R0)
         asm.place(chosen)
-        asm.load(_R.R2, _R.R6, _COUNT)
-        asm.jump_if(Jump.JGE, _R.R2, shape.entries, no_room)
-        asm.alu(Alu.ADD, _R.R2, 1)
-        asm.store(_R.R6, _COUNT, _R.R2)
-        asm.jump(insert)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R2, fetch=True)
+        asm.jump_if(Jump.JLT, _R.R2, shape.entries, insert)
+        asm.mov(_R.R2, -1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R2)
         asm.place(no_room)
         if shape.forgets:
             self._forget(insert)
@@ -264,17 +296,20 @@ class _Writer:
         """
         Let R1 be a slot for the key: the one that it is already, and another key goes; else that of another key.
 
-        The other one is the first key from the slot on that the hash names. Takes R0, R2, R4, R5 and R9.
+        The other one is the first key from the slot on that the hash names; if the block has none, there is one key
+        more. Takes R0, R2, R4, R5 and R9.
         """
         asm, again, found, goes = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
         asm.load(_R.R4, _R.R10, _HOME)
-        asm.mov(_R.R5, self._reach)
+        asm.mov(_R.R5, self._shape.block)
         asm.place(again)
         self._slot(_R.R6)
         asm.load(_R.R2, _R.R0, HEAD_SIZE)
         asm.jump_if(Jump.JGT, _R.R2, DELETED, found)
         self._go_on(again)
-        self._return(-errno.E2BIG)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R2)
+        asm.jump(insert)
         asm.place(found)
         asm.jump_if(Jump.JNE, _R.R1, 0, goes)
         asm.mov(_R.R1, _R.R0)
@@ -291,22 +326,19 @@ class _Writer:
         No key can be behind a slot if the next one is free: then it is free too, and so are deleted ones before it.
         """
         asm, free, previous, done = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
-        last = self._shape.capacity - 1
         asm.mov(_R.R2, _R.R0)
-        asm.alu(Alu.ADD, _R.R4, 1)
-        asm.alu(Alu.AND, _R.R4, last)
+        self._next()
         self._slot(_R.R6)
         asm.load(_R.R9, _R.R0, HEAD_SIZE)
         asm.jump_if(Jump.JEQ, _R.R9, FREE, free)
         asm.store(_R.R2, HEAD_SIZE, DELETED)
         asm.jump(done)
         asm.place(free)
-        asm.alu(Alu.SUB, _R.R4, 1)
-        asm.mov(_R.R5, self._reach)
+        self._previous()
+        asm.mov(_R.R5, self._shape.block)
         asm.place(previous)
         asm.store(_R.R2, HEAD_SIZE, FREE)
-        asm.alu(Alu.SUB, _R.R4, 1)
-        asm.alu(Alu.AND, _R.R4, last)
+        self._previous()
         self._slot(_R.R6)
         asm.mov(_R.R2, _R.R0)
         asm.load(_R.R9, _R.R2, HEAD_SIZE)
@@ -325,14 +357,13 @@ class _Writer:
         asm, free, found = self._asm, self._asm.label(), self._asm.label()
         asm.mov(_R.R6, _R.R1)
         asm.mov(_R.R7, _R.R2)
-        self._lock()
         self._hash(_R.R7)
+        self._lock()
         self._walk(free, found, notes_deleted=False)
         asm.place(free)
         self._return(-errno.ENOENT)
         asm.place(found)
         self._vacate()
-        asm.load(_R.R3, _R.R6, _COUNT)
-        asm.alu(Alu.SUB, _R.R3, 1)
-        asm.store(_R.R6, _COUNT, _R.R3)
+        asm.mov(_R.R3, -1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R3)
         self._return(0)

@@ -19,7 +19,7 @@ import pytest
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Helper
 from dprobes.engines.linux.machinecode import map_code
 from dprobes.native.code import Surroundings
-from dprobes.native.routines.hashtable import DELETED, FREE, HEAD_SIZE, TableShape, hash_routine
+from dprobes.native.routines.hashtable import BLOCK, DELETED, FREE, HEAD_SIZE, TableShape, hash_routine
 from dprobes.native.x86.assembler import X86Assembler
 from dprobes.native.x86.routine import write_routine
 
@@ -306,7 +306,8 @@ def test_whoever_is_killed_with_the_lock_stops_nobody() -> None:
             break
         assert result == 0
         assert table.delete(b"anything") == 0
-    table.memory[0] = 1  # as if there had been none at such a moment
+    for lock in range(shape.locks, shape.size, BLOCK):  # as if there had been none at such a moment
+        table.memory[lock] = 1
     assert table.update(b"anything", b"anything") == -errno.EBUSY
     assert table.update(b"existing", b"anything") == -errno.EBUSY
     assert table.look_up(b"existing") == b"existing"

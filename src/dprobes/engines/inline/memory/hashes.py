@@ -43,8 +43,6 @@ class SharedHash:
         self.shape = shape
         self._region = region
         self._offset = region.take(shape.size)
-        self._key = ctypes.create_string_buffer(shape.key_size + 8)
-        self._value = ctypes.create_string_buffer(shape.value_size + 8)
 
     @property
     def place(self) -> MapPlace:
@@ -52,13 +50,17 @@ class SharedHash:
         return MapPlace(self._region.place + self._offset, MapShape.HASH)
 
     def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
-        self._key.raw = key.ljust(len(self._key), b"\0")
-        self._value.raw = value.ljust(len(self._value), b"\0")
+        # Buffers of each call: several threads may look at once.
+        named, given = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
         table = self._region.own_address + self._offset
-        return _routine(helper, self.shape)(table, ctypes.addressof(self._key), ctypes.addressof(self._value), flags)
+        return _routine(helper, self.shape)(table, ctypes.addressof(named), ctypes.addressof(given), flags)
+
+    def address_of(self, key: bytes) -> int:
+        """Return where the value of a key is in this process, 0 if the key is not there."""
+        return self._call(Helper.MAP_LOOKUP_ELEM, key)
 
     def __getitem__(self, key: bytes) -> bytes:
-        if not (address := self._call(Helper.MAP_LOOKUP_ELEM, key)):
+        if not (address := self.address_of(key)):
             raise KeyError(key)
         return ctypes.string_at(address, self.shape.value_size)
 

@@ -61,7 +61,7 @@ def test_no_room_is_an_error(region: Region) -> None:
 def test_whoever_has_the_lock_and_does_not_run_is_no_hang(region: Region) -> None:
     table = SharedHash(region, TableShape(8, 8, 2))
     table[b"12345678"] = b"87654321"
-    region.mapping[table.place.address] = 1
+    region.mapping[table.place.address + table.shape.locks] = 1
     with pytest.raises(OSError, match="busy") as refused:
         table.add(b"ABCDEFGH", bytes(8))
     assert refused.value.errno == errno.EBUSY
