@@ -157,6 +157,7 @@ class Tracer:
         self._counter.look_after()
         self._stopper.waits.look_after()
         self._look_after_load()
+        self._patcher.look_after()
         self._connection.flush_if_due()
         return True
 
@@ -168,7 +169,7 @@ class Tracer:
             self._take_messages()
         # What is found out about hits makes records, which have to be sent in time: so that comes last.
         delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._look_after_load()]
-        delays.append(self._connection.flush_if_due())
+        delays += [self._patcher.look_after(), self._connection.flush_if_due()]
         if self._tree.has_unreported:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
@@ -193,9 +194,9 @@ class Tracer:
                     self._attach(pid, launching=launching)
                 case Sites():
                     self._modules.answered(message)
-                case Remove(number, numbers):
+                case Remove(number, numbers, state):
                     if (program := self._programs.numbered(number)) is not None:
-                        self._remover.remove(program.remove(numbers))
+                        self._remover.remove(program.remove(numbers), state)
                 case ChangeRequest(number, count, changes):
                     if (program := self._programs.numbered(number)) is not None:
                         program.change(changes, count)
@@ -337,6 +338,8 @@ class Tracer:
             if other is not thread:
                 self._counter.forget(other)
                 del self._threads[other.tid]
+                self._programs.forget_thread(other.tid)
+        self._programs.forget_thread(thread.tid)
         self._tree.leave_space(thread)
         ptracecalls.get_registers(thread.tid, self._registers)
         word_size = ptracecalls.word_size(self._registers)
@@ -378,7 +381,8 @@ def main(arguments: list[str]) -> int:
     assert isinstance(message, Start)
     connection.use_restorer(*message.restorer)
     try:
-        program = InsertedProgram.of(message)
+        native = message.native
+        program = InsertedProgram.of(message, native=None if native is None else native.opened(native.descriptor))
     except EngineError as error:
         connection.send(Refused(error.message))
         connection.close()

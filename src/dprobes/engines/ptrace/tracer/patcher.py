@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
@@ -21,6 +22,7 @@ from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
 from dprobes.errors import reason_of
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -37,6 +39,17 @@ _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
+_FIRST_WAIT, _TRIES = 0.005, 10
+"""Seconds until a request is tried again, which become twice as many each time, and how often that is done."""
+
+
+class _Later(NamedTuple):
+    """A request, when it is to be tried again, and how often it was."""
+
+    when: float
+    message: ShareMemory | PatchSites
+    tries: int
+
 
 class Patcher:
     """The writer of jumps."""
@@ -45,8 +58,30 @@ class Patcher:
         self._connection = state.connection
         self._threads = state.threads
         self._stopper = stopper
+        self._later: list[_Later] = []
+        """What was asked at a moment when no thread could make a system call."""
 
-    def share(self, message: ShareMemory) -> None:
+    def look_after(self) -> float | None:
+        """Try again what could not be done at once; return in how many seconds to ask again, None if there is none."""
+        if not self._later:
+            return None
+        now = time.monotonic()
+        due = [each for each in self._later if each.when <= now]
+        self._later = [each for each in self._later if each.when > now]
+        for _, message, tries in due:
+            if isinstance(message, ShareMemory):
+                self.share(message, tries)
+            else:
+                self.patch(message, tries)
+        return max(0, min((each.when for each in self._later), default=now) - now) if self._later else None
+
+    def _try_later(self, message: ShareMemory | PatchSites, tries: int) -> bool:
+        """Note what is to be tried again, after a while that becomes longer; return False if it was tried enough."""
+        if tries < _TRIES:
+            self._later.append(_Later(time.monotonic() + _FIRST_WAIT * 2**tries, message, tries + 1))
+        return tries < _TRIES
+
+    def share(self, message: ShareMemory, tries: int = 0) -> None:
         """Let a process map the client's memory, and say where."""
         number, pid = message.program, message.pid
         with self._held(pid) as held:
@@ -69,9 +104,11 @@ class Patcher:
                     held[0].space.patches.memories[number] = memory
                     self._connection.send(MemoryShared(number, pid, memory.page, memory.region))
                     return
+        if problem is _BUSY and self._try_later(message, tries):
+            return
         self._connection.send(MemoryShared(number, pid, problem=problem))
 
-    def patch(self, message: PatchSites) -> None:
+    def patch(self, message: PatchSites, tries: int = 0) -> None:
         """Write code and jumps into a process, and say which."""
         number, pid = message.program, message.pid
         done: set[int] = set()
@@ -91,6 +128,8 @@ class Patcher:
                     problem = str(error)
                 except OSError as error:
                     problem = reason_of(error)
+            if problem is _BUSY and self._try_later(message, tries):
+                return
             if problem is not None:
                 refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
             else:
