@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.extensions import Extension
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
     from dprobes.vm.machine import Machine
 
 __all__ = ["PAGE", "FakeContext", "header_of"]
@@ -113,7 +113,7 @@ class FakeContext:
         self.global_variables: MutableSequence[int] = list(global_variables)
         self.variables_of_cpu = list(cpu_variables)
         self.variables_of_thread = list(thread_variables)
-        self.keyed_tables: Sequence[TableStore] = []
+        self.keyed_tables: Sequence[KeyedStore] = []
         self.ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
         self.comm = comm
         self.segments = dict(segments or {})

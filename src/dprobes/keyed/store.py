@@ -11,7 +11,7 @@ Who reads needs nobody's help: a key stands there before its entry is in use, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import Change, changes, hist_bucket, lhist_bucket, shown_value
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.tables import Table
 
-__all__ = ["TableReader", "TableStore", "cells_of", "stores_of"]
+__all__ = ["KeyedStore", "TableReader", "TableStore", "cells_of", "stores_of"]
 
 _HEAD = 2
 _LOST, _USED = 0, 1
@@ -32,6 +32,33 @@ _MASK = (1 << 64) - 1
 def cells_of(table: Table) -> int:
     """Return how many 64-bit cells of memory a table takes."""
     return _HEAD + table.memory // 8
+
+
+class KeyedStore(Protocol):
+    """A table as handlers use it, wherever it is kept."""
+
+    table: Table
+
+    def tally(self, key: bytes, value: int = 0) -> None:
+        """Take a signed number in."""
+
+    def value(self, key: bytes) -> int:
+        """Return the number under a key (``layout.shown_value``), 0 if there is nothing."""
+
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Take in what is kept, a string or a call stack."""
+
+    def kept(self, key: bytes) -> bytes:
+        """Return what is kept under a key, zeros if there is nothing."""
+
+    def delete(self, key: bytes) -> None:
+        """Take a key out, if it is there."""
+
+    def clear(self) -> None:
+        """Take all keys out, and forget what was lost."""
+
+    def contents(self) -> TableContents:
+        """Return what is there now."""
 
 
 class TableReader:

@@ -12,7 +12,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
 
 __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
@@ -46,10 +46,10 @@ class SharedCells(MutableSequence[int]):
 
     def insert(self, index: int, value: int) -> None:  # noqa: ARG002 - the signature is the base class's
         """Refuse: the number of cells is fixed."""
-        raise TypeError("the number of global variables is fixed")
+        raise TypeError("the number of shared variables is fixed")
 
     def __delitem__(self, index: int | slice) -> None:
-        raise TypeError("the number of global variables is fixed")
+        raise TypeError("the number of shared variables is fixed")
 
 
 class Context(Protocol):
@@ -61,7 +61,7 @@ class Context(Protocol):
     global_variables: MutableSequence[int]
     """The first ``gvars`` of the 64-bit cells that all programs share; one with 4-byte words sees the low halves."""
 
-    keyed_tables: Sequence[TableStore]
+    keyed_tables: Sequence[KeyedStore]
     """The program's keyed tables, in the order of its header."""
 
     def cpu_variables(self) -> MutableSequence[int]:

@@ -18,7 +18,7 @@ from dprobes.vm.machine import Machine, read_string
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
     from dprobes.rpn.tables import Key
 
     Rule = Callable[[Machine, Any], None]
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES"]
 
 
-def _pop_key(machine: Machine, store: TableStore) -> bytes:
+def _pop_key(machine: Machine, store: KeyedStore) -> bytes:
     """Pop the cells of the keys, the last one first, and return the key in memory."""
     keys = store.table.keys
     popped = [_popped(machine, key) for key in reversed(keys)]

@@ -146,24 +146,24 @@ class Prologue:
 
     def _claim(self) -> None:
         """Write the search for a free state; its number is put into it."""
-        asm, states = self._asm, self._request.tables.states
-        claimed, address, full = asm.label(), _R.R3, asm.label()
+        asm, claimed, full = self._asm, self._asm.label(), self._asm.label()
         if self._request.tvars and uses_variables(self._w.flow):
             give_variables(asm, self._w.host, full)
         asm.call(Helper.GET_SMP_PROCESSOR_ID)
         asm.alu(Alu.MUL, _R.R0, _TRIES)
-        for attempt in range(_TRIES):
-            if attempt:
-                asm.alu(Alu.ADD, _R.R0, 1)
-            asm.mov(_R.R1, _R.R0)
-            asm.alu(Alu.AND, _R.R1, states - 1)
-            asm.mov(_R.R2, _R.R1)
-            asm.alu(Alu.LSH, _R.R2, 3)
-            asm.load_value(address, MapName.CLAIMS)
-            asm.alu(Alu.ADD, address, _R.R2)
-            asm.mov(_R.R4, 1)
-            asm.atomic(Atomic.XCHG, address, 0, _R.R4)
-            asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
+        if self._request.abilities.verified:
+            for attempt in range(_TRIES):
+                if attempt:
+                    asm.alu(Alu.ADD, _R.R0, 1)
+                self._try_to_claim(claimed)
+        else:  # threads of a process may be preempted in handlers, any number of them on one CPU
+            again = asm.label()
+            asm.mov(_R.R5, self._request.tables.states)
+            asm.place(again)
+            self._try_to_claim(claimed)
+            asm.alu(Alu.ADD, _R.R0, 1)
+            asm.alu(Alu.SUB, _R.R5, 1)
+            asm.jump_if(Jump.JNE, _R.R5, 0, again)
         if self._request.module is not None or self._ticket is not None:
             asm.jump(full)
             asm.place(self._busy)
@@ -185,6 +185,19 @@ class Prologue:
         asm.mov(SCRATCH, _R.R0)
         asm.load(_R.R1, _R.R10, _KEY, Size.W)
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
+
+    def _try_to_claim(self, claimed: Label) -> None:
+        """Let R1 be the number of the state that R0 comes to, and go to ``claimed`` if it is free. Takes R2 to R4."""
+        asm, states, address = self._asm, self._request.tables.states, _R.R3
+        asm.mov(_R.R1, _R.R0)
+        asm.alu(Alu.AND, _R.R1, states - 1)
+        asm.mov(_R.R2, _R.R1)
+        asm.alu(Alu.LSH, _R.R2, 3)
+        asm.load_value(address, MapName.CLAIMS)
+        asm.alu(Alu.ADD, address, _R.R2)
+        asm.mov(_R.R4, 1)
+        asm.atomic(Atomic.XCHG, address, 0, _R.R4)
+        asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
 
     def _miss_last(self) -> None:
         """Write what happens if the last hit runs no handler: the probepoint is removed nevertheless."""

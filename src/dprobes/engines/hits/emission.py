@@ -69,6 +69,7 @@ class Emitter:
             if has_faulted and not probe.limits.keep_on_fault:
                 if outcome is not None and outcome.ending is not Ending.ABORT:
                     probe.counts.faulted += 1
+                probe.give_back()
                 continue
             if probe.count_hit(outcome, is_skipped=is_skipped):
                 gone.append(probe)

@@ -81,7 +81,8 @@ class HandlerRunner:
         context = self._context
         if len(owners) == 1 and not known:  # nearly always
             probe, point = owners[0]
-            return (self._run(probe, point),) if probe.concerns(context.process) else ()
+            only = self._run(probe, point) if probe.concerns(context.process) else None
+            return () if only is None else (only,)
         before = {handled.probe: handled for handled in known}
         context.set_aside()
         results = []
@@ -91,15 +92,18 @@ class HandlerRunner:
                 if handled is None:
                     handled = self._run(probe, point)
                     context.set_aside()
-                results.append(handled)
+                if handled is not None:
+                    results.append(handled)
         for handled in results:
             if handled.changes:
                 context.apply(handled.changes)
         return tuple(results)
 
-    def _run(self, probe: Probe[ProgramT], point: Point) -> Handled[ProgramT]:
-        if probe.counter < 0:  # passcount
-            return Handled(probe)
+    def _run(self, probe: Probe[ProgramT], point: Point) -> Handled[ProgramT] | None:
+        """Run a handler; return None if this is no hit any more, by what has happened in a probed process."""
+        is_run = probe.draw()
+        if not is_run:
+            return None if is_run is None else Handled(probe)  # passcount
         load = probe.load
         if load is not None and load.skips():
             return Handled(probe, is_skipped=True)

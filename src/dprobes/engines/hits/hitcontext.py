@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from dprobes.vm import Context
 
-__all__ = ["Changes", "HitContext", "Reach", "SharedCounters", "Tally"]
+__all__ = ["Changes", "HitContext", "Reach", "SharedCounters", "SharedHits", "Tally"]
 
 Changes = dict[int, tuple[int, int]]
 """Registers that handlers changed: (before, after) by the engine's number of the register."""
@@ -28,6 +28,26 @@ class Tally(Protocol):
 
     def note(self, placement: Any) -> None:
         """Note where the probed instruction is executed."""
+
+
+class SharedHits(Protocol):
+    """The hits of a probepoint that has handlers in the probed processes as well, which count at the same time."""
+
+    is_limited: bool
+    """Whether hits are drawn, because of passcount or maxhits."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no handler is to run any more: all hits are drawn, or a handler said so."""
+
+    def draw(self) -> bool | None:
+        """Draw a hit: return whether its handler runs, None if it is no hit any more."""
+
+    def give_back(self) -> None:
+        """Let a hit that was drawn be none after all."""
+
+    def disable(self) -> None:
+        """Let no handler run any more."""
 
 
 class Reach(Protocol):

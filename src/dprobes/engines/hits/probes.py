@@ -19,7 +19,7 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.hits.hitcontext import Reach, SharedCounters, Tally
+    from dprobes.engines.hits.hitcontext import Reach, SharedCounters, SharedHits, Tally
     from dprobes.engines.hits.hitload import HitLoad
     from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.hits.records import RecordBuilder
@@ -84,7 +84,8 @@ class Probe(Generic[ProgramT]):
     """
     A probepoint of a program, in all processes; ``definition`` is the number of its definition.
 
-    ``file`` is the device and inode of the file that it is in.
+    ``file`` is the device and inode of the file that it is in. ``shared`` are its hits where handlers in the probed
+    processes have some as well.
     """
 
     program: ProgramT
@@ -96,15 +97,34 @@ class Probe(Generic[ProgramT]):
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
     load: HitLoad | None = None
+    shared: SharedHits | None = None
     """What hits take, where that is measured."""
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
 
+    def draw(self) -> bool | None:
+        """Return whether the handler runs at a hit, which is not counted yet; None if that is no hit any more."""
+        if self.shared is None:
+            return self.counter >= 0
+        if self.shared.is_limited:
+            return self.shared.draw()
+        return None if self.shared.is_over else True
+
+    def give_back(self) -> None:
+        """Let a hit that was drawn be none, because its instruction is not carried out."""
+        if self.shared is not None and self.shared.is_limited:
+            self.shared.give_back()
+
     @property
     def is_active(self) -> bool:
         """Whether hits count."""
         return self.state not in _INACTIVE
+
+    @property
+    def counts_late(self) -> bool:
+        """Whether a hit counts whose handler ran before: it may have been drawn before the last one was counted."""
+        return self.is_active or (self.shared is not None and self.shared.is_limited)
 
     def concerns(self, process: int) -> bool:
         """Return whether hits of a process count."""
@@ -124,9 +144,15 @@ class Probe(Generic[ProgramT]):
         self.counter += 1
         if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code in HANDING_OVER):
             state = ProbeState.REMOVED
-        elif self.limits.maxhits and self.counter >= self.limits.maxhits:
+        elif self.limits.maxhits and self._is_last:
             state = ProbeState.DISABLED
         else:
             return False
+        if self.shared is not None:
+            self.shared.disable()
         former, self.state = self.state, state
         return former not in _INACTIVE
+
+    @property
+    def _is_last(self) -> bool:
+        return self.counter >= self.limits.maxhits if self.shared is None else self.shared.is_over

@@ -28,8 +28,6 @@ _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 
 def obstacle_to_program(program: Program) -> str | None:
     """Return why no handler of a program can run in the process, None if nothing speaks against it."""
-    if program.vars or program.gvars or program.cvars or program.tvars:
-        return "the program has variables, which handlers in the tracer use as well"
     if any(table.has_user_stack for table in program.tables):
         return "the program has keyed tables with call stacks"
     if calls_extensions(program):
@@ -41,8 +39,6 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
     """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
     if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
         return "it is not about an instruction"
-    if probe.definition.passcount or probe.definition.maxhits:
-        return "its hits are counted by the tracer, for passcount and maxhits"
     if probe.at_return:
         if all(leaving.kind is not ExitKind.RETURN for leaving in probe.code.exits.exits):
             return "its function has no return instruction, and is left by jumps only"
@@ -54,8 +50,6 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
         if instruction.row.syntax in _STOPPING:
             operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
             return f"its handler ends with '{instruction.row.operator}{operand}'"
-        if instruction.row.group is Group.TABLE and instruction.row.operator != "tally":
-            return "its handler looks at keyed tables, parts of which the tracer has"
         if instruction.row.syntax in _NAMING or _has_names(instruction, program):
             return "its handler asks for the process name or the user, which only the kernel knows"
         if instruction.row.syntax in _UNWINDING:

@@ -28,7 +28,14 @@ class InlineEngine(PtraceEngine):
     def run(self, job: Job) -> PtraceSession:
         """Return the session; entering it starts the tracer and the command, or attaches to the process."""
         session = super().run(job)
-        session.use_native(InlineHandlers(job.program, job.items))
+        program = job.program
+        has_state = program.vars or program.gvars or program.cvars or program.tvars or program.tables
+        why_not = None
+        if job.principal is not None and has_state:
+            why_not = "its variables and tables are those of another program"
+        elif job.globals is not None and program.gvars:
+            why_not = "its global variables are those of other programs as well"
+        session.use_native(InlineHandlers(program, job.items, why_not))
         return session
 
 

@@ -13,91 +13,95 @@ from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.engines.inline.memory.lifemark import LifeMark
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
-from dprobes.engines.inline.memory.tables import SharedTables, tables_size
+from dprobes.engines.inline.sharedstate import PROBES_MAX, SharedState
 from dprobes.engines.tablemaps import zeros_size
 from dprobes.native.routines.ring import RingShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from dprobes.native.memory import MapPlace
     from dprobes.native.routines.hashtable import TableShape
-    from dprobes.rpn.tables import Table
+    from dprobes.rpn.program import Program
 
-__all__ = ["PROBES_MAX", "HandlerMaps"]
+__all__ = ["STATE_MAX", "HandlerMaps", "new_state"]
 
-PROBES_MAX = 1 << 14
-"""How many probepoints of a program handlers in processes can count."""
+STATE_MAX = 1 << 16
+"""Bytes that the state of a handler may take."""
 
-_STATES_PER_CPU = 4
+_STATES = 256
+"""How many threads can be in handlers, preempted or not: what nobody has used takes no memory."""
 _RINGS_SIZE, _RING_SIZE_MIN = 16 << 20, 1 << 20
 """Bytes of all rings together, and of each at least: pages that nobody has used take no memory."""
 _SPARE = 1 << 20
 
 
+def _rings(cpus: int) -> RingShape:
+    return RingShape(cpus, max(_RINGS_SIZE // cpus, _RING_SIZE_MIN))
+
+
+def new_state(program: Program) -> SharedState:
+    """Return the state of a program that is new, in memory with room for the rest of its maps."""
+    sizes = HandlerMaps.sizes()
+    rings = _rings(sizes.cpus)
+    size = sizes.states * (STATE_MAX + 8) + rings.rings * rings.stride + _SPARE
+    region = Region(size + SharedState.size_of(sizes.cpus, program))
+    variables = program.vars, program.gvars, program.cvars, program.tvars
+    return SharedState(region, sizes.cpus, variables, program.tables)
+
+
 class HandlerMaps:
     """
-    Own the maps of one program, for which a state of ``state_size`` bytes is enough.
+    Own the maps of one program: its ``state``, and what only handlers in processes and readers of rings need.
 
     A probed process has the memory elsewhere than this one; ``places`` says where.
     """
 
-    def __init__(self, state_size: int, tables: Sequence[Table] = ()) -> None:
-        sizes = self.sizes()
-        cpus, states = sizes.cpus, sizes.states
-        rings = RingShape(cpus, max(_RINGS_SIZE // cpus, _RING_SIZE_MIN))
-        size = states * (state_size + 8) + PROBES_MAX * PROBE_ENTRY_SIZE + rings.rings * rings.stride + _SPARE
-        size += tables_size(tables)
-        self.region = region = Region(size)
-        self.life_mark = LifeMark(region)  # the first one: so others find it who know nothing of maps
+    def __init__(self, state: SharedState, program: Program) -> None:
+        self._state = state
+        sizes, region = self.sizes(), state.region
+        states, rings = sizes.states, _rings(sizes.cpus)
+        self.region = region
+        self.life_mark = LifeMark(state.mark)
         self.clock = Clock(region)
-        self.probes = SharedArray(region, PROBE_ENTRY_SIZE, PROBES_MAX)
         self.rings = SharedRings(region, rings)
         self._arrays = {
             MapName.CLAIMS: SharedArray(region, 8, states),
             MapName.STATUS: SharedArray(region, STATUS_SIZE),
-            MapName.SCRATCH: SharedArray(region, state_size, states),
-            MapName.PROBES: self.probes,
-            MapName.ZEROS: SharedArray(region, zeros_size(tables) or 8),
+            MapName.SCRATCH: SharedArray(region, STATE_MAX, states),
+            MapName.ZEROS: SharedArray(region, max(zeros_size(program.tables), 8 * power_of_two(program.tvars))),
         }
-        self.keyed = SharedTables(tables, region) if tables else None
 
     @staticmethod
     def sizes() -> Tables:
         """Return the sizes of the maps that handlers are compiled for."""
         cpus = power_of_two(os.cpu_count() or 1)
-        return Tables(states=_STATES_PER_CPU * cpus, cpus=cpus, probes=PROBES_MAX)
+        return Tables(states=_STATES, cpus=cpus, probes=PROBES_MAX)
 
     def places(self, address: int) -> Mapping[MapName, MapPlace]:
         """Return where a process has the maps that has the memory at an address."""
         self.region.place = address
         places = {name: array.place for name, array in self._arrays.items()} | {MapName.RING: self.rings.place}
-        if self.keyed is not None:
-            places |= {name: part.place for name, part in self.keyed.maps.items()}
-        return places
+        return places | {name: part.place for name, part in self._state.maps.items()}
 
     @property
     def shapes(self) -> Mapping[MapName, TableShape]:
-        """What the hashes of keyed tables look like."""
-        parts = {} if self.keyed is None else self.keyed.maps
-        return {name: part.shape for name, part in parts.items() if isinstance(part, SharedHash)}
+        """What the hashes look like."""
+        return {name: part.shape for name, part in self._state.maps.items() if isinstance(part, SharedHash)}
 
     def count(self, probe: int, field: ProbeField) -> int:
         """Return one of the counters of a probepoint."""
-        value: int = self.probes.words[(probe * PROBE_ENTRY_SIZE + field) // 8]
+        value: int = self._state.probes.words[(probe * PROBE_ENTRY_SIZE + field) // 8]
         return value
 
     def disable(self, probe: int) -> None:
         """Let no handler of a probepoint run any more."""
-        self.probes.words[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 8] = 1
+        self._state.probes.words[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 8] = 1
 
     def close(self) -> None:
-        """Give the memory up; processes that map it go on with it."""
-        if self.keyed is not None:
-            self.keyed.__exit__()
+        """Let handlers do nothing any more, and give these maps up; the state stays, to be looked at."""
         self.life_mark.close()
         self.rings.close()
         self.clock.close()
         for array in self._arrays.values():
             array.close()
-        self.region.close()

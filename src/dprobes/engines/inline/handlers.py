@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.layout import MapName, ProbeField
 from dprobes.engines.inline.eligibility import asks_for_thread
 from dprobes.engines.inline.handlercode import CodeWriter
-from dprobes.engines.inline.handlermaps import PROBES_MAX, HandlerMaps
+from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
 from dprobes.engines.inline.ringreader import RingReader
+from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.inline.sitegroups import site_groups
 from dprobes.engines.inline.threadids import tid_place_in
-from dprobes.engines.interface import Notice, TableChange
+from dprobes.engines.interface import Notice
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitePatch, SitesPatched
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.errors import DprobesError
-from dprobes.keyed.contents import TableContents, TableRow
-from dprobes.keyed.layout import merged
 from dprobes.native.memory import MapPlace
 from dprobes.native.runtime import ProcessFacts
 from dprobes.record.layout import Item
@@ -41,13 +40,15 @@ if TYPE_CHECKING:
     from dprobes.engines.inline.entryindex import EntryBuffer
     from dprobes.engines.inline.handlercode import PlacedHandler
     from dprobes.engines.inline.pieces import Piece
+    from dprobes.engines.inline.sharedstate import StatePlan
     from dprobes.engines.inline.sitegroups import SiteGroup
-    from dprobes.engines.interface import Change, Counts
+    from dprobes.engines.interface import Counts
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import Batch
     from dprobes.engines.x86.patches.placer import Placement
     from dprobes.record.layout import Item
+    from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
     from dprobes.target.processmaps import Mapping
 
@@ -61,12 +62,13 @@ _CORRECTION = 0.25
 
 
 class InlineHandlers:
-    """The handlers of one program; ``items`` are those of its records."""
+    """The handlers of one program; ``items`` are those of its records, ``why_not`` what speaks against all of them."""
 
-    def __init__(self, program: Program, items: Item) -> None:
+    def __init__(self, program: Program, items: Item, why_not: str | None = None) -> None:
         self._program = program
         self._items = items
-        self._writer = PieceWriter(program, items)
+        self._writer = PieceWriter(program, items, why_not)
+        self.state = None if self._writer.obstacle is not None else new_state(program)
         self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
         self._pieces: dict[int, tuple[Piece, ...] | str] = {}
@@ -83,10 +85,17 @@ class InlineHandlers:
         """How many entries of the rings threads did not finish, because they were killed."""
         self._corrected = 0.0
         self._lock = threading.Lock()
+        self._limits: dict[int, tuple[int, int]] = {}
+        """The ``passcount`` and ``maxhits`` of probepoints."""
         self.refused: dict[int, str] = {}
         """Why probepoints have breakpoints and no jumps."""
         self.jumps: set[int] = set()
         """The probepoints that have jumps."""
+
+    @property
+    def plan(self) -> StatePlan | None:
+        """Where others find the state."""
+        return None if self.state is None else self.state.plan
 
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
@@ -144,10 +153,13 @@ class InlineHandlers:
         if found is None:
             found = self._writer.pieces(probe, answers.probes[probe], answers.compiled.get(probe))
             self._pieces[probe] = found
+            definition = answers.probes[probe].definition
+            self._limits[probe] = definition.passcount, definition.maxhits
             if isinstance(found, str):
                 self.refused[probe] = found
             elif self._maps is None:
-                self._maps = maps = HandlerMaps(1 << 16, self._program.tables)
+                assert self.state is not None
+                self._maps = maps = HandlerMaps(self.state, self._program)
                 self._reader = RingReader(self._items, maps.rings.size, PROBES_MAX)
         return () if isinstance(found, str) else found
 
@@ -253,8 +265,8 @@ class InlineHandlers:
 
     # What has happened
 
-    def take(self, *, is_over: bool) -> tuple[list[Batch], list[int]]:
-        """Return the records that have come, each with its probepoint, and the probepoints that are to be removed."""
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+        """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
         if self._maps is None or self._reader is None:
             return [], []
         now = time.monotonic()
@@ -279,12 +291,16 @@ class InlineHandlers:
         return self._reader is not None and self._reader.is_busy
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add what happened without the tracer."""
+        """Add what happened without the tracer; hits that are limited, it has drawn as well."""
         if self._maps is None or self._reader is None:
             return
         for number, each in enumerate(counts[:PROBES_MAX]):
             if number in self.jumps:
-                each.hits += self._maps.count(number, ProbeField.HITS)
+                hits, (passcount, maxhits) = self._maps.count(number, ProbeField.HITS), self._limits[number]
+                if passcount or maxhits:
+                    each.hits, each.passed = min(hits, passcount + maxhits) if maxhits else hits, min(hits, passcount)
+                else:
+                    each.hits += hits
                 each.records += self._reader.counts[number]
                 each.lost += self._maps.count(number, ProbeField.LOST)
                 each.missed += self._maps.count(number, ProbeField.MISSED)
@@ -306,20 +322,6 @@ class InlineHandlers:
         if count > 1:
             what = f"{count} probepoints have had breakpoints instead of jumps"
         yield Notice(f"{what}: {'; '.join(listed)}", is_warning=False)
-
-    def tables(self, known: Sequence[TableContents]) -> tuple[TableContents, ...]:
-        """Return what keyed tables hold, here and as it is ``known`` of the tracer."""
-        if self._maps is None or self._maps.keyed is None:
-            return tuple(known)
-        return tuple(map(_joined, known, self._maps.keyed.contents()))
-
-    def change(self, changes: Sequence[Change]) -> None:
-        """Take out of keyed tables what is to be taken out."""
-        for change in changes:
-            if isinstance(change, TableChange) and change.value is None and self._maps is not None:
-                keyed = self._maps.keyed
-                assert keyed is not None
-                keyed.change(change)
 
     def disable(self) -> None:
         """Let no handler run any more, as the tracer is gone that sees to their faults."""
@@ -378,11 +380,3 @@ def _patch_of(
         originals.append(there.original[address - there.start : address - there.start + len(data)])
     writes = tuple((w.address, bytes(w.data)) for w in placement.writes)
     return SitePatch(probes, site, writes, tuple(originals), rest, key)
-
-
-def _joined(first: TableContents, second: TableContents) -> TableContents:
-    """Return what two parts of one table hold together."""
-    cells = dict(first.rows)
-    for key, more in second.rows:
-        cells[key] = merged(first.table, [cells[key], more]) if key in cells else more
-    return TableContents(first.table, tuple(TableRow(*row) for row in cells.items()), first.lost + second.lost)

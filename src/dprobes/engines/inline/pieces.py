@@ -24,7 +24,8 @@ from dprobes.bpf.lower.callentries import entry_program
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
-from dprobes.engines.inline.handlermaps import PROBES_MAX, HandlerMaps
+from dprobes.engines.inline.handlermaps import STATE_MAX, HandlerMaps
+from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.errors import NotSupportedError
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.layout import Item
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Order", "Piece", "PieceWriter", "call_table_of"]
 
 _NAME = "x86_64"
-_STATE_MAX = 1 << 16
 _RET_NUMBER = 0xC2
 _ABILITIES = Abilities(
     LoopForm.MAY_GOTO,
@@ -81,23 +81,31 @@ def call_table_of(program: Program) -> CallTable | None:
 
 
 class PieceWriter:
-    """A writer of pieces for the probepoints of one program; ``items`` are those of its records."""
+    """
+    A writer of pieces for the probepoints of one program; ``items`` are those of its records.
 
-    def __init__(self, program: Program, items: Item) -> None:
+    ``why_not`` is what speaks against all of them.
+    """
+
+    def __init__(self, program: Program, items: Item, why_not: str | None = None) -> None:
         self._program = program
-        self._obstacle = obstacle_to_program(program)
+        self.obstacle = why_not or obstacle_to_program(program)
         self._request = Request(
             items=items,
             abilities=replace(_ABILITIES, calls=call_table_of(program) or CallTable.of(0)),
             tables=HandlerMaps.sizes(),
             shared_tables=frozenset(range(len(program.tables))),
             wants_tid=bool(items & (Item.UID | Item.PROCESS_NAME)),
+            vars=program.vars,
+            gvars=program.gvars,
+            cvars=program.cvars,
+            tvars=program.tvars,
         )
 
     def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:
         """Return the pieces for a probepoint, or why its handler cannot run in the process."""
-        if self._obstacle is not None:
-            return self._obstacle
+        if self.obstacle is not None:
+            return self.obstacle
         if (problem := obstacle_to(self._program, probe)) is not None:
             return problem
         if site is None or site.resolved.architecture.name != _NAME:
@@ -105,7 +113,12 @@ class PieceWriter:
         if number >= PROBES_MAX:
             return "the program has too many probepoints"
         request = replace(
-            self._request, probe=number, link=probe.instruction.address, symbols=dict(site.resolved.symbols)
+            self._request,
+            probe=number,
+            link=probe.instruction.address,
+            symbols=dict(site.resolved.symbols),
+            passcount=probe.definition.passcount,
+            maxhits=probe.definition.maxhits,
         )
         try:
             if probe.at_return:
@@ -150,7 +163,7 @@ class PieceWriter:
         lowered = lower(*handler, request)
         if not _has_records(lowered):  # so nothing of a header is needed
             lowered = lower(*handler, replace(request, items=Item(0)))
-        if lowered.state.size > _STATE_MAX:
+        if lowered.state.size > STATE_MAX:
             raise NotSupportedError("its handler needs too much memory")
         return lowered.assembled
 

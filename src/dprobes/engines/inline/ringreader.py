@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
+from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, LIMIT, NAME_SIZE, Entry
 from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex
 from dprobes.engines.inline.entrypacker import EntryPacker
 from dprobes.engines.inline.threadnames import ThreadNames
@@ -19,6 +19,7 @@ from dprobes.native.routines.entrywalk import RECORD_PLACE, RecordPlaces
 from dprobes.native.routines.ring import ENTRY_HEADER
 from dprobes.record.layout import Item, header_struct
 from dprobes.record.packed import PROBE_SIZE, RowShape
+from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,8 @@ class RingReader:
     """
     A reader of entries, of ``room`` bytes in a reading at most.
 
-    ``ended`` collects the probepoints that are to be removed, ``counts`` the records of each.
+    ``ended`` collects the probepoints that have had their last hit, and what they are since then; ``counts`` the
+    records of each.
     """
 
     def __init__(self, items: Item, room: int, probes: int) -> None:
@@ -67,7 +69,7 @@ class RingReader:
         self.is_busy = False
         """Whether so much has come in the last reading that there is more already."""
         self._waits = 0
-        self.ended: list[int] = []
+        self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
 
     @property
@@ -148,7 +150,8 @@ class RingReader:
         if kind in (Entry.RECORD, Entry.TRACE):
             yield probe, self._canonical(memory[at + RECORD_PLACE : at + ENTRY_HEADER + length])
         elif kind == Entry.ENDED:
-            self.ended.append(probe)
+            (reason,) = _FLAGS.unpack_from(memory, at + RECORD_PLACE)
+            self.ended.append((probe, ProbeState.DISABLED if reason == LIMIT else ProbeState.REMOVED))
 
     def _canonical(self, record: bytes) -> bytes:
         """Return a record with the process name as long as it is, instead of with zeros behind it."""

@@ -133,6 +133,8 @@ class PtraceSession:
     def use_native(self, native: NativeSide) -> None:
         """Have handlers run in the probed processes where that is possible; to be called before the session begins."""
         self._run.native = native
+        if native.state is not None:
+            self._run.counters.use_native(native.state.variables, native.state.tables)
 
     @property
     def probes(self) -> Sequence[Probepoint]:
@@ -243,8 +245,9 @@ class PtraceSession:
         assert conversation is not None
         while True:
             is_over = run.is_over
-            if (ended := run.take_native()) and not is_over:
-                self.remove(ended)
+            for probe, state in run.take_native():
+                if not is_over:
+                    conversation.outbox.send(Remove(run.number, (probe,), state))
             while run.items:
                 item = run.next_item()
                 if isinstance(item, (Done, Ended)):
@@ -299,14 +302,11 @@ class PtraceSession:
 
     def tables(self) -> tuple[TableContents, ...]:
         """Return what its keyed tables hold; the tracer is not asked."""
-        found = self._run.counters.tables()
-        return found if self._run.native is None else self._run.native.tables(found)
+        return self._run.counters.tables()
 
     def change(self, changes: Sequence[Change]) -> None:
         """Change local variables and tables between two handlers, and return when that is done."""
         conversation, counters = self._conversation, self._run.counters
-        if self._run.native is not None:
-            self._run.native.change(changes)
         with self._changing:
             if conversation is None or self._run.is_over:
                 counters.take_over(changes)
@@ -365,6 +365,7 @@ class PtraceSession:
             tables=tuple(replace(table, span=None) for table in program.tables),
             wants_images=self._job.images is not None,
             principal=-1 if self._principal is None else self._principal._run.number,  # noqa: SLF001
+            native=None if self._run.native is None else self._run.native.plan,
         )
 
     def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.interface import Change
     from dprobes.keyed.contents import TableContents
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
     from dprobes.rpn.tables import Table
 
 __all__ = ["SharedCounters", "Tally", "Variables", "carry_out"]
@@ -91,7 +91,7 @@ class Variables:
     by_cpu: Sequence[MutableSequence[int]]
 
 
-def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[TableStore]) -> None:
+def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
     """Change variables and tables."""
     for change in changes:
         match change:
@@ -137,11 +137,17 @@ class SharedCounters:
         self._cpu_resets = self._cells[end + local_count : self._first_table]
         self._resets = self._cells[_MADE]
         self._principal: SharedCounters | None = None
-        self._stores: list[TableStore] | None = None
+        self._stores: list[KeyedStore] | None = None
+        self._is_native = False
+        self._native_tables: Sequence[KeyedStore | None] = ()
 
     def borrow(self, principal: SharedCounters) -> None:
         """Use the variables of another program."""
         self._principal, self.variables = principal, principal.variables
+
+    def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
+        """Use variables and tables that handlers in the probed processes change, too; a table that is None is ours."""
+        self.variables, self._native_tables, self._is_native = variables, tables, True
 
     @classmethod
     def new(cls, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> Self:
@@ -166,8 +172,20 @@ class SharedCounters:
             return ()
         from dprobes.keyed.store import TableReader
 
+        readers = [TableReader(*each) for each in zip(self._tables, self.table_memory(), strict=True)]
+        return tuple((native or own).contents() for native, own in zip(self._shared_tables, readers, strict=True))
+
+    def stores(self) -> list[KeyedStore]:
+        """Return the keyed tables, to be written."""
+        from dprobes.keyed.store import TableStore
+
         memory = zip(self._tables, self.table_memory(), strict=True)
-        return tuple(TableReader(table, cells).contents() for table, cells in memory)
+        own = [TableStore.taken_over(table, cells) for table, cells in memory]
+        return [native or store for native, store in zip(self._shared_tables, own, strict=True)]
+
+    @property
+    def _shared_tables(self) -> Sequence[KeyedStore | None]:
+        return self._native_tables or [None] * len(self._tables)
 
     def tally(self, probe: int) -> Tally:
         """Return where a probepoint is counted."""
@@ -191,6 +209,11 @@ class SharedCounters:
             self._principal.ask_for_reset(first, last)
             return
         some = slice(first, None if last is None else last + 1)
+        if self._is_native:  # whose handlers ask nobody
+            for values in (self.variables.local, *self.variables.by_cpu):
+                for index in range(*some.indices(len(values))):
+                    values[index] = 0
+            return
         with self._lock:
             number = self._cells[_ASKED] + 1
             for resets in (self._local_resets, self._cpu_resets):
@@ -213,11 +236,8 @@ class SharedCounters:
 
     def take_over(self, changes: Sequence[Change]) -> None:
         """Change variables and tables that nobody else writes any more."""
-        from dprobes.keyed.store import TableStore
-
         if self._stores is None:
-            memory = zip(self._tables, self.table_memory(), strict=True)
-            self._stores = [TableStore.taken_over(table, cells) for table, cells in memory]
+            self._stores = self.stores()
         carry_out(changes, self.variables.local, self._stores)
 
     @property
@@ -243,6 +263,8 @@ class SharedCounters:
         return [self._shown(values) for values in self.variables.by_cpu]
 
     def _shown(self, values: MutableSequence[int]) -> list[int]:
+        if self._is_native:
+            return list(values)
         resets = self._resets_of(values)
         while True:
             made = self._cells[_MADE]

@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.lazydataclass import dataclass
+from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.interface import Change, HandedOver
     from dprobes.engines.overload import Verdict
+    from dprobes.engines.ptrace.nativestate import NativeStatePlan
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.x86.debugregs import Watch
     from dprobes.extensions.registry import Registration
-    from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.tables import Table
     from dprobes.target.processmaps import Mapping
 
@@ -119,6 +120,8 @@ class Start:
     """Whether the client is to be told what processes map (``Mapped``, ``Forked``)."""
     restorer: tuple[int, int] = (-1, 0)
     """Descriptor of the pipe to the process that cleans up after a killed tracer (``restorerwire``), and its id."""
+    native: NativeStatePlan | None = None
+    """What handlers in the probed processes have in common with those of the tracer, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ class Remove:
 
     program: int
     probes: tuple[int, ...]
+    state: ProbeState = ProbeState.REMOVED
+    """DISABLED if they have had as many hits as they may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +160,8 @@ class Insert:
     """
     A request to insert one more program, into the process ``pid`` and what that has started.
 
-    It opens the ``counters`` of ``start`` in the client, and has ``globals`` already. ``known`` says what is in files
-    that it has asked about.
+    It opens the ``counters`` and ``native`` of ``start`` in the client, and has ``globals`` already. ``known`` says
+    what is in files that it has asked about.
     """
 
     start: Start

@@ -167,8 +167,8 @@ TEMPLATES: dict[str, Template] = {
     "ros <cells>": _ros,
     **_pointer_templates("sbp"),
     **_pointer_templates("tsp"),
-    **_variable_templates("lv", "context.local_variables"),
+    **_variable_templates("lv", "context.local_variables", shared=True),
     **_variable_templates("gv", "context.global_variables", shared=True),
-    **_variable_templates("cv", "context.cpu_variables()"),
+    **_variable_templates("cv", "context.cpu_variables()", shared=True),
     **_variable_templates("tv", "context.thread_variables()"),
 }

@@ -59,6 +59,9 @@ def said_of(path: Path, body: str, header: str = "") -> str | None:
 
 def test_most_handlers_can(program_file: Path) -> None:
     assert said_of(program_file, "offset = plain\nminor = 1\npush r, rdi\npush mem, u64\nlog 1\nexit") is None
+    header = "vars = 1\ngvars = 1\ncvars = 1\ntvars = 1\ntable = t, count, word\n"
+    body = "push 1\npush table, t\npop lv, 0\ninc gv, 0\ninc cv, 0\ninc tv, 0\npush 1\ndelete t\nexit"
+    assert said_of(program_file, f"offset = plain\npasscount = 3\nmaxhits = 2\n{body}", header) is None
     assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
     assert said_of(program_file, "offset = load\nreturn = yes\npush elapsed\nlog 1\nexit") is None
 
@@ -66,11 +69,8 @@ def test_most_handlers_can(program_file: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "body", "reason"),
     [
-        ("vars = 1\n", "offset = plain\ninc lv, 0\nexit",
-         "the program has variables, which handlers in the tracer use as well"),
         ("", "offset = jumping\nreturn = yes\nexit",
          "its function has no return instruction, and is left by jumps only"),
-        ("", "offset = plain\nmaxhits = 2\nexit", "its hits are counted by the tracer, for passcount and maxhits"),
         ("", "offset = plain\nexit 1", "its handler ends with 'exit 1'"),
         ("", "offset = plain\nlog ustack\nexit", "its handler takes call stacks"),
         ("", "offset = load\nexit", "its instruction may fault, and has no record then"),

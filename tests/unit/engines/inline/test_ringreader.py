@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dprobes.bpf.layout import NAME_SIZE, Entry
+from dprobes.bpf.layout import LIMIT, NAME_SIZE, Entry
 from dprobes.engines.inline.ringreader import RingReader, record_places
 from dprobes.engines.linux.threadidentity import ThreadIdentity
 from dprobes.native.routines.entrywalk import RecordPlaces
@@ -18,6 +18,7 @@ from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item, LogRecord, header_struct
 from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
+from dprobes.resolve.probestate import ProbeState
 from ring_entries import entry, putting
 
 NAMED = Item.PID | Item.TID | Item.UID | Item.TIME | Item.PROCESS_NAME
@@ -104,9 +105,10 @@ def test_stack_traces_are_records_and_ends_are_collected() -> None:
     body = header_struct(flags, "little").pack(flags, 0, 0) + b"trace"
     reader = reader_of(Item(0))
     assert read(reader, None, entry(1, body, Entry.TRACE)) == [(1, body)]
-    piece = entry(1, body, Entry.TRACE) + entry(2, bytes(8), Entry.ENDED) + entry(0, bytes(4), Entry.PROCESS)
+    ends = entry(2, bytes(8), Entry.ENDED) + entry(9, LIMIT.to_bytes(8, "little"), Entry.ENDED)
+    piece = entry(1, body, Entry.TRACE) + ends + entry(0, bytes(4), Entry.PROCESS)
     assert read(reader, None, piece) == [(1, body)]
-    assert reader.ended == [2]
+    assert reader.ended == [(2, ProbeState.REMOVED), (9, ProbeState.DISABLED)]
     assert reader.counts[1] == 2
 
 

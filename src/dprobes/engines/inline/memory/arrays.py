@@ -20,8 +20,7 @@ class SharedArray:
         self._region = region
         self._size = self.stride * entries
         self._offset = region.take(self._size)
-        with memoryview(region.mapping) as whole:
-            self.memory = whole[self._offset : self._offset + self._size]
+        self.memory = region.view(self._offset, self._size)
         self.words = self.memory.cast("Q")
         self.halves = self.memory.cast("I")
 
@@ -29,6 +28,11 @@ class SharedArray:
     def place(self) -> MapPlace:
         """Where the probed process has it."""
         return MapPlace(self._region.place + self._offset, stride=self.stride)
+
+    @property
+    def own_address(self) -> int:
+        """Where this process has it."""
+        return self._region.own_address + self._offset
 
     def close(self) -> None:
         """Release the views."""

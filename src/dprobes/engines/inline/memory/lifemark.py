@@ -10,22 +10,21 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from dprobes.engines.inline.memory.arrays import SharedArray
-from dprobes.engines.linux.robustlist import SIZE, note_end_of_thread
+from dprobes.engines.linux.robustlist import note_end_of_thread
 from dprobes.native.lifemark import HAS_ENDED
 
 if TYPE_CHECKING:
-    from dprobes.engines.inline.memory.region import Region
+    from dprobes.engines.inline.memory.arrays import SharedArray
 
 __all__ = ["LifeMark"]
 
 
 class LifeMark:
-    """The mark, which is that of a thread of its own; OSError if the kernel cannot do that."""
+    """The mark in ``array``, which is that of a thread of its own; OSError if the kernel cannot do that."""
 
-    def __init__(self, region: Region) -> None:
-        self._array = SharedArray(region, SIZE)
-        self._address = region.own_address + self._array.place.address - region.place
+    def __init__(self, array: SharedArray) -> None:
+        self._array = array
+        self._address = array.own_address
         self._ready, self._over = threading.Event(), threading.Event()
         self._problem: OSError | None = None
         self._thread = threading.Thread(target=self._live, name="dprobes-life", daemon=True)

@@ -51,6 +51,11 @@ class Region:
         self._used = start + size
         return start
 
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return bytes of it, to be released before the region."""
+        with memoryview(self.mapping) as whole:
+            return whole[offset : offset + size]
+
     def close(self) -> None:
         """Give it up here; processes that map it go on with it."""
         self.mapping.close()

@@ -48,6 +48,8 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
     with contextlib.suppress(OSError):
         fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
     shared = [descriptor for descriptor in (start.counters, start.globals, start.restorer[0]) if descriptor >= 0]
+    if start.native is not None:
+        shared.append(start.native.descriptor)
     try:
         # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
         process = subprocess.Popen(

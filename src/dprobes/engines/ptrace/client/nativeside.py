@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.engines.interface import Change, Counts, Notice
+    from dprobes.engines.interface import Counts, Notice
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
+    from dprobes.engines.ptrace.nativestate import NativeState, NativeStatePlan
     from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
-    from dprobes.keyed.contents import TableContents
+    from dprobes.resolve.probestate import ProbeState
 
     Batch = Sequence[tuple[int, bytes]]
     Request = ShareMemory | PatchSites
@@ -26,6 +27,14 @@ __all__ = ["NativeSide"]
 
 class NativeSide(Protocol):
     """The handlers of one program; all but ``take`` and ``counts`` are called in the order in which things happen."""
+
+    @property
+    def state(self) -> NativeState | None:
+        """What they have in common with handlers that the tracer interprets; None if there are no such handlers."""
+
+    @property
+    def plan(self) -> NativeStatePlan | None:
+        """The same, to be sent to the tracer."""
 
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
@@ -48,9 +57,9 @@ class NativeSide(Protocol):
     def is_busy(self) -> bool:
         """Whether so much has come that there is more already."""
 
-    def take(self, *, is_over: bool) -> tuple[list[Batch], list[int]]:
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """
-        Return the records that have come, each with its probepoint, and the probepoints that are to be removed.
+        Return the records that have come, each with its probepoint, and the probepoints that have had their last hit.
 
         With ``is_over`` nothing comes any more.
         """
@@ -60,12 +69,6 @@ class NativeSide(Protocol):
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over what a user should hear at the end."""
-
-    def tables(self, known: Sequence[TableContents]) -> tuple[TableContents, ...]:
-        """Return what keyed tables hold, here and as it is ``known`` of the tracer."""
-
-    def change(self, changes: Sequence[Change]) -> None:
-        """Take out of keyed tables what is to be taken out."""
 
     def disable(self) -> None:
         """Let no handler run any more, as the tracer is gone that sees to their faults."""

@@ -81,8 +81,8 @@ class ProgramRun:
             self.native.add_counts(counts)
         return counts
 
-    def take_native(self, *, is_over: bool = False) -> list[int]:
-        """Keep the records of handlers in processes to be given out; return the probepoints that are to be removed."""
+    def take_native(self, *, is_over: bool = False) -> list[tuple[int, ProbeState]]:
+        """Keep the records of handlers in processes to be given out; return the probepoints that are over."""
         if self.native is None:
             return []
         batches, ended = self.native.take(is_over=is_over)

@@ -246,7 +246,7 @@ class Settler:
             self._counter.complete(thread)
         elif hit.state is HitState.UNFINISHED:
             hit.follow(HitEvent.COUNTED_EARLY)
-            self._counter.count(thread, [each for each in hit.handled if each.probe.is_active])
+            self._counter.count(thread, [each for each in hit.handled if each.probe.counts_late])
 
     def _resolve(self, thread: Thread, status: int | None) -> None:
         kind, number = (StopKind.EVENT, 0) if status is None else classify_stop(status)
@@ -254,11 +254,13 @@ class Settler:
 
     def _give_up(self, thread: Thread, program: InsertedProgram) -> None:
         hit = thread.hit
+        kept = _of_others(hit.handled, program)
+        hit.handled = tuple(each for each in hit.handled if each.probe.program is program)
         self._stopper.give_up_hit(thread)
         ptracecalls.get_registers(thread.tid, self._registers)
         self._registers[_RIP] = hit.breakpoint.address
         ptracecalls.set_registers(thread.tid, self._registers)
-        hit.handled = _of_others(hit.handled, program)
+        hit.handled = kept
         if hit.handled:
             hit.follow(HitEvent.KEPT)
 

@@ -195,7 +195,7 @@ class HitHandler:
         thread.state = ThreadState.STOPPED
         self._stepper.settle_late(thread, breakpoint_, self._registers)
         if not is_counted:
-            self._counter.count(thread, [each for each in hit.handled if each.probe.is_active])
+            self._counter.count(thread, [each for each in hit.handled if each.probe.counts_late])
         if breakpoint_.exits:
             self._leave(thread, breakpoint_)
         if thread.debug.slots:
@@ -253,6 +253,9 @@ class HitHandler:
             hit.handled, hit.written = handled, self._context.written
             is_kept = not completion.signal and (repeated or breakpoint_.handlers or breakpoint_.exits)
             hit.follow(HitEvent.INTERRUPTED if is_kept else HitEvent.GIVEN_UP)
+            if not is_kept:
+                for each in handled:
+                    each.probe.give_back()
         else:
             has_faulted = completion.kind is CompletionKind.FAULTED
             hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]

@@ -143,14 +143,17 @@ def prepared(
 
     ``principal`` has its variables and tables. Raise ``EngineError`` if it cannot be made.
     """
+    native, state = message.start.native, None
     try:
         counters = connection.open(message.start.counters)
+        if native is not None:
+            state = native.opened(connection.open(native.descriptor))
     except OSError as error:
         reason = reason_of(error)
         raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
     if principal is None and message.start.principal >= 0:
         raise EngineError("the program whose variables it uses has ended")
-    program = InsertedProgram.of(replace(message.start, counters=counters), former, principal)
+    program = InsertedProgram.of(replace(message.start, counters=counters), former, principal, state)
     if not modules.complete(program, message.known, spaces):
         raise EngineError("dprobes was stopped, and could not be asked about the program's files")
     return program

@@ -199,6 +199,7 @@ class ProcessTree:
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
         self._threads.pop(thread.tid, None)
+        self._programs.forget_thread(thread.tid)
         if not self._threads.of_process(thread.pid):
             self.leave_space(thread)
             self._leave_scopes(thread.pid)

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.programguard import ProgramGuard
     from dprobes.engines.interface import Change
     from dprobes.engines.overload import Verdict
+    from dprobes.engines.ptrace.nativestate import NativeState
     from dprobes.engines.ptrace.sites import FileKey, Site, WatchSite
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
 
 __all__ = ["EVERYWHERE", "FileSites", "Handled", "InsertedProgram", "Probe", "Programs", "Reach"]
 
@@ -75,10 +76,12 @@ class InsertedProgram:
     guard: ProgramGuard | None = None
     thread_count: int = 0
     """How many variables each thread has."""
-    keyed_tables: Sequence[TableStore] = ()
+    keyed_tables: Sequence[KeyedStore] = ()
     wants_images: bool = False
     principal: InsertedProgram | None = None
     """The program whose variables and tables it uses."""
+    native: NativeState | None = None
+    """What handlers in the probed processes have in common with those here."""
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -86,14 +89,19 @@ class InsertedProgram:
 
     @classmethod
     def of(
-        cls, start: Start, former: InsertedProgram | None = None, principal: InsertedProgram | None = None
+        cls,
+        start: Start,
+        former: InsertedProgram | None = None,
+        principal: InsertedProgram | None = None,
+        native: NativeState | None = None,
     ) -> InsertedProgram:
         """
         Return the program that a message describes, before it has probepoints.
 
         One that takes the place of a ``former`` one has its processes and its place in the order, and its global
-        variables if they are its own. One with a ``principal`` uses the variables and tables of that. Raise
-        ``EngineError`` if one of its extensions cannot be loaded.
+        variables if they are its own. One with a ``principal`` uses the variables and tables of that. ``native`` is
+        what it has in common with handlers in the probed processes. Raise ``EngineError`` if one of its extensions
+        cannot be loaded.
         """
         local_count, global_count, cpu_count, thread_count = start.variables
         extensions: dict[str, Extension] = {}
@@ -106,17 +114,19 @@ class InsertedProgram:
         if start.globals >= 0:
             cells = MappedCells(start.globals, global_count)
         else:
-            kept = [] if former is None else list(former.global_variables[:global_count])
-            cells = kept + [0] * (global_count - len(kept))
+            kept = [] if former is None else list(former.global_variables)[:global_count]
+            cells = [0] * global_count if native is None else native.global_variables
+            for index, value in enumerate(kept):
+                cells[index] = value
         counters = SharedCounters(start.counters, local_count, cpu_count, start.tables)
-        stores: Sequence[TableStore] = []
+        if native is not None:
+            counters.use_native(native.variables, native.tables)
+        stores: Sequence[KeyedStore] = []
         if principal is not None:
             counters.borrow(principal.counters)
             stores = principal.keyed_tables
         elif start.tables:
-            from dprobes.keyed.store import TableStore
-
-            stores = [TableStore(*each) for each in zip(start.tables, counters.table_memory(), strict=True)]
+            stores = counters.stores()
         guard = None
         if start.budget is not None:
             from dprobes.engines.hits.programguard import ProgramGuard
@@ -138,6 +148,7 @@ class InsertedProgram:
             stores,
             start.wants_images,
             principal,
+            native,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
@@ -149,6 +160,8 @@ class InsertedProgram:
                 limits, counts = self.definitions[site.definition], self.counters.tally(site.probe)
                 probe = probes.Probe(self, site.probe, site.definition, limits, file, counts)
                 self.probes[site.probe] = probe
+                if self.native is not None:
+                    probe.shared = self.native.hits_of(site.probe, limits)
                 if self.guard is not None:
                     probe.load = self.guard.new_load()
                 if site.probe in self._removed:
@@ -181,6 +194,12 @@ class Programs(list[InsertedProgram]):
     def numbered(self, number: int) -> InsertedProgram | None:
         """Return the program that the client gave a number, None if it is not there any more."""
         return next((program for program in self if program.number == number), None)
+
+    def forget_thread(self, tid: int) -> None:
+        """Take away what a thread has that is no more, or executes another program."""
+        for program in self:
+            if program.native is not None:
+                program.native.forget_thread(tid)
 
     @property
     def want_images(self) -> bool:

@@ -11,18 +11,17 @@ import struct
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.hits.lifecycle import AFTER, HitState
+from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Collection
+    from collections.abc import Collection, MutableSequence
 
     from dprobes.engines.hits.emission import QueuedRecords
     from dprobes.engines.hits.hitcontext import Changes
-    from dprobes.engines.hits.lifecycle import HitEvent
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
@@ -79,6 +78,9 @@ class ThreadHit:
 
     def follow(self, event: HitEvent) -> None:
         """Take notice of an event."""
+        if event is HitEvent.GIVEN_UP and self.state is HitState.UNFINISHED:
+            for each in self.handled:
+                each.probe.give_back()
         self.state = AFTER[self.state, event]
 
     @property
@@ -201,14 +203,17 @@ class Thread:
     returns: list[PendingReturn] = field(default_factory=list)
     """The returns that are still to come of functions that were left by a tail call, the innermost last."""
 
-    variables: dict[InsertedProgram, list[int]] = field(default_factory=dict)
+    variables: dict[InsertedProgram, MutableSequence[int]] = field(default_factory=dict)
     """The variables that programs have for it, from their first use on."""
 
-    def variables_for(self, program: InsertedProgram) -> list[int]:
+    def variables_for(self, program: InsertedProgram) -> MutableSequence[int]:
         """Return the variables that a program has for it."""
         program = program.principal or program
         if program not in self.variables:
-            self.variables[program] = [0] * program.thread_count
+            found = None
+            if program.native is not None and program.thread_count:
+                found = program.native.thread_variables(self.tid)
+            self.variables[program] = [0] * program.thread_count if found is None else found
         return self.variables[program]
 
     def begin_program(self, space: AddressSpace) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.segments import LocalDescriptors
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.extensions import Extension
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
     from dprobes.vm.machine import Machine
 
 __all__ = ["ThreadContext"]
@@ -80,7 +80,7 @@ class ThreadContext:
     local_variables: MutableSequence[int]
     global_variables: MutableSequence[int]
     extensions: Mapping[str, Extension]
-    keyed_tables: Sequence[TableStore]
+    keyed_tables: Sequence[KeyedStore]
 
     def __init__(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.inline.memory.lifemark import LifeMark
 from dprobes.engines.inline.memory.region import Region
+from dprobes.engines.linux.robustlist import SIZE
 from dprobes.native.lifemark import HAS_ENDED
 
 
@@ -11,7 +13,7 @@ def test_handlers_see_a_living_tool_until_it_closes_the_mark() -> None:
     with Region(1 << 16) as region:
         region.place = 0x7000_0000_0000
         region.take(1)
-        mark = LifeMark(region)
+        mark = LifeMark(SharedArray(region, SIZE))
         at = mark.address - region.place
 
         def word() -> int:

@@ -1,0 +1,103 @@
+"""Tables in shared memory do what tables of the interpreter do, and lose nothing that others put into them."""
+
+from __future__ import annotations
+
+import os
+import struct
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.inline.memory.region import Region
+from dprobes.engines.inline.memory.tables import SharedTables
+from dprobes.engines.inline.memory.tablestores import SharedStore
+from dprobes.keyed.contents import TableContents
+from dprobes.keyed.store import TableStore
+from dprobes.rpn.pipeline import CompileOptions, parse_source
+from dprobes.source import SourceFile
+
+if TYPE_CHECKING:
+    from dprobes.rpn.tables import Table
+
+KINDS = ["count", "sum", "min", "max", "avg", "stats", "hist", "lhist(0, 100, 10)", "last"]
+
+
+def tables_of(*lines: str) -> tuple[Table, ...]:
+    text = "name = x\n" + "".join(f"table = {line}\n" for line in lines) + "offset = 0\nexit\n"
+    return parse_source(SourceFile("a.rpn", text), Diagnostics(), CompileOptions()).tables
+
+
+def stores_of(tables: tuple[Table, ...]) -> list[SharedStore]:
+    maps = SharedTables(tables, Region(1 << 20))
+    return [SharedStore(table, number, maps) for number, table in enumerate(tables)]
+
+
+def sorted_contents(contents: TableContents) -> tuple[object, ...]:
+    return contents.table, sorted(contents.rows), contents.lost
+
+
+@pytest.mark.parametrize("keys", ["", ", word, room = 16", ", word, address, room = 16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_do_what_the_interpreters_do(kind: str, keys: str) -> None:
+    random = Random(len(kind) * 100 + len(keys))
+    tables = tables_of("other, count, word, room = 4", f"t, {kind}{keys}")
+    _, store = stores_of(tables)
+    expected = TableStore(tables[1])
+    size = tables[1].key_size // 8
+    for _ in range(600):
+        key = struct.pack(f"={size}Q", *[random.randrange(5) for _ in range(size)])
+        match random.randrange(8):
+            case 0:
+                store.delete(key)
+                expected.delete(key)
+            case 1:
+                assert store.value(key) == expected.value(key)
+            case _:
+                number = random.choice((random.randrange(-5, 120), random.getrandbits(64) - (1 << 63)))
+                store.tally(key, number)
+                expected.tally(key, number)
+    assert sorted_contents(store.contents()) == sorted_contents(expected.contents())
+    store.clear()
+    assert store.contents().rows == ()
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    (table,) = tables_of("t, count, word, room = 4")
+    (store,) = stores_of((table,))
+    for n in range(7):
+        store.tally(struct.pack("=Q", n))
+    assert (len(store.contents().rows), store.contents().lost) == (table.room, 7 - table.room)
+    store.clear()
+    assert store.contents() == TableContents(table)
+
+
+def test_what_is_kept_is_what_was_kept_last() -> None:
+    (table,) = tables_of("names, last, word, room = 2, value = str[11]")
+    (store,) = stores_of((table,))
+    expected = TableStore(table)
+    for key, text in ((1, b"one"), (2, b"a longer one"[:11]), (1, b"once more"), (3, b"no room")):
+        for each in (store, expected):
+            each.keep(struct.pack("=Q", key), text.ljust(16, b"\0"))
+    for key in range(5):
+        assert store.kept(struct.pack("=Q", key)) == expected.kept(struct.pack("=Q", key))
+    assert sorted_contents(store.contents()) == sorted_contents(expected.contents())
+
+
+def test_no_number_of_others_is_lost() -> None:
+    tables = tables_of("t, stats, word, room = 64", "most, max")
+    stores = stores_of(tables)
+    children = []
+    for number in range(3):
+        child = os.fork()
+        if not child:
+            for n in range(4000):
+                stores[0].tally(struct.pack("=Q", n % 40), n)
+                stores[1].tally(b"", 3 * n + number)
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
+    assert stores[1].value(b"") == 3 * 3999 + 2
+    assert sum(stores[0].value(struct.pack("=Q", n)) for n in range(40)) == 12_000
+    assert stores[0].contents().lost == 0
