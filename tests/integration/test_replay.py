@@ -178,7 +178,7 @@ def test_engines_with_arguments_are_asked_for_in_one_way(tmp_path: Path, verb: s
     )
     assert error("--engine", "none") == (
         "Error: Invalid value for '--engine': there is no engine 'none'; "
-        "engines are auto, ebpf, inline, ptrace, replay=FILE"
+        "engines are auto, ebpf, gdb=ENDPOINT, inline, ptrace, replay=FILE"
     )
     assert error("--engine", "ptrace", "--uid", "0") == (
         "Error: the ptrace engine needs a command (-c COMMAND) or a process (-p PID); other scopes need --engine ebpf"

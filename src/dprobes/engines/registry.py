@@ -237,7 +237,25 @@ _REPLAY = EngineRow(
     summary="runs handlers on the hits that FILE describes",
 )
 
-_ROWS = (_PTRACE, _EBPF, _INLINE, _REPLAY)
+_GDB = EngineRow(
+    name="gdb",
+    factory="dprobes.engines.gdb.engine:GdbEngine",
+    scopes=frozenset({ScopeKind.ENDPOINT}),
+    capabilities=frozenset(
+        {
+            Capability.EXTENSION,
+            Capability.INTERPRETED_EXTENSION,
+            Capability.GLOB,
+            Capability.WRITE_REGISTER,
+            Capability.WRITE_MEMORY,
+            Capability.SEGMENT_REGISTER,
+        }
+    ),
+    argument="ENDPOINT",
+    summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",
+)
+
+_ROWS = (_PTRACE, _EBPF, _INLINE, _REPLAY, _GDB)
 
 
 def rows() -> Sequence[EngineRow]:

@@ -79,7 +79,7 @@ def test_what_an_engine_cannot_ignore_is_refused() -> None:
 
 
 def test_users_ask_by_names_with_arguments() -> None:
-    assert names() == ("auto", "ebpf", "inline", "ptrace", "replay=FILE")
+    assert names() == ("auto", "ebpf", "gdb=ENDPOINT", "inline", "ptrace", "replay=FILE")
     assert named_engine("auto") == ("auto", None)
     assert named_engine("replay=a=b") == ("replay", "a=b")
 
@@ -87,9 +87,9 @@ def test_users_ask_by_names_with_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("gbd", "there is no engine 'gbd'", "engines are auto, ebpf, inline, ptrace, replay=FILE"),
-        ("", "there is no engine ''", "engines are auto, ebpf, inline, ptrace, replay=FILE"),
-        ("auto=x", "there is no engine 'auto'", "engines are auto, ebpf, inline, ptrace, replay=FILE"),
+        ("gbd", "there is no engine 'gbd'", "engines are auto, ebpf, gdb=ENDPOINT, inline, ptrace, replay=FILE"),
+        ("", "there is no engine ''", "engines are auto, ebpf, gdb=ENDPOINT, inline, ptrace, replay=FILE"),
+        ("auto=x", "there is no engine 'auto'", "engines are auto, ebpf, gdb=ENDPOINT, inline, ptrace, replay=FILE"),
         ("ptrace=1", "the ptrace engine takes no argument: 'ptrace=1'", "write --engine ptrace"),
         ("replay", "the replay engine needs an argument", "write --engine replay=FILE"),
         ("replay=", "the replay engine needs an argument", "write --engine replay=FILE"),
@@ -134,4 +134,5 @@ def test_nobody_else_names_an_engine() -> None:
         "dpc/syntax/parser.py",
         "dpc/syntax/programtree.py",
     }
-    assert found == {"engines/registry.py"} | keyword
+    debugger = {"cli/verbs/run.py"}  # the command 'gdb'
+    assert found == {"engines/registry.py"} | keyword | debugger

@@ -1,0 +1,104 @@
+"""The program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from typing import TYPE_CHECKING
+
+from dprobes.engines.hits import probes
+from dprobes.engines.hits.probelimits import ProbeLimits
+from dprobes.engines.hits.probes import Handlers
+from dprobes.engines.hits.records import RecordBuilder
+from dprobes.engines.interface import Counts
+from dprobes.lazydataclass import dataclass
+from dprobes.rpn.program import MANY_PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
+
+    from dprobes.engines.hits.hitcontext import Reach, SharedCounters
+    from dprobes.engines.interface import Job
+    from dprobes.extensions import Extension
+    from dprobes.keyed.store import TableStore
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+
+__all__ = ["StubProbe", "StubProgram"]
+
+StubProbe = probes.Probe["StubProgram"]
+"""A probepoint of the program."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reach:
+    """The processes that the program is about."""
+
+    pids: set[int] = field(default_factory=set)
+
+
+class _Tally(Counts):
+    """The counts of a probepoint."""
+
+    def copy(self) -> Counts:
+        """Return what they are now."""
+        return Counts(**{each.name: getattr(self, each.name) for each in fields(Counts)})
+
+    def note(self, placement: str) -> None:
+        """Note where the probed instruction is executed."""
+        if placement not in self.executed:
+            self.executed = (*self.executed, placement)
+
+
+class _OwnCounters:
+    """Variables that nobody else resets."""
+
+    def reset_if_asked(self) -> None:
+        """Do nothing: the session does that between two hits."""
+
+
+class StubProgram:
+    """A program; ``bias`` is how far its module is above its link addresses."""
+
+    number: int = 0
+    rank: int = 0
+
+    def __init__(
+        self,
+        job: Job,
+        resolved: ResolvedModule,
+        extensions: Mapping[str, Extension],
+        tables: Sequence[TableStore],
+        warn: Callable[[str, str | None], None],
+    ) -> None:
+        program = job.program
+        self.records = RecordBuilder(job.items)
+        handlers = Handlers(resolved.image, resolved.architecture.name, warn)
+        self.handlers: dict[int, Handlers] = {resolved.architecture.word_size: handlers}
+        self.reach: Reach = _Reach()
+        self.counters: SharedCounters = _OwnCounters()
+        self.local_variables: MutableSequence[int] = [0] * program.vars
+        self.global_variables: MutableSequence[int] = (
+            job.globals.cells() if job.globals is not None else [0] * program.gvars
+        )
+        self.cpu_variables: MutableSequence[int] = [0] * program.cvars
+        self._of_threads: dict[int, list[int]] = {}
+        self._thread_count = program.tvars
+        self.extensions = extensions
+        self.keyed_tables = tables
+        self.symbols = dict(resolved.symbols)
+        self.bias = 0
+        self.tallies = [_Tally() for _ in resolved.probepoints]
+        self.probes = [self._probe(number, probe, job) for number, probe in enumerate(resolved.probepoints)]
+
+    def _probe(self, number: int, probe: Probepoint, job: Job) -> StubProbe:
+        definition = probe.definition
+        limits = ProbeLimits(
+            definition.passcount,
+            definition.maxhits,
+            job.program.keeps_log_on_fault(definition),
+            isinstance(definition.location, MANY_PLACES),
+        )
+        return StubProbe(self, number, probe.number, limits, (0, 0), self.tallies[number])
+
+    def variables_of(self, tid: int) -> MutableSequence[int]:
+        """Return the variables of a thread."""
+        return self._of_threads.setdefault(tid, [0] * self._thread_count)

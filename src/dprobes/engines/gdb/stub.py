@@ -1,0 +1,380 @@
+"""
+What can be asked of a stub: its registers, memory, breakpoints and threads, whatever of the protocol it knows.
+
+A packet that a stub does not know it answers with an empty one (GDB manual, appendix E.1). Which it knows is found by
+asking; nothing is asked twice that it does not.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dprobes.engines.gdb.conversation import Conversation
+from dprobes.engines.gdb.packets import INTERRUPT
+from dprobes.engines.gdb.stopreplies import NoThreads, StopReply, ThreadId, parse_stop_reply
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.gdb.transports import Transport
+
+__all__ = ["BreakpointKind", "Stub"]
+
+_PATIENCE = 5.0
+"""Seconds within which a stub has to answer."""
+_DRAIN = 0.05
+"""Seconds to wait for what a stub says of itself when somebody connects."""
+_DEFAULT_PACKET_SIZE = 400
+_FRAME = 4
+"""Bytes of a packet around its payload."""
+_AT_ONCE_MAX = 200
+"""
+Bytes of packets that are sent together while they are acknowledged.
+
+QEMU (user mode) takes 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
+what of them is left. What comes behind it would be taken for a refusal.
+"""
+_OVERHEAD = 32
+"""Bytes of a packet that are not its contents."""
+_PACKET_SIZE_MAX = 1 << 16
+_OURS = "multiprocess+;swbreak+;hwbreak+;vContSupported+;no-resumed+;xmlRegisters=i386,arm,mips,powerpc,s390"
+"""What we can, and the processors whose descriptions of registers we understand."""
+_OBJECT_MAX = 64 << 20
+_CHUNK = 0x800
+
+
+class BreakpointKind(enum.IntEnum):
+    """Number the kinds of Z packets."""
+
+    SOFTWARE = 0
+    HARDWARE = 1
+    WRITE = 2
+    READ = 3
+    ACCESS = 4
+
+
+class Stub:
+    """A stub at the other end of ``transport``, for one thread."""
+
+    def __init__(self, transport: Transport, patience: float = _PATIENCE) -> None:
+        self._transport = transport
+        self._patience = patience
+        self._conversation = Conversation()
+        self._answers: deque[bytes] = deque()
+        self._told: list[bytes] = []
+        """What is to be sent before the next question, and answered by OK."""
+        self._owed: deque[bytes] = deque()
+        """What of that has been sent, in its order, and is still to be answered."""
+        self._unknown: set[str] = set()
+        self._tried: set[str] = set()
+        self._selected: dict[str, str] = {}
+        self.features: dict[str, str] = {}
+        """What it says of itself: "+", "-", or a value, by the name."""
+
+    @property
+    def name(self) -> str:
+        """How a user named it."""
+        return self._transport.name
+
+    # Packets
+
+    def start(self) -> None:
+        """Agree with it on how to speak; raise ``EngineError`` if it does not speak the protocol."""
+        while (data := self._transport.receive(_DRAIN)) is not None:
+            self._take(data)  # a stop that nobody asked for
+        self._answers.clear()
+        self._transport.send(b"+")
+        for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
+            name, equals, value = entry.partition("=")
+            self.features[name if equals else entry[:-1]] = value if equals else entry[-1:]
+        if self.features.get("QStartNoAckMode") == "+" and self.ask("QStartNoAckMode") == b"OK":
+            self._conversation.has_acknowledgements = False
+        self.ask("Hgp0.0" if self.knows("multiprocess") else "Hg0")  # before it gdbserver has no target to describe
+
+    def knows(self, feature: str) -> bool:
+        """Return whether it said that it has a feature."""
+        return self.features.get(feature) == "+"
+
+    def ask(self, payload: str | bytes, patience: float | None = None) -> bytes:
+        """Return the answer to a packet; raise ``EngineError`` if there is none in time."""
+        data = payload.encode("latin-1") if isinstance(payload, str) else payload
+        self._send(data)
+        return self._answer(data, self._patience if patience is None else patience)
+
+    def ask_if_known(self, payload: str) -> bytes | None:
+        """Return the answer to a packet, None if the stub does not know such."""
+        kind = payload.partition(":")[0].partition(",")[0]
+        if kind in self._unknown:
+            return None
+        answer = self.ask(payload)
+        if not answer:
+            self._unknown.add(kind)
+            return None
+        return answer
+
+    def tell(self, payload: str | bytes) -> None:
+        """
+        Ask for what has no answer but OK, with the next question, and do not wait for it.
+
+        Whatever waits for an answer then raises ``EngineError`` if another one comes.
+        """
+        self._told.append(payload.encode("latin-1") if isinstance(payload, str) else payload)
+
+    def _send(self, payload: bytes) -> None:
+        """Send what was told, and a packet behind it."""
+        told, self._told = self._told, []
+        size = sum(len(each) for each in (*told, payload)) + _FRAME * (len(told) + 1)
+        may_be_one = not self._conversation.has_acknowledgements or size <= _AT_ONCE_MAX
+        if not (self._transport.is_reliable and may_be_one):
+            for each in told:
+                self._transport.send(self._conversation.ask(each))
+                if (answer := self._answer(each, self._patience)) != b"OK":
+                    raise self._unexpected(each, answer)
+            told = []
+        self._owed.extend(told)
+        self._transport.send(b"".join(map(self._conversation.ask, (*told, payload))))
+
+    def _answer(self, asked: bytes, patience: float) -> bytes:
+        answer = self._next_answer(patience)
+        if answer is None:
+            raise EngineError(f"the stub {self.name} does not answer '{asked[:40].decode('latin-1')}'")
+        return answer
+
+    def _next_answer(self, patience: float) -> bytes | None:
+        """Return the next answer to what was asked, None if there is none in time."""
+        deadline = time.monotonic() + patience
+        while True:
+            while self._answers:
+                answer = self._answers.popleft()
+                if not self._owed:
+                    return answer
+                told = self._owed.popleft()
+                if answer != b"OK":
+                    raise self._unexpected(told, answer)
+            data = self._transport.receive(deadline - time.monotonic())
+            if data is None:
+                return None
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        received = self._conversation.receive(data)
+        if received.reply:
+            self._transport.send(received.reply)
+        self._answers.extend(received.answers)
+
+    # Objects
+
+    def read_object(self, kind: str, annex: str = "") -> bytes | None:
+        """Return what a stub has under a name (``qXfer``), None if it has none of that kind."""
+        if not self.knows(f"qXfer:{kind}:read"):
+            return None
+        data = bytearray()
+        while True:
+            answer = self.ask(f"qXfer:{kind}:read:{annex}:{len(data):x},{_CHUNK:x}")
+            if answer[:1] not in (b"m", b"l"):
+                return None
+            data += answer[1:]
+            if answer[:1] == b"l":
+                return bytes(data)
+            if len(answer) == 1 or len(data) > _OBJECT_MAX:
+                raise EngineError(f"the stub {self.name} does not come to the end of '{kind}'")
+
+    # Threads
+
+    def threads(self) -> list[ThreadId]:
+        """Return the threads there are."""
+        found: list[ThreadId] = []
+        answer = self.ask("qfThreadInfo")
+        while answer.startswith(b"m") and len(found) < 1 << 20:
+            found += [ThreadId.parse(text) for text in answer[1:].decode("ascii", "replace").split(",") if text]
+            answer = self.ask("qsThreadInfo")
+        if not found and (current := self.current_thread()) is not None:
+            found.append(current)
+        return found
+
+    def current_thread(self) -> ThreadId | None:
+        """Return the thread that stopped last, None if the stub does not know of threads."""
+        answer = self.ask_if_known("qC")
+        return ThreadId.parse(answer[2:].decode("ascii", "replace")) if answer and answer.startswith(b"QC") else None
+
+    def _select(self, thread: ThreadId | None) -> None:
+        if thread is not None and self._selected.get("g") != str(thread):
+            if self.ask(f"Hg{thread}") not in (b"OK", b""):
+                raise EngineError(f"the stub {self.name} has no thread {thread}")
+            self._selected["g"] = str(thread)
+
+    # Registers and memory
+
+    def read_registers(self, thread: ThreadId | None) -> bytes:
+        """Return all registers of a thread, as the target's description puts them; what is not known is zeros."""
+        self._select(thread)
+        answer = self.ask("g")
+        try:
+            return bytes.fromhex(answer.decode("ascii").replace("x", "0"))
+        except ValueError:
+            raise self._unexpected("g", answer) from None
+
+    def set_registers(self, thread: ThreadId | None, data: bytes) -> None:
+        """Set all registers of a thread, and do not wait for that."""
+        self._select(thread)
+        self.tell(f"G{data.hex()}")
+
+    def set_register(self, thread: ThreadId | None, number: int, value: bytes) -> bool:
+        """Set one register of a thread; return whether the stub does such a thing."""
+        self._select(thread)
+        if "P" in self._unknown:
+            return False
+        payload = f"P{number:x}={value.hex()}"
+        if "P" in self._tried:
+            self.tell(payload)
+            return True
+        self._tried.add("P")
+        if (answer := self.ask(payload)) != b"OK":
+            self._unknown.add("P")
+        return answer == b"OK"
+
+    @property
+    def _room(self) -> int:
+        """How many bytes go into one packet."""
+        try:
+            size = int(self.features.get("PacketSize", f"{_DEFAULT_PACKET_SIZE:x}"), 16)
+        except ValueError:
+            size = _DEFAULT_PACKET_SIZE
+        return max(8, (min(size, _PACKET_SIZE_MAX) - _OVERHEAD) // 2)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes of memory; fewer if they cannot all be read."""
+        data = bytearray()
+        while len(data) < size:
+            count = min(size - len(data), self._room)
+            piece = self._read_piece(address + len(data), count)
+            data += piece
+            if len(piece) < count:
+                break
+        return bytes(data)
+
+    def _read_piece(self, address: int, size: int) -> bytes:
+        answer = self.ask(f"m{address:x},{size:x}")
+        if answer.startswith(b"E") or not answer:
+            return b""
+        try:
+            data = bytes.fromhex(answer.decode("ascii"))
+        except ValueError:
+            raise self._unexpected("m", answer) from None
+        if len(data) > size:
+            raise self._unexpected("m", answer)
+        return data
+
+    def write(self, address: int, data: bytes) -> bool:
+        """Change memory; return whether that could be done."""
+        for start in range(0, len(data), self._room):
+            piece = data[start : start + self._room]
+            if self.ask(f"M{address + start:x},{len(piece):x}:{piece.hex()}") != b"OK":
+                return False
+        return True
+
+    # Breakpoints
+
+    def insert(self, kind: BreakpointKind, address: int, size: int) -> bool | None:
+        """Insert a breakpoint or watchpoint; return whether that could be done, None if the stub knows none such."""
+        answer = self.ask_if_known_kind(f"Z{kind:d}", f"Z{kind:d},{address:x},{size:x}")
+        return None if answer is None else answer == b"OK"
+
+    @property
+    def knows_breakpoints(self) -> bool:
+        """Whether it has not said that it knows no software breakpoints."""
+        return f"Z{BreakpointKind.SOFTWARE:d}" not in self._unknown
+
+    def insert_again(self, kind: BreakpointKind, address: int, size: int) -> None:
+        """Insert what was there before, and do not wait for that."""
+        self.tell(f"Z{kind:d},{address:x},{size:x}")
+
+    def remove(self, kind: BreakpointKind, address: int, size: int) -> None:
+        """Remove it, and do not wait for that."""
+        self.tell(f"z{kind:d},{address:x},{size:x}")
+
+    def ask_if_known_kind(self, kind: str, payload: str) -> bytes | None:
+        """Return the answer to a packet of a kind, None if the stub does not know that."""
+        if kind in self._unknown:
+            return None
+        answer = self.ask(payload)
+        if not answer:
+            self._unknown.add(kind)
+            return None
+        return answer
+
+    # Going on, and stopping
+
+    def reason(self) -> StopReply:
+        """Return why the target stands still now."""
+        return parse_stop_reply(self.ask("?"))
+
+    def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
+        """Let threads go on: ``c`` or ``s`` each, None being all others; ``wait`` says what becomes of it."""
+        self._selected.clear()
+        listed = list(actions)
+        if self._has_vcont():
+            text = "".join(f";{action}" + (f":{thread}" if thread is not None else "") for action, thread in listed)
+            payload = f"vCont{text}"
+        else:
+            action, thread = listed[0]
+            if thread is not None:
+                self.ask(f"Hc{thread if action == 's' else '-1'}")
+            payload = action
+        self._send(payload.encode())
+
+    def _has_vcont(self) -> bool:
+        if "vCont?" not in self.features:
+            answer = self.ask("vCont?").decode("ascii", "replace")
+            known = answer.removeprefix("vCont;").split(";") if answer.startswith("vCont") else []
+            self.features["vCont?"] = "+" if "c" in known and "s" in known else "-"
+        return self.features["vCont?"] == "+"
+
+    def wait(self, timeout: float) -> StopReply | None:
+        """Return why the target has stopped, None if it goes on; raise ``EngineError`` at the connection's end."""
+        answer = self._next_answer(timeout)
+        if answer is None:
+            return None
+        return parse_stop_reply(answer) if answer else NoThreads()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when something has come."""
+        return self._transport.fileno()
+
+    def interrupt(self) -> None:
+        """Stop the target; ``wait`` says that it has."""
+        self._transport.send(INTERRUPT)
+
+    def drain(self) -> None:
+        """
+        Take what comes without having been asked for, while the target stands still, and forget it.
+
+        QEMU (user mode) takes what interrupts it for a refusal if it has stopped just then, and says so once more.
+        """
+        while (data := self._transport.receive(_DRAIN)) is not None:
+            self._take(data)
+        self._answers.clear()
+
+    @property
+    def raises_signals(self) -> bool:
+        """Whether it interrupts with a signal, which the target gets that is not stopped by it."""
+        return self.knows("QPassSignals")
+
+    def detach(self, process: int) -> bool:
+        """Let go of the target, which goes on; return whether the stub took it."""
+        answer = self.ask(f"D;{process:x}" if process else "D")
+        if answer != b"OK" and process:
+            answer = self.ask("D")
+        return answer == b"OK"
+
+    def close(self) -> None:
+        """End the connection."""
+        self._transport.close()
+
+    def _unexpected(self, asked: str | bytes, answer: bytes) -> EngineError:
+        shown = asked if isinstance(asked, str) else asked[:40].decode("latin-1")
+        return EngineError(f"the stub {self.name} answers '{shown}' with {answer[:40]!r}")

@@ -1,0 +1,268 @@
+"""
+The target behind a stub: registers by name, memory as it is while the target stands still, and breakpoints.
+
+What is read of memory is kept until the target goes on, in blocks: handlers and the engine look at the same words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final, Literal
+
+from dprobes.engines.gdb.description import TargetDescription, parse_description
+from dprobes.engines.gdb.stopreplies import Console, Exited, NoThreads, Stopped
+from dprobes.engines.gdb.stub import BreakpointKind
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
+    from dprobes.engines.gdb.stub import Stub
+
+__all__ = ["Registers", "StubTarget"]
+
+_BLOCK: Final = 64
+"""Bytes that are read at once."""
+_STEP_PATIENCE = 5.0
+"""Seconds that one instruction may take."""
+_STOP_PATIENCE = 5.0
+"""Seconds within which a target has to stop that is interrupted."""
+_TRAP, _INTERRUPTS = 5, (0, 2)
+"""How GDB numbers SIGTRAP, and SIGINT or nothing, which interrupts raise (include/gdb/signals.def)."""
+_STEP_ATTEMPTS = 3
+_SINGLE_MAX = 3
+"""How many registers are set one by one."""
+
+
+class Registers:
+    """The registers of a stopped thread, from the answer to ``g``; what was set is written back with ``changed``."""
+
+    def __init__(self, description: TargetDescription, data: bytes, order: Literal["little", "big"]) -> None:
+        self._places = description.registers
+        self._data = bytearray(data)
+        self._order = order
+        self.changed: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        place = self._places.get(name)
+        return place is not None and place.offset + place.size <= len(self._data)
+
+    def __getitem__(self, name: str) -> int:
+        place = self._places[name]
+        return int.from_bytes(self._data[place.offset : place.offset + place.size], self._order)
+
+    def value(self, name: str) -> int:
+        """Return a register, 0 if there is none of that name."""
+        place = self._places.get(name)
+        return 0 if place is None else int.from_bytes(self._data[place.offset : place.offset + place.size], self._order)
+
+    def __setitem__(self, name: str, value: int) -> None:
+        place = self._places[name]
+        value &= (1 << 8 * place.size) - 1
+        self._data[place.offset : place.offset + place.size] = value.to_bytes(place.size, self._order)
+        self.changed.add(name)
+
+    def bytes_of(self, name: str) -> bytes:
+        """Return a register as it is sent."""
+        place = self._places[name]
+        return bytes(self._data[place.offset : place.offset + place.size])
+
+    def all_bytes(self) -> bytes:
+        """Return all of them as they are sent."""
+        return bytes(self._data)
+
+
+class StubTarget:
+    """The target that a ``stub`` stands for; ``order`` is that of its bytes."""
+
+    def __init__(self, stub: Stub, order: Literal["little", "big"], default: TargetDescription) -> None:
+        self.stub = stub
+        self._order = order
+        described = parse_description(lambda name: stub.read_object("features", name))
+        self.description = default if described is None or not described.registers else described
+        self._blocks: dict[int, bytes] = {}
+        self._originals: dict[int, bytes] = {}
+        """The bytes under breakpoints that are written into memory, as the stub knows none."""
+        self._breakpoint = b""
+        self.inserted: set[int] = set()
+        self.interrupts = 0
+        """How many interrupts have not stopped the target yet."""
+
+    @property
+    def byte_order(self) -> Literal["little", "big"]:
+        """The order of bytes in its words."""
+        return self._order
+
+    # Registers
+
+    def registers(self, thread: ThreadId | None) -> Registers:
+        """Return the registers of a thread."""
+        return Registers(self.description, self.stub.read_registers(thread), self._order)
+
+    def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
+        """Let a thread have the registers that were changed."""
+        changed = sorted(registers.changed)
+        registers.changed.clear()
+        if len(changed) > _SINGLE_MAX or not all(self._set_register(thread, registers, name) for name in changed):
+            self.stub.set_registers(thread, registers.all_bytes())
+
+    def _set_register(self, thread: ThreadId | None, registers: Registers, name: str) -> bool:
+        number = self.description.registers[name].number
+        return self.stub.set_register(thread, number, registers.bytes_of(name))
+
+    # Memory
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes of memory, as they are without our breakpoints; fewer if they cannot all be read."""
+        data = bytearray()
+        at = address
+        while at < address + size:
+            block = at & -_BLOCK
+            known = self._blocks.get(block)
+            if known is None:
+                known = self._blocks[block] = self._read_block(block)
+            piece = known[at - block : min(_BLOCK, address + size - block)]
+            data += piece
+            if len(piece) < min(_BLOCK, address + size - block) - (at - block):
+                break
+            at = block + _BLOCK
+        return bytes(data)
+
+    def _read_block(self, block: int) -> bytes:
+        data = self.stub.read(block, _BLOCK)
+        for at, original in self._originals.items():
+            if at < block + _BLOCK and block < at + len(original) and data:
+                clean = bytearray(data)
+                for place, byte in enumerate(original, at - block):
+                    if 0 <= place < len(clean):
+                        clean[place] = byte
+                data = bytes(clean)
+        return data
+
+    def word(self, address: int, size: int) -> int | None:
+        """Return an unsigned number in memory, None if it cannot be read."""
+        data = self.read(address, size)
+        return int.from_bytes(data, self._order) if len(data) == size else None
+
+    def write(self, address: int, data: bytes) -> bool:
+        """Change memory; return whether all of it could be."""
+        self._blocks.clear()
+        return self.stub.write(address, data)
+
+    # Breakpoints
+
+    def insert(self, address: int, size: int, instruction: bytes) -> bool:
+        """
+        Insert a breakpoint at an instruction; return whether that could be done.
+
+        A stub that knows none gets the breakpoint ``instruction`` of its processor written into memory.
+        """
+        if address in self.inserted:
+            return True
+        answer = self.stub.insert(BreakpointKind.SOFTWARE, address, size)
+        if answer is None:
+            original = self.stub.read(address, len(instruction))
+            if len(original) < len(instruction) or not self.stub.write(address, instruction):
+                return False
+            self._originals[address] = original
+        elif not answer:
+            return False
+        self.inserted.add(address)
+        return True
+
+    def remove(self, address: int, size: int) -> None:
+        """Remove it if it is there; raise ``EngineError``, at once or later, if that cannot be done."""
+        if address not in self.inserted:
+            return
+        self.inserted.discard(address)
+        original = self._originals.pop(address, None)
+        if original is None:
+            self.stub.remove(BreakpointKind.SOFTWARE, address, size)
+        elif not self.stub.write(address, original):
+            raise EngineError(f"the bytes at {address:#x} cannot be put back through the stub {self.stub.name}")
+
+    def forget(self, address: int, size: int) -> None:
+        """Remove it if it is there, and if its memory still is."""
+        if address in self.inserted:
+            self.inserted.discard(address)
+            if (original := self._originals.pop(address, None)) is not None:
+                self.stub.write(address, original)
+            else:
+                self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{size:x}")
+
+    def insert_again(self, address: int, size: int, instruction: bytes) -> None:
+        """Insert a breakpoint that was there a moment ago."""
+        if self.stub.knows_breakpoints:
+            self.stub.insert_again(BreakpointKind.SOFTWARE, address, size)
+            self.inserted.add(address)
+        elif not self.insert(address, size, instruction):
+            raise EngineError(f"the breakpoint at {address:#x} cannot be put back through the stub {self.stub.name}")
+
+    # Going on
+
+    def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
+        """Let all threads go on, ``thread`` with a signal."""
+        self._blocks.clear()
+        if signal and thread is not None:
+            self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
+        else:
+            self.stub.resume([("c", None)])
+
+    def step(self, thread: ThreadId | None, pc: int, pc_name: str, *, is_exact: bool) -> StopReply:
+        """
+        Let a thread execute one instruction, which is at ``pc``; return what becomes of that.
+
+        A machine in QEMU now and then stops before it has moved; where steps are not ``is_exact``, that is looked for.
+        """
+        for _ in range(_STEP_ATTEMPTS):
+            self._blocks.clear()
+            self.stub.resume([("s", thread)])
+            reply = self.await_stop(_STEP_PATIENCE) or self.stop()
+            is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != _TRAP
+            if is_done or self.registers(thread)[pc_name] != pc:
+                break
+        return reply
+
+    def await_stop(self, timeout: float) -> StopReply | None:
+        """Return why the target stands still, None if it does not yet."""
+        while True:
+            reply = self.stub.wait(timeout)
+            if not isinstance(reply, Console):
+                return reply
+
+    def interrupt(self) -> None:
+        """Have the target stop; it stops for that, or for something else that comes first."""
+        self.stub.interrupt()
+        self.interrupts += 1
+
+    def has_answered(self, reply: StopReply) -> bool:
+        """Take notice of a stop; return whether it is for an interrupt of ours."""
+        if not self.interrupts:
+            return False
+        if isinstance(reply, Stopped) and reply.signal in _INTERRUPTS:
+            self.interrupts -= 1
+            return True
+        if not self.stub.raises_signals:  # it will not stop for that once more
+            self.stub.drain()
+            self.interrupts = 0
+        return False
+
+    def stop(self) -> StopReply:
+        """Interrupt the target; return why it stands still."""
+        self.interrupt()
+        reply = self.await_stop(_STOP_PATIENCE)
+        if reply is None:
+            raise EngineError(f"the target behind the stub {self.stub.name} does not stop")
+        self.has_answered(reply)
+        return reply
+
+    def let_go(self, process: int) -> None:
+        """Take all breakpoints out, and let the target go on without us; it stands still."""
+        for address in sorted(self.inserted):
+            self.remove(address, 1)
+        with contextlib.suppress(EngineError):
+            self.stub.detach(process)
+
+
+def is_over(reply: StopReply) -> bool:
+    """Return whether nothing comes any more."""
+    return isinstance(reply, Exited | NoThreads)

@@ -1,0 +1,194 @@
+"""The ``Context`` of a handler on a thread that stands still behind a stub."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.errors import InternalError
+from dprobes.vm import AddressFault, SelectorFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.gdb.processors import StubProcessor
+    from dprobes.engines.gdb.program import StubProbe, StubProgram
+    from dprobes.engines.gdb.stopreplies import ThreadId
+    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.hits.hitcontext import Changes
+    from dprobes.extensions import Extension
+    from dprobes.keyed.store import TableStore
+    from dprobes.vm.machine import Machine
+
+__all__ = ["StubContext"]
+
+
+class StubContext:
+    """
+    The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables of the program in ``use``.
+
+    ``written`` holds what handlers changed in the registers, by their index. ``warn`` takes a message for the user.
+    """
+
+    local_variables: MutableSequence[int]
+    global_variables: MutableSequence[int]
+    extensions: Mapping[str, Extension]
+    keyed_tables: Sequence[TableStore]
+
+    def __init__(
+        self,
+        target: StubTarget,
+        architecture: Architecture,
+        processor: StubProcessor,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._target = target
+        self._architecture = architecture
+        self._processor = processor
+        self._warn = warn
+        self._thread: ThreadId | None = None
+        self._registers: Registers
+        self._names = {register.index: processor.register(register.name) for register in architecture.registers}
+        self.program: StubProgram | None = None
+        self.probe: StubProbe
+        self.process = 0
+        self.word_size: int = architecture.word_size
+        self.written: Changes | None = None
+        self.user = 0
+        self.name = b""
+
+    def use(self, program: StubProgram) -> None:
+        """Give handlers what is their program's."""
+        self.program = program
+        self.local_variables = program.local_variables
+        self.global_variables = program.global_variables
+        self.extensions = program.extensions
+        self.keyed_tables = program.keyed_tables
+
+    def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
+        """Speak of a thread from now on."""
+        self._thread, self._registers, self.process = thread, registers, process
+        self.written = None
+
+    # Registers
+
+    def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
+        name = self._names.get(index)
+        if name is None or name not in self._registers:
+            raise InternalError(f"register {index:#x} was not refused before insertion")
+        return self._registers[name]
+
+    def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
+        raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
+
+    def set_register(self, index: int, value: int, *, user: bool) -> None:  # noqa: ARG002 - as in ``register``
+        name = self._names[index]
+        if name not in self._registers:
+            raise SelectorFault(value)
+        if self.written is None:
+            self.written = {}
+        before = self.written[index][0] if index in self.written else self._registers[name]
+        self.written[index] = (before, value)
+        self._registers[name] = value
+
+    def set_aside(self) -> Changes | None:
+        """Set registers back to what they were before handlers changed them, and return the changes."""
+        changes, self.written = self.written, None
+        for index, (before, _) in (changes or {}).items():
+            self._registers[self._names[index]] = before
+        return changes
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+        for index, (_, after) in changes.items():
+            self.set_register(index, after, user=True)
+
+    def pointers(self) -> tuple[int, int, int, int]:
+        """Return cs, the instruction pointer, ss and the stack pointer; 0 for what the processor has not."""
+        registers, processor = self._registers, self._processor
+        cs, ss = registers.value("cs"), registers.value("ss")
+        return cs, registers[processor.pc], ss, registers[processor.sp]
+
+    # Memory
+
+    def read(self, address: int, size: int) -> bytes:
+        data = self._target.read(address, size)
+        if len(data) < size:
+            raise AddressFault(address + len(data))
+        return data
+
+    def write(self, address: int, data: bytes) -> None:
+        self.read(address, len(data))
+        if not self._target.write(address, data):
+            raise AddressFault(address)
+
+    def is_readable(self, address: int) -> bool:
+        return len(self._target.read(address, 1)) == 1
+
+    def is_writable(self, address: int) -> bool:
+        raise InternalError(f"whether {address:#x} can be written was not refused before insertion")
+
+    def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
+        raise InternalError(f"the address {selector:#x}:{offset:#x} was not refused before insertion ({size}, {write})")
+
+    def read_port(self, port: int, size: int) -> int:
+        raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")
+
+    def write_port(self, port: int, size: int, value: int) -> None:
+        raise InternalError(f"writing {value:#x} ({size} bytes) to port {port:#x} was not refused before insertion")
+
+    def symbol_address(self, symbol: str) -> int:
+        assert self.program is not None
+        return self.program.symbols[symbol] + self.program.bias
+
+    def kernel_stack(self) -> list[int]:
+        raise InternalError("the stack of the kernel was not refused before insertion")
+
+    def user_stack(self, frames: int) -> list[int]:
+        raise InternalError(f"a call stack of {frames} frames was not refused before insertion")
+
+    def traced_field(self, name: str) -> int:
+        raise InternalError(f"the tracepoint's field '{name}' was not refused before insertion")
+
+    def entry_time(self) -> int:
+        raise AddressFault(0)  # nobody saw the entry
+
+    def entry_register(self, index: int) -> int:  # noqa: ARG002 - nobody saw the entry
+        raise AddressFault(0)
+
+    # Variables and identities
+
+    def cpu_variables(self) -> MutableSequence[int]:
+        assert self.program is not None
+        return self.program.cpu_variables
+
+    def thread_variables(self) -> MutableSequence[int]:
+        assert self.program is not None
+        return self.program.variables_of(self.tid())
+
+    def pid(self) -> int:
+        return self.process
+
+    def tid(self) -> int:
+        return self.process if self._thread is None else self._thread.thread
+
+    def uid(self) -> int:
+        return self.user
+
+    def cpu(self) -> int:
+        return 0
+
+    def task(self) -> int:
+        raise InternalError("'push task' was not refused before insertion")
+
+    def time(self) -> int:
+        return time.monotonic_ns()
+
+    def process_name(self) -> bytes:
+        return self.name
+
+    def call_extension(self, name: str | None, machine: Machine) -> None:
+        from dprobes.extensions.extension import call_extensions
+
+        call_extensions(self.extensions, name, machine, self._warn)

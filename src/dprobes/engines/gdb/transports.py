@@ -1,0 +1,227 @@
+"""
+The ways to a stub: TCP, a Unix socket, a serial line, and the input and output of a command.
+
+::
+
+    HOST:PORT    /path/to/socket    /dev/ttyS0[,SPEED]    |command
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import select
+import shlex
+import socket
+import stat
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from dprobes.errors import EngineError, reason_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Transport", "open_transport"]
+
+_CONNECTION_PATIENCE = 5.0
+"""Seconds within which a connection has to come about: a stub that has just been started may not listen yet."""
+_RETRY: Final = 0.05
+_CHUNK = 1 << 16
+_SPEED = 115200
+
+
+class Transport(ABC):
+    """A connection, for one thread at a time; what is sent on one that is not ``is_reliable`` may be damaged."""
+
+    name: str
+    is_reliable = True
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when something has come."""
+
+    @abstractmethod
+    def send(self, data: bytes) -> None:
+        """Send all of it; raise ``EngineError`` if the connection has ended."""
+
+    @abstractmethod
+    def _read(self) -> bytes:
+        """Return what has come, b"" at the end; raise OSError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection."""
+
+    def receive(self, timeout: float) -> bytes | None:
+        """Return what has come, None if nothing comes in time; raise ``EngineError`` if the connection has ended."""
+        readable, _, _ = select.select([self.fileno()], [], [], max(0.0, timeout))
+        if not readable:
+            return None
+        try:
+            data = self._read()
+        except OSError as error:
+            raise EngineError(f"the connection to the stub {self.name} has failed: {reason_of(error)}") from None
+        if not data:
+            raise EngineError(f"the stub {self.name} has closed the connection")
+        return data
+
+    def _failed(self, error: OSError) -> EngineError:
+        return EngineError(f"the connection to the stub {self.name} has failed: {reason_of(error)}")
+
+
+class _Socket(Transport):
+    def __init__(self, name: str, connection: socket.socket) -> None:
+        self.name = name
+        self._connection = connection
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._connection.sendall(data)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _read(self) -> bytes:
+        return self._connection.recv(_CHUNK)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Line(Transport):
+    """A serial line."""
+
+    is_reliable = False
+
+    def __init__(self, name: str, port: Any) -> None:
+        self.name = name
+        self._port = port
+
+    def fileno(self) -> int:
+        number: int = self._port.fileno()
+        return number
+
+    def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                select.select([], [self.fileno()], [])
+                view = view[os.write(self.fileno(), view) :]
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _read(self) -> bytes:
+        return os.read(self.fileno(), _CHUNK)
+
+    def close(self) -> None:
+        self._port.close()
+
+
+class _Command(Transport):
+    """A command whose input and output are the connection."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+
+    def fileno(self) -> int:
+        return self._output.fileno()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._input.write(data)
+            self._input.flush()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _read(self) -> bytes:
+        return os.read(self.fileno(), _CHUNK)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._input.close()
+        try:
+            self._process.wait(_CONNECTION_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait()
+        self._output.close()
+
+
+def open_transport(endpoint: str, patience: float = _CONNECTION_PATIENCE) -> Transport:
+    """Return a connection to a stub; raise ``EngineError`` if there is none within so many seconds."""
+    if endpoint.startswith("|"):
+        return _start(endpoint)
+    path, _, speed = endpoint.partition(",")
+    if endpoint.startswith("/"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.stat(path).st_mode):
+                return _open_line(endpoint, path, speed)
+        return _Socket(endpoint, _connect(endpoint, socket.AF_UNIX, endpoint, patience))
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) >= 1 << 16:
+        raise EngineError(
+            f"'{endpoint}' does not name a stub",
+            hint="write HOST:PORT, the path of a socket or serial line, or |COMMAND",
+        )
+    address = host.strip("[]") or "localhost", int(port)
+    connection = _connect(endpoint, None, address, patience)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _Socket(endpoint, connection)
+
+
+def _connect(endpoint: str, family: int | None, address: str | tuple[str, int], patience: float) -> socket.socket:
+    """Return a connected socket; what is not there yet is waited for."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            if isinstance(address, tuple):
+                return socket.create_connection(address, timeout=patience)
+            assert family is not None
+            connection = socket.socket(family)
+            try:
+                connection.connect(address)
+            except OSError:
+                connection.close()
+                raise
+        except OSError as error:
+            is_hopeless = error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.EAGAIN)
+            if is_hopeless or time.monotonic() > deadline:
+                raise EngineError(f"there is no stub at {endpoint}: {reason_of(error)}") from None
+            time.sleep(_RETRY)
+        else:
+            return connection
+
+
+def _open_line(endpoint: str, path: str, speed: str) -> Transport:
+    if speed and not speed.isdecimal():
+        raise EngineError(f"'{speed}' is no speed of a serial line", hint=f"write {path},{_SPEED}")
+    try:
+        serial = importlib.import_module("serial")
+    except ImportError:
+        raise EngineError("a serial line needs pyserial", hint="pip install 'dprobes[serial]'") from None
+    try:
+        return _Line(endpoint, serial.Serial(path, int(speed or _SPEED), timeout=0))
+    except OSError as error:
+        raise EngineError(f"the serial line {path} cannot be used: {reason_of(error)}") from None
+
+
+def _start(endpoint: str) -> Transport:
+    command = shlex.split(endpoint[1:])
+    if not command:
+        raise EngineError("there is no command behind '|'", hint="write |gdbserver - PROGRAM, for instance")
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    except OSError as error:
+        raise EngineError(f"'{command[0]}' cannot be started: {reason_of(error)}") from None
+    return _Command(endpoint, process)

@@ -1,0 +1,86 @@
+"""A stub of GDB's protocol that a test scripts, at the other end of a socket: for what real stubs seldom do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Self
+
+from dprobes.engines.gdb.packets import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.transports import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FakeStub"]
+
+_TIMEOUT = 20.0
+
+
+class _Connection(Transport):
+    name = "fake"
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def _read(self) -> bytes:
+        return self._connection.recv(1 << 16)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class FakeStub:
+    """
+    Answer packets in a thread, while the context manager is entered.
+
+    ``answer`` returns the payload of the answer, None for none, or bytes with a ``$`` in front that are sent as they
+    are. ``asked`` are the payloads that came, and ``b"\\x03"`` for interrupts.
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes | None], *, acknowledges: bool = True) -> None:
+        ours, theirs = socket.socketpair()
+        self.transport = _Connection(ours)
+        self._connection = theirs
+        self._answer = answer
+        self._acknowledges = acknowledges
+        self.asked: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.transport.close()
+        self._thread.join(_TIMEOUT)
+        self._connection.close()
+
+    def send(self, data: bytes) -> None:
+        """Send something that nobody asked for."""
+        self._connection.sendall(data)
+
+    def _serve(self) -> None:
+        reader = PacketReader()
+        try:
+            while data := self._connection.recv(1 << 16):
+                self.asked += [b"\x03"] * data.count(b"\x03")
+                for message in reader.feed(data):
+                    if message.kind is MessageKind.PACKET:
+                        self._serve_packet(message.payload)
+        except OSError:
+            return
+
+    def _serve_packet(self, payload: bytes) -> None:
+        self.asked.append(payload)
+        if self._acknowledges:
+            self._connection.sendall(b"+")
+        answer = self._answer(payload)
+        if answer is not None:
+            self._connection.sendall(answer if answer.startswith(b"$") else packet(answer))
