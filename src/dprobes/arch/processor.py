@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ __all__ = ["Architecture", "ByteOrder", "Direction", "Register", "RegisterClass"
 ByteOrder = Literal["little", "big"]
 
 
-class Direction(enum.Enum):
+class Direction(Enum):
     """Name the four ways in which a handler accesses a register, as the columns of the man page's appendices do."""
 
     PUSH_USER = "push u"
@@ -26,7 +26,7 @@ class Direction(enum.Enum):
     POP_CURRENT = "pop r"
 
 
-class RegisterClass(enum.Enum):
+class RegisterClass(Enum):
     """Name the kinds of register that engines have, or have not, each as a whole; the value heads its rows."""
 
     GENERAL = "general"

@@ -7,9 +7,9 @@ machine's byte order. Maps are named by what they hold; the loader puts file des
 
 from __future__ import annotations
 
-import enum
 import struct
 
+from dprobes.quickenum import Enum, IntEnum
 from dprobes.rpn.tables import TABLES_MAX
 
 __all__ = [
@@ -66,7 +66,7 @@ def table_map(number: int) -> MapName:
 _TABLE = "table "
 
 
-class MapName(enum.Enum):
+class MapName(Enum):
     """
     Name the maps that handlers use.
 
@@ -167,7 +167,7 @@ class MapName(enum.Enum):
         return cls._value2member_map_.setdefault(value, member)  # type: ignore[return-value]
 
 
-class ProbeField(enum.IntEnum):
+class ProbeField(IntEnum):
     """
     Give the offsets of the fields of a probe table entry.
 
@@ -199,7 +199,7 @@ class ProbeField(enum.IntEnum):
 PROBE_ENTRY_SIZE = 64
 
 
-class CpuLoad(enum.IntEnum):
+class CpuLoad(IntEnum):
     """
     Give the offsets of the fields of a CPU_LOAD entry (``bpf.lower.overload``); times are in nanoseconds.
 
@@ -236,7 +236,7 @@ So they are skipped at twice the budget, and without anybody's decision; never w
 """
 
 
-class ProbeLoad(enum.IntEnum):
+class ProbeLoad(IntEnum):
     """
     Give the offsets of the fields of a PROBE_LOAD entry.
 
@@ -270,7 +270,7 @@ PROBE_MAX = 1 << 20
 """How many probepoints a table can hold."""
 
 
-class Status(enum.IntEnum):
+class Status(IntEnum):
     """
     Give the offsets of the words of STATUS.
 
@@ -295,7 +295,7 @@ class Status(enum.IntEnum):
 STATUS_SIZE = 64
 
 
-class SwitchOver(enum.IntEnum):
+class SwitchOver(IntEnum):
     """
     Say which hits are a program's while one replaces another (``bpf.lower.switchover``).
 
@@ -316,7 +316,7 @@ CROSSED_SIZE = (1 << 22) // 8
 """Bytes of CROSSED: thread ids are below PID_MAX_LIMIT (include/linux/threads.h), whatever kernel.pid_max says."""
 
 
-class Entry(enum.IntEnum):
+class Entry(IntEnum):
     """
     Name the kinds of ring entry.
 

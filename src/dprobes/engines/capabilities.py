@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.arch import RegisterClass
 from dprobes.errors import EngineError
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler, Tracepoint
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class Capability(enum.Enum):
+class Capability(Enum):
     """Name what a program may need of an engine; the value completes "... needs"."""
 
     KERNEL_MODULE = "probes in the kernel or a kernel module"

@@ -6,7 +6,6 @@ What a program needs and an engine can is in ``capabilities``.
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -14,6 +13,7 @@ from dprobes.errors import NotSupportedError
 from dprobes.escapes import escaped, escaped_lines
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.quickenum import Enum
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class HandedOver:
     has_executed: bool = False
 
 
-class ScopeKind(enum.Enum):
+class ScopeKind(Enum):
     """What a scope consists of; the value completes "the engine cannot probe ..."."""
 
     EVERYWHERE = "all processes"

@@ -26,7 +26,6 @@ word. A record with no flag at all, which no engine makes, is taken to be little
 
 from __future__ import annotations
 
-import enum
 import struct
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from dprobes.arch import ByteOrder
 from dprobes.errors import FormatError
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.quickenum import IntFlag
 
 if TYPE_CHECKING:
     from dprobes.record.items import LogItem
@@ -47,7 +47,7 @@ PROCESS_NAME_MAX = 15
 """The length of a process name without its NUL, as in the kernel's TASK_COMM_LEN."""
 
 
-class Item(enum.IntFlag):
+class Item(IntFlag):
     """Name the items of a record's header, and what the record is."""
 
     MAJOR = 0x0001

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.functionexits import Exits
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-class ProbeKind(enum.Enum):
+class ProbeKind(Enum):
     """The cause of a probepoint's hits: an instruction, a return, an access to memory, a clock, or a tracepoint."""
 
     BREAKPOINT = "breakpoint"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
+from dprobes.quickenum import Enum
 
 __all__ = ["ProbeState", "impossible_address"]
 
 
-class ProbeState(enum.Enum):
+class ProbeState(Enum):
     """A state of a probepoint; the words are those of ``query`` (recovered reference 2.4)."""
 
     COMPILED = "COMPILED"

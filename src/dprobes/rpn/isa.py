@@ -15,11 +15,11 @@ instruction's own operand, ``value*cells`` by the cells of the register, ``x*?``
 
 from __future__ import annotations
 
-import enum
 import re
 from functools import cache
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum, IntEnum
 from dprobes.rpn.arithmetic import limits
 
 __all__ = [
@@ -86,7 +86,7 @@ OURS = "dprobes 0.1"
 """The ``since`` of what the original did not have."""
 
 
-class ExceptionCode(enum.IntEnum):
+class ExceptionCode(IntEnum):
     """Number the exceptions (man page, "RPN Exception Handling"; recovered reference 1.7)."""
 
     INVALID_ADDR = 0x0001
@@ -109,7 +109,7 @@ NON_MASKABLE = 0x0FFF
 """The codes that end the handler when they are not enabled; the others are then ignored."""
 
 
-class Token(enum.IntEnum):
+class Token(IntEnum):
     """Number the prefixes of self-describing log items and of the parts of a stack trace (recovered reference 1.4)."""
 
     SELECTOR_FAULT = 0xFE
@@ -128,7 +128,7 @@ class Token(enum.IntEnum):
     THREAD_VARIABLES = 11
 
 
-class StackEnd(enum.IntEnum):
+class StackEnd(IntEnum):
     """
     Say why the call stack of a program ends where it does.
 
@@ -153,7 +153,7 @@ class StackEnd(enum.IntEnum):
     """There was no room for a copy of the stack."""
 
 
-class OperandKind(enum.Enum):
+class OperandKind(Enum):
     """Name the kinds of variable operand; the value is the spelling in a row's syntax."""
 
     LABEL = "label"
@@ -223,7 +223,7 @@ _WIDTHS = {
 }
 
 
-class Flow(enum.Enum):
+class Flow(Enum):
     """Say where control goes after an instruction, exceptions apart."""
 
     NEXT = "the next instruction"
@@ -235,7 +235,7 @@ class Flow(enum.Enum):
     END = "the end of the handler"
 
 
-class Group(enum.Enum):
+class Group(Enum):
     """Name the groups of the man page's section "Instruction set", in its order."""
 
     EXECUTION = "Execution"

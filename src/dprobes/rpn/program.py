@@ -7,12 +7,12 @@ that ``parse(print(program)) == program``. Registers and labels are names here; 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.globs import is_pattern
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OperandKind, Row
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MAX_INSTRUCTIONS = 100_000
 """How many instructions a program may have; a text with more is not one that a person or compiler wrote for a probe."""
 
 
-class ModuleType(enum.Enum):
+class ModuleType(Enum):
     """Say what kind of module is probed (``modtype =``)."""
 
     USER = "user"
@@ -57,7 +57,7 @@ class ModuleType(enum.Enum):
     TRACEPOINT = "tracepoint"
 
 
-class Access(enum.Enum):
+class Access(Enum):
     """Say which accesses a watchpoint probe is hit by (``watchpoint =``)."""
 
     EXECUTE = "x"

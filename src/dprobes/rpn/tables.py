@@ -7,13 +7,13 @@ A table maps keys to a value that is kept where the hit is. How keys and values 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import EngineError
 from dprobes.globs import compile_glob
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.rpn.isa import KERNEL_FRAMES_MAX, PROCESS_NAME_SIZE, USER_FRAMES_MAX
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ MEMORY_MAX = 64 << 20
 """How many bytes the entries of a table may take when it is full."""
 
 
-class TableKind(enum.Enum):
+class TableKind(Enum):
     """Say what a table keeps for a key; the value is the word in the statement."""
 
     COUNT = "count"
@@ -93,7 +93,7 @@ class TableKind(enum.Enum):
         return self is not TableKind.COUNT
 
 
-class KeyKind(enum.Enum):
+class KeyKind(Enum):
     """Say what a key is; the value is the word in the statement."""
 
     WORD = "word"
@@ -144,7 +144,7 @@ VALUE_KINDS = (
 """What values of a table may be, but words."""
 
 
-class Unit(enum.Enum):
+class Unit(Enum):
     """Say what the values of a table are, for people."""
 
     NONE = ""

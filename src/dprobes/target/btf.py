@@ -14,13 +14,13 @@ takes some 10 ms, and names are found by searching bytes.
 
 from __future__ import annotations
 
-import enum
 import struct
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, TargetError
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.quickenum import IntEnum
 
 if TYPE_CHECKING:
     import mmap
@@ -36,7 +36,7 @@ _MAGIC = 0xEB9F
 _VERSION = 1
 
 
-class Kind(enum.IntEnum):
+class Kind(IntEnum):
     """Number the kinds of type (BTF_KIND_*)."""
 
     INT = 1

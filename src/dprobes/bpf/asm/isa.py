@@ -13,7 +13,7 @@ and a bit that says whether the second operand is a register; in those of loads 
 
 from __future__ import annotations
 
-import enum
+from dprobes.quickenum import Enum, IntEnum
 
 __all__ = [
     "LOOPS_MAX",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class Register(enum.Enum):
+class Register(Enum):
     """
     Number the registers; they are no integers, which stand for immediates.
 
@@ -53,7 +53,7 @@ class Register(enum.Enum):
     R10 = 10
 
 
-class Class(enum.IntEnum):
+class Class(IntEnum):
     """Number the instruction classes."""
 
     LD = 0
@@ -70,7 +70,7 @@ X = 0x08
 """The bit of an arithmetic or jump opcode that makes the source register, not the immediate, the second operand."""
 
 
-class Alu(enum.IntEnum):
+class Alu(IntEnum):
     """Number the arithmetic operations; division and shift to the right are unsigned."""
 
     ADD = 0x00
@@ -88,7 +88,7 @@ class Alu(enum.IntEnum):
     ARSH = 0xC0
 
 
-class Jump(enum.IntEnum):
+class Jump(IntEnum):
     """Number the operations of the jump classes; those with S compare signed numbers."""
 
     JA = 0x00
@@ -109,7 +109,7 @@ class Jump(enum.IntEnum):
     """Jumps when a hidden counter of 2**23 or a time limit of 250 ms is used up (kernel commit 011832b97b31)."""
 
 
-class Size(enum.IntEnum):
+class Size(IntEnum):
     """Number the sizes of memory accesses."""
 
     W = 0x00
@@ -128,7 +128,7 @@ class Size(enum.IntEnum):
         return {1: cls.B, 2: cls.H, 4: cls.W, 8: cls.DW}[count]
 
 
-class Mode(enum.IntEnum):
+class Mode(IntEnum):
     """Number the modes of memory accesses."""
 
     IMM = 0x00
@@ -136,7 +136,7 @@ class Mode(enum.IntEnum):
     ATOMIC = 0xC0
 
 
-class Atomic(enum.IntEnum):
+class Atomic(IntEnum):
     """Number the atomic operations, which stand in the immediate; FETCH puts the old value into the source register."""
 
     ADD = 0x00
@@ -148,7 +148,7 @@ class Atomic(enum.IntEnum):
     CMPXCHG = 0xF1
 
 
-class LoadImmediate(enum.IntEnum):
+class LoadImmediate(IntEnum):
     """Say what the source field of a 64-bit load makes of its immediate."""
 
     NUMBER = 0
@@ -161,7 +161,7 @@ LOOPS_MAX = 1 << 23
 """The most passes of ``bpf_loop`` and number iterators (BPF_MAX_LOOPS)."""
 
 
-class RingOutput(enum.IntEnum):
+class RingOutput(IntEnum):
     """Number the flags of RINGBUF_OUTPUT; without one the kernel wakes a reader that has caught up."""
 
     NO_WAKEUP = 1
@@ -172,7 +172,7 @@ NO_OVERWRITE = 1
 """The flag of MAP_UPDATE_ELEM that leaves a key alone which is there already (BPF_NOEXIST)."""
 
 
-class CallKind(enum.IntEnum):
+class CallKind(IntEnum):
     """Say what the source field of a call makes of its immediate."""
 
     HELPER = 0
@@ -180,7 +180,7 @@ class CallKind(enum.IntEnum):
     KFUNC = 2
 
 
-class Helper(enum.IntEnum):
+class Helper(IntEnum):
     """Number the kernel's helper functions; the names are those of bpf-helpers(7) without ``bpf_``."""
 
     MAP_LOOKUP_ELEM = 1

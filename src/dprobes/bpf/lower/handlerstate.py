@@ -21,10 +21,9 @@ prove about their sum. Frames and cells are masked in the same way.
 
 from __future__ import annotations
 
-import enum
-
 from dprobes.bpf.layout import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, TALLY, power_of_two
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import IntEnum
 from dprobes.rpn.isa import RPN_STACK_CELLS
 from dprobes.rpn.tables import STRING_SIZE_MAX
 
@@ -85,7 +84,7 @@ EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
 """How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
 
 
-class Field(enum.IntEnum):
+class Field(IntEnum):
     """Give the offsets of the fields."""
 
     TSP = FIELDS
@@ -143,7 +142,7 @@ class Field(enum.IntEnum):
     """What the function is to return after SKIP."""
 
 
-class Frame(enum.IntEnum):
+class Frame(IntEnum):
     """Give the offsets in a frame."""
 
     CALLED = 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ARGUMENT_REGISTERS = ("edi", "esi", "edx", "ecx", "r8", "r9")
 """The registers in which functions of x86-64 take arguments, in their order."""
 
 
-class LoopForm(enum.Enum):
+class LoopForm(Enum):
     """Name the ways in which a program may go back, the best one first."""
 
     MAY_GOTO = "may_goto"
@@ -151,7 +151,7 @@ class Abilities:
     named_later: bool = False
 
 
-class Placement(enum.Enum):
+class Placement(Enum):
     """Name the ways in which a handler comes to run: they differ in what the registers show."""
 
     BREAKPOINT = "breakpoint"
@@ -236,7 +236,7 @@ class KeptEntry:
     nests: bool = False
 
 
-class Watched(enum.Enum):
+class Watched(Enum):
     """Say what a watchpoint watches in the processes that map a module (MAPPERS)."""
 
     SYMBOL = "symbol"

@@ -9,7 +9,6 @@ means to the user is for callers to say. All descriptors are close-on-exec, as t
 from __future__ import annotations
 
 import ctypes
-import enum
 import errno
 import os
 import struct
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux.proxy import call_in_proxy
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import IntEnum, IntFlag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ _syscall.restype = ctypes.c_long
 _SYS_BPF = 321
 
 
-class Command(enum.IntEnum):
+class Command(IntEnum):
     """Number the commands (``enum bpf_cmd``)."""
 
     MAP_CREATE = 0
@@ -102,7 +102,7 @@ def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char] | None:
     return ctypes.create_string_buffer(data, len(data)) if data else None
 
 
-class ProgramType(enum.IntEnum):
+class ProgramType(IntEnum):
     """Number the types of program that the engine uses (``enum bpf_prog_type``)."""
 
     KPROBE = 2
@@ -115,7 +115,7 @@ class ProgramType(enum.IntEnum):
     """Is run by ``ProgramRunner``; must be sleepable."""
 
 
-class AttachType(enum.IntEnum):
+class AttachType(IntEnum):
     """Number what programs attach to (``enum bpf_attach_type``)."""
 
     NONE = 0
@@ -128,7 +128,7 @@ class AttachType(enum.IntEnum):
     TRACE_UPROBE_MULTI = 48
 
 
-class ProgramFlag(enum.IntFlag):
+class ProgramFlag(IntFlag):
     """Name the flags of a program (BPF_F_*)."""
 
     NONE = 0
@@ -136,7 +136,7 @@ class ProgramFlag(enum.IntFlag):
     """The program may fault pages in. (In v5.10; for uprobes in v6.0.)"""
 
 
-class LogLevel(enum.IntFlag):
+class LogLevel(IntFlag):
     """Say what the verifier is to write down (BPF_LOG_*)."""
 
     LEVEL1 = 1
@@ -320,7 +320,7 @@ def load_btf(blob: bytes) -> int:
     return call(Command.BTF_LOAD, attributes_of(_BTF_LOAD, ctypes.addressof(data), len(blob)))
 
 
-class KprobeMulti(enum.IntFlag):
+class KprobeMulti(IntFlag):
     """Name the flags of a kprobe_multi link."""
 
     NONE = 0
@@ -359,7 +359,7 @@ def _link_kprobes(program_fd: int, flags: KprobeMulti, count: int, addresses: in
     return call(Command.LINK_CREATE, attributes)
 
 
-class UprobeMulti(enum.IntFlag):
+class UprobeMulti(IntFlag):
     """Name the flags of a uprobe_multi link."""
 
     NONE = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 import struct
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.bpfcalls import Command, address_of, attributes_of, call
+from dprobes.quickenum import IntEnum, IntFlag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class MapType(enum.IntEnum):
+class MapType(IntEnum):
     """Number the kinds of map that the engine uses (``enum bpf_map_type``)."""
 
     HASH = 1
@@ -34,7 +34,7 @@ class MapType(enum.IntEnum):
     RINGBUF = 27
 
 
-class MapFlag(enum.IntFlag):
+class MapFlag(IntFlag):
     """Name the flags of a map (BPF_F_*)."""
 
     NONE = 0

@@ -7,7 +7,6 @@ capability take them away.
 
 from __future__ import annotations
 
-import enum
 import errno
 import mmap
 import os
@@ -30,6 +29,7 @@ from dprobes.engines.linux.bpfcalls import (
 from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
 from dprobes.engines.linux.perfcalls import kprobe_unit
 from dprobes.errors import TargetError, system_error
+from dprobes.quickenum import Enum
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ R0, R1, R2, R3, R4, R5 = (Register(number) for number in range(6))
 R10 = Register.R10
 
 
-class Feature(enum.Enum):
+class Feature(Enum):
     """Name what a kernel may offer; the value completes "this kernel has no ..."."""
 
     BPF = "BPF programs on uprobes"
