@@ -524,7 +524,10 @@ class Instructions(ABC):
 
     def tally(self, table: str) -> Self:
         """
-        Take a value into a table under its keys; 'count' takes no value. Keys that find no room are counted as lost.
+        Take a value into a table under its keys.
+
+        'count' takes no value, and one of more than a word takes cells, its beginning on top. Keys that find no room
+        are counted as lost.
 
         tally <table>: stack ``keys value --``; raises INVALID_ADDR.
         """
@@ -533,6 +536,8 @@ class Instructions(ABC):
     def push_table(self, table: str) -> Self:
         """
         Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing.
+
+        What takes more than a word comes in cells, its beginning on top.
 
         push table, <table>: stack ``keys -- value``; raises INVALID_ADDR.
         """
