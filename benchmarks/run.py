@@ -23,6 +23,7 @@ from guestkernels import guest_kernels
 from inprocess import in_process
 from kernel_hits import kernel_hits, papers_experiments
 from latency import latency
+from live import live
 from managing import managing
 from manyplaces import many_places
 from patchplans import patch_plans
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
-PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans}
+PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans, "live": live}
 RECORDS: Sections = {
     "process": in_process,
     "records": records,
