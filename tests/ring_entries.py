@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from dprobes.engines.inline.entryindex import EntryBuffer
 
@@ -23,11 +23,16 @@ def entry(probe: int, body: bytes, kind: Entry = Entry.RECORD, tid: int = 0, fla
 
 def put(buffer: EntryBuffer, *pieces: bytes) -> None:
     """Put pieces of rings into a buffer."""
-    for piece in pieces:
+    for ring, piece in enumerate(pieces):
         ctypes.memmove(buffer.address + buffer.end, piece, len(piece))
-        buffer.add(len(piece))
+        buffer.add(len(piece), ring)
 
 
-def putting(*pieces: bytes) -> Callable[[EntryBuffer], None]:
-    """Return what moves these pieces to a buffer, as rings do."""
-    return lambda buffer: put(buffer, *pieces)
+def putting(*pieces: bytes, waiting: Collection[int] = ()) -> Callable[[EntryBuffer, Collection[int]], set[int]]:
+    """Return what moves these pieces to a buffer, as rings do; those that are ``waiting`` have more to come."""
+
+    def move(buffer: EntryBuffer, _: Collection[int]) -> set[int]:
+        put(buffer, *pieces)
+        return set(waiting)
+
+    return move

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.inline.threadnames import ThreadNames
 
-__all__ = ["EntryBuffer", "EntryIndex", "Group"]
+__all__ = ["EntryBuffer", "EntryIndex", "Group", "Part"]
 
 _SLACK = 1 << 16
 """Bytes behind a buffer into which an entry may reach that is none."""
@@ -46,33 +46,42 @@ _SLACK = 1 << 16
 _WORD = 8
 
 
+class Part(NamedTuple):
+    """
+    A piece of a ring in a buffer, from ``start`` to ``end``; ``ring`` is None where it has been walked over before.
+
+    With ``has_more`` entries that follow it in the ring are not in the buffer.
+    """
+
+    start: int
+    end: int
+    ring: int | None
+    has_more: bool
+
+
 class EntryBuffer:
-    """Own room for copies of entries; ``parts`` are (start, end) of each piece of a ring, the first ones older."""
+    """Own room for copies of entries; ``parts`` are pieces of rings, the older ones of each first."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self._words = Words(room + _SLACK)
         self.address = self._words.address
         self.memory = self._words.memory
-        self.parts: list[tuple[int, int]] = []
-        self.kept = 0
-        """How many of the parts have been walked over before."""
+        self.parts: list[Part] = []
 
     @property
     def end(self) -> int:
         """How much of it is in use."""
-        return self.parts[-1][1] if self.parts else 0
+        return self.parts[-1].end if self.parts else 0
 
-    def add(self, size: int, *, is_kept: bool = False) -> None:
-        """Take notice of so many bytes that have been put at the end."""
+    def add(self, size: int, ring: int | None = None, *, has_more: bool = False) -> None:
+        """Take notice of so many bytes of a ring that have been put at the end."""
         if size:
-            self.parts.append((self.end, self.end + size))
-            self.kept += is_kept
+            self.parts.append(Part(self.end, self.end + size, ring, has_more))
 
     def clear(self) -> None:
         """Forget what is there."""
         self.parts.clear()
-        self.kept = 0
 
     def close(self) -> None:
         """Give it up."""
@@ -133,6 +142,10 @@ class EntryIndex:
         self.lines = self._first.address
         """Where the lines are, of which there are ``count``, in their order."""
         self.count = 0
+        self.bound: int | None = None
+        """The time from which on a ring may have more than there is in the buffer."""
+        self.last: dict[int, int] = {}
+        """The time of the last record of each ring."""
         self.damaged = 0
         """How many pieces of rings had something in them that is no entry."""
 
@@ -154,30 +167,38 @@ class EntryIndex:
         walk[Walk.GROUPS_END // _WORD] = self._groups.address
         walk[Walk.GROUP // _WORD] = walk[Walk.TIME // _WORD] = 0
         walk[Walk.BASE // _WORD] = buffer.address
+        self.bound = None
         runs = [self._first.address]
         has_room = True
         while buffer.parts and has_room:
-            start, end = buffer.parts[0]
-            has_room = self._walk_part(buffer, start, end)
+            part = buffer.parts[0]
+            has_room = self._walk_part(buffer, part)
             line = walk[Walk.LINE // _WORD]
             if line > runs[-1]:
                 _insert()(runs[-1], line)
                 runs.append(line)
-            at = walk[Walk.AT // _WORD] - buffer.address
+                if part.ring is not None and self._places.time is not None:
+                    self._note_last(part.ring, line, has_more=part.has_more or not has_room)
             if has_room:
                 del buffer.parts[0]
-                buffer.kept = max(0, buffer.kept - 1)
             else:
-                buffer.parts[0] = at, end
+                buffer.parts[0] = part._replace(start=walk[Walk.AT // _WORD] - buffer.address)
         self.count = (runs[-1] - runs[0]) // LINE_SIZE
         self._merge_runs(runs)
         return not has_room
 
-    def _walk_part(self, buffer: EntryBuffer, start: int, end: int) -> bool:
+    def _note_last(self, ring: int, line: int, *, has_more: bool) -> None:
+        """Note the time of the last line of a ring."""
+        last = self._first.words[(line - self._first.address) // _WORD - 2]
+        self.last[ring] = max(last, self.last.get(ring, 0))
+        if has_more:
+            self.bound = last if self.bound is None else min(self.bound, last)
+
+    def _walk_part(self, buffer: EntryBuffer, part: Part) -> bool:
         """Walk over one part; return whether there was room for its groups."""
         walk = self._walk.words
-        walk[Walk.AT // _WORD], walk[Walk.END // _WORD] = buffer.address + start, buffer.address + end
-        function = _walk(self._places, again=buffer.kept > 0)
+        walk[Walk.AT // _WORD], walk[Walk.END // _WORD] = buffer.address + part.start, buffer.address + part.end
+        function = _walk(self._places, again=part.ring is None)
         while True:
             walk[Walk.FOUND // _WORD] = 0
             match function(self._walk.address):
@@ -243,7 +264,7 @@ class EntryIndex:
         """Copy the entries from line number ``first`` on to the end of another buffer."""
         start, end = self.lines + first * LINE_SIZE, self.lines + self.count * LINE_SIZE
         place = other.address + other.end
-        other.add(_copy()(start, end, buffer.address, place) - place, is_kept=True)
+        other.add(_copy()(start, end, buffer.address, place) - place)
 
     def close(self) -> None:
         """Give the memory up."""

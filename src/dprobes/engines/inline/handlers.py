@@ -281,9 +281,10 @@ class InlineHandlers:
             ended, self._reader.ended = self._reader.ended, []
         return batches, ended
 
-    def _move_rest(self, buffer: EntryBuffer) -> None:
+    def _move_rest(self, buffer: EntryBuffer, _: object) -> set[int]:
         assert self._maps is not None
         self._unfinished += self._maps.rings.move_rest(buffer)
+        return set()
 
     @property
     def is_busy(self) -> bool:

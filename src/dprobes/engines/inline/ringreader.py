@@ -9,6 +9,7 @@ run.
 from __future__ import annotations
 
 import struct
+import time
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, LIMIT, NAME_SIZE, Entry
@@ -22,7 +23,7 @@ from dprobes.record.packed import PROBE_SIZE, RowShape
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     Batch = Sequence[tuple[int, bytes]]
 
@@ -34,6 +35,10 @@ _FLAGS = struct.Struct("<I")
 
 _BUSY = 32
 """Which part of the room must have been filled in a reading for the next one to follow at once."""
+
+_STUCK = 0.1
+"""Seconds after which nobody waits any more for a thread that does not complete its entry."""
+_NEVER = 1 << 63
 
 _PATIENCE = 20
 """How many readings the records of a thread wait for what the tracer tells of it."""
@@ -69,6 +74,12 @@ class RingReader:
         self.is_busy = False
         """Whether so much has come in the last reading that there is more already."""
         self._waits = 0
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """The rings that wait for a thread to complete an entry: for what records from when on, and since when."""
+        self._ahead: set[int] = set()
+        """The rings of which more has been read than of others."""
+        self._before = 0
+        """When the last reading began."""
         self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
 
@@ -82,16 +93,21 @@ class RingReader:
         """How many pieces of rings had something in them that is no entry."""
         return self._index.damaged
 
-    def read(self, move: Callable[[EntryBuffer], None], before: int | None) -> list[Batch]:
+    def read(self, move: Callable[[EntryBuffer, Collection[int]], set[int]], before: int | None) -> list[Batch]:
         """
         Return the records in rings, each with its probepoint; ``move`` moves their entries to a buffer.
 
-        Those that are not older than ``before`` may be kept for the next time; None means that there is none.
+        Those that are not older than ``before`` may be kept for the next time; None means that there is none. ``move``
+        is told which rings have given more already than others, and returns those whose entries wait for one that is
+        not complete: what is younger than what is still to come is kept as well.
         """
         buffer, other = self._buffers
         kept = buffer.end
-        move(buffer)
-        self.is_busy = buffer.end - kept > self._room // _BUSY
+        waiting = move(buffer, self._ahead)
+        self.is_busy = bool(self._ahead) or buffer.end - kept > self._room // _BUSY
+        if before is not None:
+            before, self._before = min(before, self._bound(waiting, kept)), before
+        self._ahead = set()
         if not buffer.parts:
             return []
         self._buffers = other, buffer
@@ -106,11 +122,29 @@ class RingReader:
             batches += self._batches(buffer, other, before)
         self._waits = self._waits + 1 if index.nameless else 0
         buffer.clear()
+        if (bound := index.bound) is not None:
+            self._ahead = {ring for ring, last in index.last.items() if last > bound}
+            self.is_busy = True
         return batches
+
+    def _bound(self, waiting: set[int], kept: int) -> int:
+        """Return the time from which on rings may have records that cannot be read yet."""
+        now = time.monotonic()
+        self._waiting = {
+            # What it has left is younger than what came of it before, and than a reading that found it empty.
+            ring: self._waiting.get(ring) or (max(self._index.last.get(ring, 0), self._before), now)
+            for ring in waiting
+        }
+        bounds = [self._index.last[ring] + 1 for ring in self._ahead]
+        if kept <= self._room:
+            bounds += [bound for bound, since in self._waiting.values() if now < since + _STUCK]
+        return min(bounds, default=_NEVER)
 
     def _batches(self, buffer: EntryBuffer, other: EntryBuffer, before: int | None) -> list[Batch]:
         index = self._index
         count = index.count
+        if before is not None and index.bound is not None:
+            before = min(before, index.bound)
         if before is not None:
             count = index.count_before(before)
         if index.nameless:

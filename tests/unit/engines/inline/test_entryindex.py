@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from dprobes.bpf.layout import Entry
-from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex, Group
+from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex, Group, Part
 from dprobes.native.routines.entrywalk import RecordPlaces
 from ring_entries import entry, put
 
@@ -27,12 +29,27 @@ def places(index: EntryIndex) -> list[int]:
 def test_a_buffer_knows_its_parts() -> None:
     buffer = EntryBuffer(1 << 12)
     assert (buffer.end, buffer.parts) == (0, [])
-    buffer.add(16, is_kept=True)
-    buffer.add(0)
-    buffer.add(24)
-    assert (buffer.end, buffer.parts, buffer.kept) == (40, [(0, 16), (16, 40)], 1)
+    buffer.add(16)
+    buffer.add(0, 1)
+    buffer.add(24, 2, has_more=True)
+    assert (buffer.end, buffer.parts) == (40, [Part(0, 16, None, False), Part(16, 40, 2, True)])
     buffer.clear()
-    assert (buffer.end, buffer.parts, buffer.kept) == (0, [], 0)
+    assert (buffer.end, buffer.parts) == (0, [])
+    buffer.close()
+
+
+def test_the_last_time_of_each_ring_is_known_and_from_when_on_there_may_be_more() -> None:
+    buffer = EntryBuffer(1 << 12)
+    put(buffer, timed(30) + timed(20), timed(50))
+    index = index_of(buffer)
+    index.walk(buffer)
+    assert (index.last, index.bound) == ({0: 30, 1: 50}, None)
+    for ring, time in ((0, 25), (1, 60)):
+        ctypes.memmove(buffer.address + buffer.end, timed(time), len(timed(time)))
+        buffer.add(len(timed(time)), ring, has_more=True)
+    index.walk(buffer)
+    assert (index.last, index.bound) == ({0: 30, 1: 60}, 25)
+    index.close()
     buffer.close()
 
 

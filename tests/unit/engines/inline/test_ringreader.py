@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
+import time
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +23,11 @@ from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 from dprobes.resolve.probestate import ProbeState
 from ring_entries import entry, putting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from dprobes.engines.inline.entryindex import EntryBuffer
 
 NAMED = Item.PID | Item.TID | Item.UID | Item.TIME | Item.PROCESS_NAME
 NOBODY = 4_194_304
@@ -205,3 +213,66 @@ def test_random_entries_come_out_as_they_went_in(seed: int) -> None:
         sum(each == probe for _, each, _ in expected) for probe in range(5)
     ]
     reader.close()
+
+
+def test_what_is_younger_than_what_a_ring_may_still_have_waits() -> None:
+    """A thread of the second ring is interrupted while it writes: what comes behind is not seen so far."""
+    reader = reader_of(Item.TIME)
+    found = reader.read(putting(entry(1, record(10)), entry(2, record(20))), 30)
+    assert [each.time for batch in found for each in decoded(list(batch))] == [10, 20]
+    found = reader.read(putting(entry(1, record(40)), waiting=[1]), 50)
+    assert found == []
+    found = reader.read(putting(b"", entry(2, record(35)) + entry(2, record(60))), 70)
+    assert [each.time for batch in found for each in decoded(list(batch))] == [35, 40, 60]
+
+
+def test_nobody_waits_for_ever_for_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reader = reader_of(Item.TIME)
+    assert reader.read(putting(entry(1, record(40)), waiting=[1]), 50) == []
+    now[0] += 1
+    (batch,) = reader.read(putting(waiting=[1]), 60)
+    assert [each.time for each in decoded(list(batch))] == [40]
+
+
+def test_a_ring_that_has_given_more_than_others_is_left_alone_for_a_while() -> None:
+    reader = reader_of(Item.TIME)
+    left_alone: list[list[int]] = []
+
+    def move(pieces: list[tuple[bytes, bool]]) -> Callable[[EntryBuffer, Collection[int]], set[int]]:
+        def put_them(buffer: EntryBuffer, without: Collection[int]) -> set[int]:
+            left_alone.append(sorted(without))
+            for ring, (piece, has_more) in enumerate(pieces):
+                ctypes.memmove(buffer.address + buffer.end, piece, len(piece))
+                buffer.add(len(piece), ring, has_more=has_more)
+            return set()
+
+        return put_them
+
+    one = entry(1, record(10)) + entry(1, record(20))
+    other = entry(2, record(15)) + entry(2, record(90))
+    found = reader.read(move([(one, True), (other, True)]), 1000)
+    assert [each.time for batch in found for each in decoded(list(batch))] == [10, 15]
+    assert reader.is_busy
+    found = reader.read(move([(entry(1, record(30)) + entry(1, record(95)), False)]), 1000)
+    assert [each.time for batch in found for each in decoded(list(batch))] == [20, 30, 90]
+    found = reader.read(move([(b"", False), (entry(2, record(91)), False)]), 1000)
+    assert [each.time for batch in found for each in decoded(list(batch))] == [91, 95]
+    assert left_alone == [[], [1], []]
+    assert not reader.is_busy
+
+
+def test_no_ring_is_left_alone_because_of_one_that_has_come_to_its_end() -> None:
+    reader = reader_of(Item.TIME)
+    left_alone: list[list[int]] = []
+
+    def nothing(_: EntryBuffer, without: Collection[int]) -> set[int]:
+        left_alone.append(sorted(without))
+        return set()
+
+    reader.read(putting(entry(1, record(10)), entry(2, record(20))), None)
+    reader._ahead = {1}
+    for _ in range(2):
+        assert reader.read(nothing, 1000) == []
+    assert left_alone == [[1], []]

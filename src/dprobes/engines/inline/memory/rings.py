@@ -13,12 +13,15 @@ from dprobes.native.routines.entrywalk import complete_routine
 from dprobes.native.routines.ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from dprobes.engines.inline.entryindex import EntryBuffer
     from dprobes.engines.inline.memory.region import Region
 
 __all__ = ["SharedRing", "SharedRings"]
+
+_AT_ONCE, _AT_ONCE_MIN = 4 << 20, 64 << 10
+"""Bytes of all rings together, and of each, that are looked at in one go."""
 
 
 @lru_cache(1)
@@ -29,8 +32,9 @@ def _complete() -> Callable[..., int]:
 class SharedRing:
     """The reader of one ring."""
 
-    def __init__(self, memory: memoryview, size: int) -> None:
+    def __init__(self, memory: memoryview, size: int, number: int = 0) -> None:
         self.size = size
+        self._number = number
         self._consumer = memory[CONSUMER : CONSUMER + 8].cast("Q")
         self._producer = memory[PRODUCER : PRODUCER + 8].cast("Q")
         self._data = memory[DATA : DATA + size]
@@ -61,21 +65,35 @@ class SharedRing:
         self._data[place : place + size] = bytes(size)
         self._consumer[0] += size
 
-    def move(self, buffer: EntryBuffer) -> None:
-        """Move the complete entries to a buffer, as far as it has room for them."""
-        for _ in range(2):  # up to the end of the ring's memory, and from its beginning on
+    def move(self, buffer: EntryBuffer, limit: int) -> bool:
+        """
+        Move complete entries to a buffer: about ``limit`` bytes, but one entry at least, as far as it has room.
+
+        Return False if there are entries, but none that is complete.
+        """
+        pending = self.pending
+        for is_second in (False, True):  # up to the end of the ring's memory, and from its beginning on
             place = self._consumer[0] & self.size - 1
-            room = min(self.size - place, self.pending, buffer.room - buffer.end)
+            room = min(self.size - place, pending, max(limit, self._first_size(place)), buffer.room - buffer.end)
             if room <= 0:
-                return
+                return True
             start = self._address + place
             size = _complete()(start, start + room) - start
             if not size:
-                return
+                return is_second
             ctypes.memmove(buffer.address + buffer.end, start, size)
             ctypes.memset(start, 0, size)
             self._consumer[0] += size
-            buffer.add(size)
+            limit -= size
+            pending -= size
+            buffer.add(size, self._number, has_more=pending > 0)
+            if limit <= 0 or place + size < self.size:
+                break
+        return True
+
+    def _first_size(self, place: int) -> int:
+        """Return how many bytes the entry at some place of the ring takes."""
+        return (self._lengths[place >> 2] & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7
 
     def skip(self) -> bool:
         """Give up an incomplete entry, whose writer is no more, if there is one; return whether there was."""
@@ -122,7 +140,10 @@ class SharedRings:
         self._offset = region.take(shape.rings * shape.stride, DATA)
         with memoryview(region.mapping) as whole:
             starts = range(self._offset, self._offset + shape.rings * shape.stride, shape.stride)
-            self.rings = [SharedRing(whole[start : start + shape.stride], shape.size) for start in starts]
+            self.rings = [
+                SharedRing(whole[start : start + shape.stride], shape.size, number)
+                for number, start in enumerate(starts)
+            ]
 
     @property
     def size(self) -> int:
@@ -155,19 +176,24 @@ class SharedRings:
                 pieces += ring.pieces()
         return pieces, skipped
 
-    def move(self, buffer: EntryBuffer) -> None:
-        """Move the complete entries to a buffer, as far as it has room for them."""
-        for ring in self.rings:
-            ring.move(buffer)
+    def move(self, buffer: EntryBuffer, without: Collection[int] = ()) -> set[int]:
+        """
+        Move complete entries to a buffer, as many from each ring as a processor's cache can hold; from some rings none.
+
+        Return the numbers of the rings whose first entry is not complete: what is behind that waits for it.
+        """
+        limit = max(_AT_ONCE // len(self.rings), _AT_ONCE_MIN)
+        rings = [(number, ring) for number, ring in enumerate(self.rings) if number not in without]
+        return {number for number, ring in rings if not ring.move(buffer, limit)}
 
     def move_rest(self, buffer: EntryBuffer) -> int:
         """Move all entries as ``rest`` returns them; return how many are incomplete for ever."""
         skipped = 0
         for ring in self.rings:
-            ring.move(buffer)
+            ring.move(buffer, ring.size)
             while buffer.end < buffer.room and ring.skip():
                 skipped += 1
-                ring.move(buffer)
+                ring.move(buffer, ring.size)
         return skipped
 
     def drain_rest(self) -> tuple[list[bytes], int]:

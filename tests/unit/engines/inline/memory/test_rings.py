@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.inline.entryindex import EntryBuffer
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRing, SharedRings
+from dprobes.engines.ringspans import entries_in
 from dprobes.native.memory import MapShape
 from dprobes.native.routines.ring import BUSY, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
 
@@ -141,3 +143,68 @@ def test_nonsense_ends_the_reading_and_nothing_else() -> None:
             entries += ring.drain()
         assert sum(map(len, entries)) <= 2 * SIZE
         ring.close()
+
+
+def moved(ring: SharedRing, limit: int, room: int = 1 << 16) -> tuple[list[bytes], list[bool], bool]:
+    """Return the entries that are moved, whether there are more behind each part, and what is said of the ring."""
+    buffer = EntryBuffer(room)
+    result = ring.move(buffer, limit)
+    data = buffer.memory[: buffer.end]
+    parts = [part.has_more for part in buffer.parts]
+    buffer.close()
+    return [data[start:stop] for start, stop in entries_in(data)], parts, result
+
+
+def test_entries_are_moved_and_their_room_is_given_back() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    for n in range(10):
+        put(memory, bytes((n,)) * 16)
+    assert moved(ring, 24 * 7 + 8) == ([bytes((n,)) * 16 for n in range(7)], [True], True)
+    assert moved(ring, SIZE) == ([bytes((n,)) * 16 for n in range(7, 10)], [False], True)
+    assert moved(ring, SIZE) == ([], [], True)
+    assert not any(memory[DATA:])
+
+
+def test_an_entry_that_is_larger_than_what_is_wanted_is_moved_alone() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    put(memory, b"x" * 1000)
+    put(memory, b"y")
+    assert moved(ring, 64) == ([b"x" * 1000], [True], True)
+    assert moved(ring, 64) == ([b"y"], [False], True)
+
+
+def test_a_ring_whose_first_entry_is_not_complete_says_so() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    put(memory, b"whole")
+    put(memory, b"half", BUSY)
+    put(memory, b"behind")
+    assert moved(ring, SIZE) == ([b"whole"], [True], True)
+    assert moved(ring, SIZE) == ([], [], False)
+    struct.pack_into("=I", memory, DATA + 16, 4)
+    assert moved(ring, SIZE) == ([b"half", b"behind"], [False], True)
+
+
+def test_entries_are_moved_from_the_end_and_the_beginning_of_the_memory() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    put(memory, b"z" * (SIZE - 56))
+    assert moved(ring, SIZE)[2]
+    for n in range(4):
+        put(memory, bytes((n,)) * 16)
+    assert moved(ring, SIZE) == ([bytes((n,)) * 16 for n in range(4)], [True, False], True)
+
+
+def test_no_more_is_moved_than_there_is_room_for(rings: SharedRings) -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    for n in range(10):
+        put(memory, bytes((n,)) * 16)
+    assert moved(ring, SIZE, 100)[:2] == ([bytes((n,)) * 16 for n in range(4)], [True])
+    buffer = EntryBuffer(1 << 16)
+    assert rings.move(buffer) == set()
+    assert buffer.end == 0
+    assert rings.move_rest(buffer) == 0
+    buffer.close()
