@@ -50,8 +50,15 @@ CALLS = 20_000
 """Calls of a round, after which the ring is emptied."""
 
 ABILITIES = Abilities(
-    sleepable=False, writes_memory=True, writes_registers=True, small_states=True, verified=False, polled=True
+    sleepable=False,
+    writes_memory=True,
+    writes_registers=True,
+    small_states=True,
+    verified=False,
+    polled=True,
+    named_later=True,
 )
+ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
 WORDS = "push r, rdi; push r, rsi; push r, rdx; push r, rcx; log 4; exit"
 HANDLERS = (
     ("nothing", "abort", Item(0)),
@@ -59,6 +66,7 @@ HANDLERS = (
     ("a count under a condition", "push r, rdi; push 1; jge other; abort; other: inc lv, 0; abort", Item(0)),
     ("a record of 4 words", WORDS, Item(0)),
     ("the same with time, process and thread", WORDS, Item.TIME | Item.PID | Item.TID),
+    ("the same with all header items", WORDS, ALL),
     ("a value counted by key", "push r, r12; push 1; tally by; abort", Item(0)),
     ("a value counted in a histogram", "push r, rsi; tally in; abort", Item(0)),
     ("a word of memory logged", "push r, rsp; push mem, u64; log 1; exit", Item(0)),
@@ -81,7 +89,12 @@ def _lowered(text: str, items: Item) -> Lowered:
     program = parse_source(SourceFile("x", header + text), diagnostics, CompileOptions())
     image = encode(program, target)
     request = Request(
-        items=items, abilities=ABILITIES, tables=Tables(states=64, cpus=64), vars=1, shared_tables=frozenset({0, 1})
+        items=items,
+        abilities=ABILITIES,
+        wants_tid=items == ALL,
+        tables=Tables(states=64, cpus=64),
+        vars=1,
+        shared_tables=frozenset({0, 1}),
     )
     return lower(image, target, image.handlers[0], Point.of(program, program.definitions[0], 0x10), request)
 

@@ -32,6 +32,7 @@ from records import records
 from returns import returns
 from sinks import sinks
 from starting import starting
+from streams import streams
 from table import Measurement, print_table
 from tables import tables
 from tracefiles import trace_files
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
-PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans, "live": live}
+PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans, "live": live, "streams": streams}
 RECORDS: Sections = {
     "process": in_process,
     "records": records,
