@@ -1,4 +1,4 @@
-"""Fixtures for tests of USDT probes: both engines, and the program with probes in several builds."""
+"""Fixtures for tests of USDT probes: the engines, and the program with probes in several builds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ HEADERS = ("sys/sdt.h", "sys/sdt-config.h")
 
 @pytest.fixture(params=["ptrace", "ebpf"])
 def engine(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "ebpf":
+        require_bpf()
+        require_initial_namespace()
+    return ["--engine", request.param]
+
+
+@pytest.fixture(params=["ptrace", "inline", "ebpf"])
+def any_engine(request: pytest.FixtureRequest) -> list[str]:
+    """Return the option for an engine, whose records may come in any order."""
     if request.param == "ebpf":
         require_bpf()
         require_initial_namespace()

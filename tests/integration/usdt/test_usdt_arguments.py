@@ -68,6 +68,16 @@ def test_arguments_are_what_the_program_prints(
     _compare(run(ARGUMENTS, ["--", str(usdt(*flags)), "9"], engine), 8)
 
 
+@pytest.mark.parametrize("flags", BUILDS.values(), ids=BUILDS)
+def test_handlers_in_the_process_get_them_as_well(
+    usdt: Callable[..., Path], run: Runner, flags: tuple[str, ...]
+) -> None:
+    result = run(ARGUMENTS, ["--log", "TSC", "--", str(usdt(*flags)), "600"], ["--engine", "inline"])
+    result.records.sort(key=lambda record: record["time"])
+    _compare(result, 8, 600)
+    assert sum("inline" in counts.executed for counts in result.counts.values()) >= 3
+
+
 @pytest.mark.parametrize("flags", [("-O0",), ("-O2",)], ids=["O0", "O2"])
 def test_arguments_of_i386_programs_are_what_they_print(
     usdt: Callable[..., Path], run: Runner, engine: list[str], flags: tuple[str, ...]
@@ -75,14 +85,14 @@ def test_arguments_of_i386_programs_are_what_they_print(
     _compare(run(ARGUMENTS, ["--", str(usdt(*flags, i386=True)), "9"], engine), 4)
 
 
-def _compare(result: Result, word: int) -> None:
+def _compare(result: Result, word: int, rounds: int = 9) -> None:
     assert result.status == 0, result.stderr
     widths = re.findall(r"^widths (.*)$", result.stdout, re.MULTILINE)
     many = re.findall(r"^many (.*)$", result.stdout, re.MULTILINE)
-    assert len(widths) == len(many) == 9
+    assert len(widths) == len(many) == rounds
     bits = 8 * word
     records = [bytes.fromhex(r["data"]) for r in result.records if r["minor"] == 1]
-    assert len(records) == 9
+    assert len(records) == rounds
     for line, data in zip(widths, records, strict=True):
         *before, text, last, shared = line.split()
         length = int.from_bytes(data[1:3], "little")
@@ -94,7 +104,7 @@ def _compare(result: Result, word: int) -> None:
     assert [[signed(n, bits) for n in pair] for pair in result.words(2, word)] == [
         [int(number) for number in line.split()] for line in many
     ]
-    assert result.words(3, word) == [list(range(n, n + 12)) for n in range(9)]
+    assert result.words(3, word) == [list(range(n, n + 12)) for n in range(rounds)]
     for n, (double, single) in enumerate(result.words(4, word)):
         # The bits of a floating-point number; of a double the lower word, where a word has 4 bytes.
         bytes_ = struct.pack("<d", n + 0.25)

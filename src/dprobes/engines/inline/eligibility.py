@@ -44,8 +44,6 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
             return "its function has no return instruction, and is left by jumps only"
     elif not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
         return "its instruction may fault, and has no record then"
-    if probe.code.usdt is not None:
-        return "it is a USDT probe"
     for instruction in executed_instructions(program, probe.definition):
         if instruction.row.syntax in _STOPPING:
             operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"

@@ -15,6 +15,9 @@ from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.wire import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.engines.ptrace.tracer.patches import Patches
     from dprobes.engines.x86.debugregs import Watch
 
 __all__ = ["CrashRestorer"]
@@ -91,8 +94,12 @@ class CrashRestorer:
 
         return clear_processes(watches)
 
-    def restore(self) -> int:
-        """Put the original bytes back wherever a breakpoint still is; return how many that were."""
+    def restore(self, jumps: Mapping[int, Patches] | None = None) -> int:
+        """
+        Put the original bytes back wherever a breakpoint still is; return how many that were.
+
+        ``jumps`` are those that stand in the place of breakpoints, by process; they stay.
+        """
         restored = 0
         # Somebody who waited for the tracer may be noting what it said last.
         known, self._breakpoints = self._breakpoints, {}
@@ -101,7 +108,7 @@ class CrashRestorer:
             with contextlib.suppress(OSError):
                 memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    _lower(memory, semaphores.get(pid, {}))
+                    _lower(memory, semaphores.get(pid, {}), None if jumps is None else jumps.get(pid))
                     for address, original in list(breakpoints.items()):
                         with contextlib.suppress(OSError):
                             if os.pread(memory, 1, address) == INT3:
@@ -111,16 +118,19 @@ class CrashRestorer:
         return restored
 
 
-def _lower(memory: int, semaphores: dict[int, set[int]]) -> None:
+def _lower(memory: int, semaphores: dict[int, set[int]], jumps: Patches | None) -> None:
     """
-    Lower the semaphores in a process's memory that are raised for a breakpoint that is still there.
+    Lower the semaphores in a process's memory that are raised for a breakpoint that is still there, or its jump.
 
     A breakpoint is written before its semaphore is raised, and goes after that was lowered: between the two the tracer
     was killed where a semaphore is 0.
     """
     for semaphore, breakpoints in semaphores.items():
         with contextlib.suppress(OSError):
-            if any(os.pread(memory, 1, address) == INT3 for address in breakpoints):
+            if any(
+                os.pread(memory, 1, address) == INT3 or (jumps is not None and jumps.is_there(memory, address))
+                for address in breakpoints
+            ):
                 value = int.from_bytes(os.pread(memory, SEMAPHORE_SIZE, semaphore), "little")
                 if value:
                     os.pwrite(memory, (value - 1).to_bytes(SEMAPHORE_SIZE, "little"), semaphore)

@@ -65,7 +65,7 @@ class RestorerList:
         """Put bytes back, and let no handler begin any more; the dying tracer still has its threads."""
         for pid, patches in self._jumps.items():
             _disable(pid, patches)
-        self._count(self._restorer.restore(), 0, 0)
+        self._count(self._restorer.restore(self._jumps), 0, 0)
 
     def remove_the_rest(self) -> None:
         """Take out what needs threads that stand still, once the tracer has let go of them."""

@@ -250,9 +250,9 @@ class AddressSpace:
 
     def withdraw_all(self) -> None:
         """Withdraw every breakpoint, and what stands in its place; no thread may run in the space then."""
-        self.patches.restore(self.memory, self.patches.by_site)
         for address in list(self.semaphores):
             self._lower(address)
+        self.patches.restore(self.memory, self.patches.by_site)
         reader = PageReader(self.memory)
         for breakpoint_ in list(self.breakpoints.values()):
             self.withdraw(breakpoint_, reader)
@@ -309,8 +309,8 @@ class AddressSpace:
         breakpoint_ = self.semaphores.pop(semaphore)
         self.lowered.append(semaphore)
         with contextlib.suppress(OSError):
-            # If the breakpoint is there, so is the file, and this is its semaphore.
-            if os.pread(self.memory, 1, breakpoint_) == INT3:
+            # If the breakpoint is there, or its jump, so is the file, and this is its semaphore.
+            if os.pread(self.memory, 1, breakpoint_) == INT3 or self.patches.is_there(self.memory, breakpoint_):
                 self._add(semaphore, -1)
 
     def _add(self, semaphore: int, amount: int) -> None:

@@ -66,6 +66,11 @@ class Patches:
             raise
         self.by_site[patch.site] = patch
 
+    def is_there(self, memory: int, site: int) -> bool:
+        """Return whether memory has the jump of a place."""
+        patch = self.by_site.get(site)
+        return patch is not None and all(os.pread(memory, len(data), at) == data for at, data in patch.writes)
+
     def restore(self, memory: int, sites: Iterable[int]) -> None:
         """Put the bytes of the file back at these places, wherever a jump of ours is still there."""
         for site in list(sites):
