@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.hitcontext import Reach, SharedCounters
     from dprobes.engines.interface import Job
     from dprobes.extensions import Extension
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
 
 __all__ = ["StubProbe", "StubProgram"]
@@ -66,7 +66,7 @@ class StubProgram:
         job: Job,
         resolved: ResolvedModule,
         extensions: Mapping[str, Extension],
-        tables: Sequence[TableStore],
+        tables: Sequence[KeyedStore],
         warn: Callable[[str, str | None], None],
     ) -> None:
         program = job.program

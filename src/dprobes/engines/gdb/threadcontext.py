@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.target import Registers, StubTarget
     from dprobes.engines.hits.hitcontext import Changes
     from dprobes.extensions import Extension
-    from dprobes.keyed.store import TableStore
+    from dprobes.keyed.store import KeyedStore
     from dprobes.vm.machine import Machine
 
 __all__ = ["StubContext"]
@@ -34,7 +34,7 @@ class StubContext:
     local_variables: MutableSequence[int]
     global_variables: MutableSequence[int]
     extensions: Mapping[str, Extension]
-    keyed_tables: Sequence[TableStore]
+    keyed_tables: Sequence[KeyedStore]
 
     def __init__(
         self,
