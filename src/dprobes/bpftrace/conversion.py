@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.directives import read_directives
-from dprobes.bpftrace.expressionwriter import ExpressionWriter
+from dprobes.bpftrace.expressionwriter import ExpressionWriter, Fields
 from dprobes.bpftrace.mapuse import Kept, MapUses, expressions_of
 from dprobes.bpftrace.parser import parse
 from dprobes.bpftrace.place import LONG_NAMES, PlaceKind, places_of
@@ -111,11 +111,20 @@ class _Converter:
 
     def _probe(self, probe: tree.Probe, places: Sequence[Place]) -> str:
         arrays: dict[str, int] = {}
+        pointers: dict[str, str] = {}
         for place in places:
-            if place.subsystem:
-                arrays |= self._machine.arrays(place.subsystem, place.function)
+            subsystem = "syscalls" if place.kind is PlaceKind.CALL_ENTRY else place.subsystem
+            if subsystem:
+                arrays |= self._machine.arrays(place.subsystem, place.function) if place.subsystem else {}
+                pointers |= self._machine.pointers(subsystem, place.function)
         values = ExpressionWriter(
-            places, self._maps, arrays, self._structures, self._constants, self._diagnostics, _parameters(probe, places)
+            places,
+            self._maps,
+            Fields(arrays, pointers),
+            self._structures,
+            self._constants,
+            self._diagnostics,
+            _parameters(probe, places),
         )
         condition = f" when ({values.number(probe.condition)})" if probe.condition is not None else ""
         lines = StatementWriter(values, self._maps).block(probe.body)
@@ -127,7 +136,7 @@ class _Converter:
         """Return a block of the tool; None if nothing is left of it."""
         word = {"BEGIN": "begin", "END": "end"}.get(kind) or f"every {self._time(probe)}"
         kept = tuple(each for each in probe.body if not self._is_name(each))
-        values = ExpressionWriter((), self._maps, {}, self._structures, self._constants, self._diagnostics)
+        values = ExpressionWriter((), self._maps, Fields(), self._structures, self._constants, self._diagnostics)
         lines = StatementWriter(values, self._maps, in_tool=True).block(kept)
         self.options += [each for each in values.options if each not in self.options]
         return "\n".join([f"{word} {{", *(f"    {line}" for line in lines), "}"]) if lines else None

@@ -9,6 +9,7 @@ from dprobes.bpftrace import tree
 from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept
 from dprobes.bpftrace.place import PlaceKind
 from dprobes.bpftrace.value import ATOM, CONDITIONAL, PRECEDENCE, PREFIX, Form, Value
+from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.source import Span
 
-__all__ = ["ExpressionWriter"]
+__all__ = ["ExpressionWriter", "Fields"]
 
 _SAME = frozenset({"pid", "tid", "uid", "cpu", "nsecs"})
 _CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm", "func", "probe"}
@@ -27,8 +28,9 @@ _CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm",
 
 _ARGUMENT = lazy_pattern(r"arg([0-9]+)")
 _ARGUMENTS_MAX = 6
+_NTOP_MAX = 2
 _ABSENT_NAMES = {
-    "gid": "the group of a process", "cgroup": "the cgroup of a process", "curtask": "the kernel's task",
+    "gid": "the group of a process", "cgroup": "the cgroup of a process", "curtask": "the kernel's task in samplers",
     "rand": "random numbers", "cpid": "the process of the command", "username": "names of users",
     "numaid": "NUMA nodes", "jiffies": "jiffies", "ctx": "the context of the BPF program", "ncpus": "counts of CPUs",
 }  # fmt: skip
@@ -39,17 +41,23 @@ _CONSTANTS = {
 }  # fmt: skip
 """Constants of headers that programs are compiled with as well: they never change (include/uapi/linux, sched.h)."""
 
-_NAME_HINTS = {"cgroup": "run it with --cgroup PATH", "cpid": "run it on a command: -- COMMAND", "username": "use uid"}
+_NAME_HINTS = {
+    "curtask": "sample the kernel: sample 99hz kernel { … curtask->pid … }",
+    "cgroup": "run it with --cgroup PATH",
+    "cpid": "run it on a command: -- COMMAND",
+    "username": "use uid",
+}
 _ABSENT_CALLS = {
     "kaddr": "addresses of the kernel's variables", "uaddr": "addresses by their names", "cgroupid": "cgroups",
-    "ntop": "network addresses as text", "strftime": "times as text", "macaddr": "network addresses as text",
+    "strftime": "times as text", "macaddr": "network addresses as text",
     "path": "paths of files of the kernel", "strerror": "names of errors", "pton": "network addresses",
-    "bswap": "bytes in another order", "strcontains": "strings within strings", "len": "lengths",
+    "strcontains": "strings within strings", "len": "lengths",
     "skboutput": "packets",
 }  # fmt: skip
 _CALL_HINTS = {
     "uaddr": "declare the variable, extern int NAME, and write &NAME",
     "cgroupid": "run it with --cgroup PATH",
+    "kaddr": "what the kernel's files say is read from /proc and /sys, as /proc/loadavg",
     "strerror": "print the number with %e",
 }
 _TYPES = {
@@ -61,14 +69,22 @@ _REGISTERS = {
 } | {f"r{number}": f"r{number}" for number in range(8, 16)}  # fmt: skip
 _WORDS = """
     pid tid uid cpu nsecs elapsed pc sp retval watched comm func probe arg0 arg1 arg2 arg3 arg4 arg5 args reg str
-    mem sym ustack kstack startswith printf debugger crash core remove print clear delete skip count sum min max
-    avg stats hist lhist last module return if else while do for switch case default break continue try catch when
+    mem sym ntop bswap ntohs ntohl htons htonl curtask ustack kstack startswith printf debugger crash core remove
+    print clear delete skip count sum min max avg stats hist lhist last module
+    return if else while do for switch case default break continue try catch when
     static global percpu thread extern typedef struct union enum sizeof int long short char unsigned signed void
     const volatile goto float double begin end every usdt watch sample tracepoint syscall kmod inline
 """
 _RESERVED = frozenset(_WORDS.split())
 _C_TYPE = lazy_pattern(r"void|char|short|int|long|unsigned|signed|_?[Bb]ool|size_t|u?int\d+_t|[us](?:8|16|32|64)|__\w+")
 _NOTHING = Value("0")
+
+
+class Fields(NamedTuple):
+    """What is known of the fields of a tracepoint: the sizes of arrays, and the types of pointers to structures."""
+
+    arrays: Mapping[str, int] = {}
+    pointers: Mapping[str, str] = {}
 
 
 class ExpressionWriter:
@@ -78,7 +94,7 @@ class ExpressionWriter:
         self,
         places: Sequence[Place],
         maps: MapUses,
-        arrays: Mapping[str, int],
+        fields: Fields,
         structures: frozenset[str],
         constants: frozenset[str],
         diagnostics: Diagnostics,
@@ -91,11 +107,14 @@ class ExpressionWriter:
         self._kinds = {place.kind for place in places}
         self._knows_kernel = bool(places) and all(place.knows_kernel for place in places)
         self._maps = maps
-        self._arrays = arrays
+        self._arrays = fields.arrays
+        self._pointers = fields.pointers
         self._structures = structures
         self._constants = constants
         self._diagnostics = diagnostics
         self.variables: dict[str, Value] = {}
+        self.fields: dict[str, str] = {}
+        """What variables hold that were read from a field, as it is written there: its type is known there alone."""
         self.options: list[str] = []
         """What the program is to be run with."""
 
@@ -193,6 +212,8 @@ class ExpressionWriter:
                 return Value("nsecs")
             case "kstack" | "ustack":
                 return Value(f"{name}()", form=Form.STACK)
+            case "curtask" if self._knows_kernel:
+                return Value("curtask")
             case "args":
                 return self.wrong(span, "'args' is no value", "write args.FIELD")
         if name in _CONSTANTS:
@@ -232,6 +253,10 @@ class ExpressionWriter:
                 return self.wrong(map_.span, f"nothing is put into '@{map_.name}'")
             case Kept.NUMBER:
                 return Value(self.table(map_))
+            case Kept.TEXT:
+                return Value(self.table(map_), form=Form.TEXT)
+            case Kept.STACK:
+                return Value(self.table(map_), form=Form.STACK)
         return _NOTHING  # where it is assigned, it has been reported
 
     def _field(self, field: tree.Field) -> Value:
@@ -249,6 +274,8 @@ class ExpressionWriter:
         if field.name in self._arrays:
             size = self._arrays[field.name]
             return Value(f"str(args.{field.name}{f', {size}' if size else ''})", form=Form.TEXT)
+        if (type_ := self._pointers.get(field.name)) is not None:
+            return Value(f"({type_})args.{field.name}", PREFIX, type=type_)
         return Value(f"args.{field.name}")
 
     def _binary(self, binary: tree.Binary) -> Value:
@@ -311,6 +338,11 @@ class ExpressionWriter:
             case "kstack" | "ustack" as name, arguments:
                 frames = [self.number(each) for each in arguments if not isinstance(each, tree.Name)]
                 return Value(f"{name}({', '.join(frames[:1])})", form=Form.STACK)
+            case "ntop", [*_, address] as arguments if len(arguments) <= _NTOP_MAX:
+                parts = [*(self.number(each) for each in arguments[:-1]), self.number(address)]
+                return Value(f"ntop({', '.join(parts)})", form=Form.NETWORK)
+            case "bswap", [number]:
+                return self._swapped(number)
             case "reg", [tree.String(name)] if name in _REGISTERS:
                 return Value(f'reg("{_REGISTERS[name]}")')
             case "strncmp", [one, other, tree.Number(size)]:
@@ -325,6 +357,16 @@ class ExpressionWriter:
                 message = f"'{name}' has no like in DProbes C: {_ABSENT_CALLS[name]}"
                 return self.wrong(call.span, message, _CALL_HINTS.get(name))
         return self.wrong(call.span, f"'{call.function}' cannot be called so in DProbes C")
+
+    def _swapped(self, number: tree.Expression) -> Value:
+        """Return a number with its bytes in the other order, of which its type says how many there are."""
+        if not isinstance(number, tree.Variable):
+            return Value(f"bswap({self.number(number)})")
+        field = self.fields.get(number.name)
+        if field is None:
+            hint = f"write how large it is: bswap((uint16)${number.name})"
+            return self.wrong(number.span, f"how many bytes '${number.name}' has is not known", hint)
+        return Value(f"bswap({field})")
 
     def _string(self, pointer: tree.Expression, rest: Sequence[tree.Expression], span: Span) -> Value:
         inner = self.value(pointer)

@@ -22,6 +22,9 @@ class Machine(Protocol):
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
         """Return the fields of a tracepoint that are arrays, with their sizes in bytes; 0 if a record says the size."""
 
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
+        """Return the fields of a tracepoint that are pointers to structures, with their types in C."""
+
 
 class NoMachine:
     """A machine of which nothing is known."""
@@ -35,5 +38,9 @@ class NoMachine:
         return ()
 
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:  # noqa: ARG002 - what the protocol says
+        """Return none."""
+        return {}
+
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:  # noqa: ARG002 - what the protocol says
         """Return none."""
         return {}

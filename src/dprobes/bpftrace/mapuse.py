@@ -1,4 +1,4 @@
-"""What the maps of a script keep, by all that is assigned to them: tables of DProbes C keep numbers."""
+"""What the maps of a script keep, by all that is assigned to them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.expressionparser import parts_of
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ __all__ = ["AGGREGATIONS", "Kept", "MapUses", "expressions_in", "expressions_of"
 
 AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}
 """What bpftrace can keep in a map besides a value, and of how many arguments."""
+
+_CONVERSION = lazy_pattern(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j|t)?([a-zA-Z%])")
 
 _SYMBOLS = frozenset({"ksym", "usym", "sym"})
 _TEXTS = frozenset({"str", "strftime", "ntop", "buf", "path"})
@@ -43,7 +46,7 @@ class MapUses:
     @classmethod
     def of(cls, script: tree.Script) -> MapUses:
         """Return what a script does with its maps."""
-        kept: dict[str, Kept] = {}
+        kept: dict[str, Kept] = dict.fromkeys(_strings_of_fields(script), Kept.TEXT)
         makers: dict[str, list[int]] = {}
         for number, probe in enumerate(script.probes):
             strings: dict[str, Kept] = {}
@@ -60,6 +63,22 @@ class MapUses:
                         kept.setdefault(name, Kept.NUMBER)
                         makers.setdefault(name, []).append(number)
         return cls(kept, makers)
+
+
+def _strings_of_fields(script: tree.Script) -> set[str]:
+    """Return the maps that keep arrays of characters: what is read from a field, and printed as a string."""
+    assigned: dict[str, list[tree.Expression]] = {}
+    printed: set[str] = set()
+    for probe in script.probes:
+        for statement in statements_of(probe.body):
+            match statement:
+                case tree.Assignment(tree.Map(name), "", value):
+                    assigned.setdefault(name, []).append(value)
+                case tree.Do(tree.Call("printf", [tree.String(format_), *arguments])):
+                    letters = [match[1] for match in _CONVERSION.finditer(format_) if match[1] != "%"]
+                    pairs = zip(letters, arguments, strict=False)
+                    printed |= {each.name for letter, each in pairs if letter == "s" and isinstance(each, tree.Map)}
+    return {name for name in printed if all(isinstance(each, tree.Field) for each in assigned.get(name, [None]))}
 
 
 def statements_of(body: Sequence[tree.Statement]) -> Iterator[tree.Statement]:

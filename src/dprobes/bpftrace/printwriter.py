@@ -94,16 +94,26 @@ class PrintWriter:
                 layout, letter = "", "k"
             case Form.BYTES:
                 letter = "s"
+            case Form.NETWORK if letter == "s":
+                layout = layout.partition(".")[0]
+            case Form.NETWORK:
+                return self._misfit(argument.span, match.group(), value.form)
             case Form.TEXT if letter != "s":
                 return self._misfit(argument.span, match.group(), value.form)
             case Form.NUMBER if letter == "s":
-                # A name that a table does not keep, or an array of which nothing is known.
-                is_array = isinstance(argument, tree.Field) and text.startswith("args.")
-                letter, text = ("s", f"str({text}, 16)") if is_array else ("d", text)
+                letter, text = self._as_text(argument, text)
             case Form.NUMBER if letter not in _NUMBERS:
                 return self._misfit(argument.span, match.group(), value.form)
         self._arguments.append(text)
         return f"%{layout}{letter}"
+
+    def _as_text(self, argument: tree.Expression, text: str) -> tuple[str, str]:
+        """Return how what seems a number is printed as a string: as an array of characters, if it is a field."""
+        if isinstance(argument, tree.Variable) and argument.name in self._values.fields:
+            return "s", self._values.fields[argument.name]
+        if isinstance(argument, tree.Field):
+            return "s", f"str({text}, 16)" if text.startswith("args.") else text
+        return "d", text  # a name that a table does not keep
 
     def _misfit(self, span: Span, conversion: str, form: Form) -> str:
         self._values.wrong(span, f"'{conversion}' does not print {form.value}")

@@ -26,6 +26,8 @@ _ABSENT = {
     "signal": ("a hit cannot send signals", "hand the process to a debugger with debugger()"),
 }
 _UNROLLED_MAX = 20
+_WAYS_MAX = 16
+"""How often what follows an ``if`` is written at most."""
 
 
 class StatementWriter:
@@ -39,6 +41,7 @@ class StatementWriter:
         """Variables that are pointers, by what is done with them."""
         self._in_tool = in_tool
         self._loops = 0
+        self._ways = 1
 
     def block(self, body: Sequence[tree.Statement]) -> list[str]:
         """Return the lines of a block; what is assigned first within a block of its own is declared before."""
@@ -53,8 +56,21 @@ class StatementWriter:
         self._pointers = frozenset(_pointers_in(body))
         hoisted = [*inner, *sorted(outer - first)]
         self._declared |= {name for name in hoisted if name not in self._values.variables}
-        lines = [f"long {self._values.variable_name(name)} = 0;" for name in hoisted]
+        types = self._types_of_pointers(body)
+        lines = [f"{types.get(name, 'long ')}{self._values.variable_name(name)} = 0;" for name in hoisted]
         return [*lines, *self._statements(body)]
+
+    @staticmethod
+    def _types_of_pointers(body: Sequence[tree.Statement]) -> dict[str, str]:
+        """Return the types to which variables are cast where they are assigned, if these are pointers to structures."""
+        found: dict[str, str] = {}
+        for statement in statements_of(body):
+            match statement:
+                case tree.Assignment(tree.Variable(name), "", tree.Cast(type_)) if "*" in type_:
+                    words = type_.replace("*", " ").split()
+                    if words[0] in ("struct", "union"):
+                        found.setdefault(name, f"{' '.join(words)} {'*' * type_.count('*')}")
+        return found
 
     def _first_uses(self, body: Sequence[tree.Statement], outer: set[str]) -> set[str]:
         """Return the variables whose first assignment is a statement of the block itself."""
@@ -74,8 +90,10 @@ class StatementWriter:
         match value:
             case tree.String() | tree.Name("comm" | "func" | "probe" | "kstack" | "ustack"):
                 return False
-            case tree.Call("str" | "buf" | "ksym" | "usym" | "kstack" | "ustack"):
+            case tree.Call("str" | "buf" | "ksym" | "usym" | "kstack" | "ustack" | "ntop"):
                 return False
+            case tree.Map(name):
+                return self._maps.kept.get(name) not in (Kept.TEXT, Kept.STACK)
             case tree.Variable(name):
                 return name not in self._values.variables
         return True
@@ -83,8 +101,12 @@ class StatementWriter:
     def _statements(self, body: Sequence[tree.Statement]) -> list[str]:
         lines: list[str] = []
         printed = PrintWriter(self._values)
-        for statement in body:
+        for number, statement in enumerate(body):
             match statement:
+                case tree.If(condition, then, otherwise) if body[number + 1 :] and self._chooses_strings(statement):
+                    if (line := printed.flush()) is not None:
+                        lines.append(line)
+                    return [*lines, *self._both_ways(condition, then, otherwise, body[number + 1 :])]
                 case tree.Do(tree.Call("printf") as call):
                     line = printed.add(call)
                     if line is not None:
@@ -141,6 +163,39 @@ class StatementWriter:
             case tree.Jump(word):
                 yield f"{word};"
 
+    def _chooses_strings(self, statement: tree.If) -> bool:
+        """Return whether it depends on a condition what variables stand for."""
+        return any(
+            isinstance(each, tree.Assignment)
+            and isinstance(each.target, tree.Variable)
+            and not self._is_number(each.value)
+            for each in statements_of([statement])
+        )
+
+    def _both_ways(
+        self,
+        condition: tree.Expression,
+        then: Sequence[tree.Statement],
+        otherwise: Sequence[tree.Statement],
+        rest: Sequence[tree.Statement],
+    ) -> list[str]:
+        """Return an ``if`` whose branches have all that follows it: there each variable stands for one string."""
+        lines = [f"if ({self._values.number(condition)}) {{"]
+        self._ways *= 2
+        if self._ways > _WAYS_MAX:
+            self._values.wrong(
+                condition.span, "strings depend on too many conditions", "print them where they are known"
+            )
+            return []
+        state = dict(self._values.variables), set(self._declared)
+        for branch in (then, otherwise):
+            self._values.variables, self._declared = dict(state[0]), set(state[1])
+            lines += [f"    {line}" for line in self._statements([*branch, *rest])]
+            if branch is then:
+                lines.append("} else {")
+        self._ways //= 2
+        return [*lines, "}"]
+
     def _indented(self, body: Sequence[tree.Statement]) -> list[str]:
         return [f"    {line}" for line in self._statements(body)]
 
@@ -148,8 +203,7 @@ class StatementWriter:
         values = self._values
         found = values.value(value)
         if found.form is not Form.NUMBER:
-            known = values.variables.get(target.name)
-            if operator or target.name in self._declared or (known is not None and known != found):
+            if operator or target.name in self._declared:
                 hint = "use another variable for each"
                 values.wrong(
                     target.span, f"'${target.name}' stands for {found.form.value}, and for something else", hint
@@ -157,6 +211,8 @@ class StatementWriter:
             values.variables[target.name] = found
             return
         name = values.variable_name(target.name)
+        if isinstance(value, tree.Field) and not operator:
+            values.fields[target.name] = found.text
         if target.name in self._pointers and not found.type and not operator and target.name not in self._declared:
             values.variables[target.name] = found  # whose type only the compiler knows
         elif target.name in values.variables:
@@ -180,12 +236,25 @@ class StatementWriter:
                     return
                 yield f"{table} = {function}({', '.join(values.number(each) for each in arguments)});"
                 return
-        kept = self._maps.kept[target.name]
-        if kept not in (Kept.NUMBER, Kept.SYMBOL):
-            hint = "keep the pointer, and write str() where it is printed" if kept is Kept.TEXT else None
-            values.wrong(value.span, f"a table keeps numbers, not {kept.value}", hint)
-            return
-        yield f"{table} {operator}= {values.number(value)};"
+        match self._maps.kept[target.name]:
+            case Kept.NUMBER | Kept.SYMBOL:
+                yield f"{table} {operator}= {values.number(value)};"
+            case Kept.TEXT | Kept.STACK if not operator:
+                yield f"{table} = {self._kept(value)};"
+            case kept:
+                values.wrong(value.span, f"a table keeps numbers, strings and call stacks, not {kept.value}")
+
+    def _kept(self, value: tree.Expression) -> str:
+        """Return a string or a call stack that a table keeps."""
+        found = self._values.value(value)
+        if found.form is Form.STACK and found.text.startswith("ustack"):
+            hint = "have 'ustack' as a key where you print or count"
+            self._values.wrong(value.span, "a table keeps no call stacks of programs", hint)
+        elif found.form is Form.NUMBER:  # an array of characters
+            return f"str({found.text})"
+        elif found.form not in (Form.TEXT, Form.STACK):
+            self._values.wrong(value.span, f"a table does not keep {found.form.value}")
+        return found.text
 
     def _call(self, call: tree.Call) -> Iterator[str]:
         values = self._values

@@ -26,6 +26,7 @@ class Form(enum.Enum):
     SYMBOL = "a symbol"
     STACK = "a call stack"
     BYTES = "bytes"
+    NETWORK = "a network address"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import DprobesError
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.kernel.tracepoints import KernelTracepoints
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ _EMPTY = frozenset({"libpthread", "libdl", "librt", "libutil"})
 """Libraries whose functions are in the C library since glibc 2.34; what is left of them is small."""
 
 _SMALL = 32 << 10
+
+
+_STRUCTURE = lazy_pattern(r"(struct|union) \w+ ?\*")
 
 
 class ThisMachine:
@@ -55,4 +59,12 @@ class ThisMachine:
         with contextlib.suppress(DprobesError, OSError):
             fields = self._tracepoints.record_fields(subsystem, name).values()
             return {each.name: 0 if each.place else each.size for each in fields if each.is_array}
+        return {}
+
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
+        """Return the fields of a tracepoint that are pointers to structures, with their types."""
+        with contextlib.suppress(DprobesError, OSError):
+            fields = self._tracepoints.record_fields(subsystem, name).values()
+            types = {each.name: each.type_name.removeprefix("const ") for each in fields}
+            return {field: type_ for field, type_ in types.items() if _STRUCTURE.fullmatch(type_)}
         return {}

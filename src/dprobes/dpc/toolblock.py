@@ -107,6 +107,10 @@ def _problem(value: typed.Argument, functions: Mapping[str, TypedFunction], seen
             return "a register"
         case typed.StackTrace():
             return "a call stack"
+        case typed.NetworkAddress(_, size) if size is not None:
+            return "memory of a process"
+        case typed.NetworkAddress():
+            return "network addresses"
         case typed.System(name) if name not in SYSTEM:
             return "a value of a hit"
         case typed.Variable(kind) | typed.Step(typed.Variable(kind)) | typed.Assign(typed.Variable(kind)) if (

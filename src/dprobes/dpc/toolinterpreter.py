@@ -32,7 +32,7 @@ NAME = "dprobes"
 _CALLS_MAX = 100
 """How deep calls may be nested, as on the RPN stack of a hit."""
 
-_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept)
+_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress)
 
 _MASK = (1 << 64) - 1
 _WIDE_BITS = 32

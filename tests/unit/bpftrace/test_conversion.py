@@ -30,6 +30,9 @@ class Known:
     def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
         return {"prev_comm": 16, "filename": 0} if (subsystem, name) == ("sched", "sched_switch") else {}
 
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
+        return {"rqtp": "struct timespec *"} if (subsystem, name) == ("syscalls", "sys_enter_nanosleep") else {}
+
 
 def converted(script: str) -> Conversion:
     return convert(SourceFile("s.bt", textwrap.dedent(script).strip()), Known(), Diagnostics())
@@ -53,6 +56,56 @@ def test_parameters_of_functions_have_their_names() -> None:
     assert body_of("kprobe:f { $size = arg0; @[$size] = count() }")[0] == "long size = arg0;"
     assert body_of("kretfunc:f { @ = hist(retval) }") == ["@ = hist(retval);"]
     assert body_of("kretprobe:f { @ = hist(retval) }") == ["@ = hist((long)retval);"]
+
+
+def test_maps_keep_strings_and_call_stacks() -> None:
+    assert body_of('uprobe:libc:f { @p[tid] = str(arg0); @c = comm; @[@p[tid], @c != "sh"] = count() }') == [
+        "@p[tid] = str(arg0);",
+        "@c = comm;",
+        '@[@p[tid], @c != "sh"] = count();',
+    ]
+    assert body_of('kprobe:f { @s[arg0] = kstack; @[@s[arg0]] = count(); printf("%s", @s[arg0]) }') == [
+        "@s[arg0] = kstack();",
+        "@[@s[arg0]] = count();",
+        'printf("%k", @s[arg0]);',
+    ]
+    # A field that is printed as a string is an array of characters.
+    assert body_of('kprobe:f { $d = (struct d *)arg0; @n = $d->name; printf("%-7s %s", @n, $d->name) }') == [
+        "struct d *d = (struct d *)arg0;",
+        "@n = str(d->name);",
+        'printf("%-7s %s", @n, d->name);',
+    ]
+
+
+def test_what_follows_a_choice_of_strings_is_written_for_each() -> None:
+    script = """
+    kprobe:f {
+        $sk = (struct sock *)arg0;
+        $a = ntop(0);
+        if ($sk->family == AF_INET) { $a = ntop($sk->v4); } else { $a = ntop(AF_INET6, $sk->v6); }
+        $port = $sk->port;
+        $port = bswap($port);
+        printf("%-15.15s %d\\n", $a, $port);
+    }
+    """
+    assert body_of(script) == [
+        "struct sock *sk = (struct sock *)arg0;",
+        "if (sk->family == 2) {",
+        "long port = sk->port;",
+        "port = bswap(sk->port);",
+        'printf("%-15s %d", ntop(sk->v4), port);',
+        "} else {",
+        "long port = sk->port;",
+        "port = bswap(sk->port);",
+        'printf("%-15s %d", ntop(10, sk->v6), port);',
+        "}",
+    ]
+
+
+def test_fields_that_are_pointers_have_their_types() -> None:
+    assert body_of("tracepoint:syscalls:sys_enter_nanosleep { @[curtask->pid] = sum(args->rqtp->tv_nsec) }") == [
+        "@[curtask->pid] = sum(((struct timespec *)args.rqtp)->tv_nsec);"
+    ]
 
 
 def test_names_may_be_called() -> None:
@@ -266,9 +319,10 @@ def test_what_a_program_is_run_with() -> None:
         ("fentry:f { @ = sum(args.pid) }",
          ("s.bt:1:20: error: 'pid' is something else in DProbes C\n    fentry:f { @ = sum(args.pid) }\n"
          "                       ^~~~~~~~\nhint: write kprobe:FUNCTION, and arg0, arg1 for its arguments")),
-        ("kprobe:f { @[curtask] = count() }",
-         ("s.bt:1:14: error: 'curtask' has no like in DProbes C: the kernel's task\n"
-         "    kprobe:f { @[curtask] = count() }\n                 ^~~~~~~")),
+        ("profile:hz:9 { @[curtask] = count() }",
+         ("s.bt:1:18: error: 'curtask' has no like in DProbes C: the kernel's task in samplers\n"
+         "    profile:hz:9 { @[curtask] = count() }\n                     ^~~~~~~\n"
+         "hint: sample the kernel: sample 99hz kernel { … curtask->pid … }")),
         ("kprobe:f { @[cgroup] = count() }",
          ("s.bt:1:14: error: 'cgroup' has no like in DProbes C: the cgroup of a process\n"
          "    kprobe:f { @[cgroup] = count() }\n                 ^~~~~~\nhint: run it with --cgroup PATH")),
@@ -276,10 +330,14 @@ def test_what_a_program_is_run_with() -> None:
          ("s.bt:1:19: error: 'struct sock' is not declared in the script\n"
          "    uprobe:f:g { $s = (struct sock *)arg0; @ = sum($s->x) }\n                      ^~~~~~~~~~~~~~~~~~~\n"
          "hint: declare it with the fields that are used: its place in memory counts")),
-        ("kprobe:f { @n[tid] = str(arg0) }",
-         ("s.bt:1:22: error: a table keeps numbers, not strings\n"
-         "    kprobe:f { @n[tid] = str(arg0) }\n                         ^~~~~~~~~\n"
-         "hint: keep the pointer, and write str() where it is printed")),
+        ("uprobe:libc:f { @n[tid] = ustack }",
+         ("s.bt:1:27: error: a table keeps no call stacks of programs\n"
+         "    uprobe:libc:f { @n[tid] = ustack }\n                              ^~~~~~\n"
+         "hint: have 'ustack' as a key where you print or count")),
+        ("kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }",
+         ("s.bt:1:34: error: how many bytes '$p' has is not known\n"
+         "    kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }\n                                     ^~\n"
+         "hint: write how large it is: bswap((uint16)$p)")),
         ("kprobe:f { exit() }",
          ("s.bt:1:12: error: a hit cannot end the run\n    kprobe:f { exit() }\n               ^~~~~~\n"
          "hint: end it in an interval, or write [maxhits 1] before the probe")),
@@ -287,9 +345,8 @@ def test_what_a_program_is_run_with() -> None:
          ("s.bt:1:12: error: there is no value for '%d'\n"
          "    kprobe:f { printf(\"%d %d\\n\", 1) }\n               ^~~~~~~~~~~~~~~~~~~~")),
         ("kprobe:f { @x = ntop(arg0) }",
-         ("s.bt:1:17: error: a table keeps numbers, not strings\n"
-         "    kprobe:f { @x = ntop(arg0) }\n                    ^~~~~~~~~~\n"
-         "hint: keep the pointer, and write str() where it is printed")),
+         ("s.bt:1:17: error: a table does not keep a network address\n"
+         "    kprobe:f { @x = ntop(arg0) }\n                    ^~~~~~~~~~")),
         ("uprobe:f:g { if (FOO) { @x++ } }",
          ("s.bt:1:18: error: 'FOO' is not known; it may be a constant of a header of the kernel\n"
          "    uprobe:f:g { if (FOO) { @x++ } }\n                     ^~~\n"

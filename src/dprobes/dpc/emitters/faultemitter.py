@@ -43,7 +43,7 @@ def may_raise(statement: typedstatement.Statement) -> bool:
 
 def _raises(value: typed.Argument) -> bool:
     match value:
-        case typed.Text() | typed.Bytes():
+        case typed.Text() | typed.Bytes() | typed.NetworkAddress():
             return True
         case typed.Kept(_, keys):
             return any(map(_raises, keys))

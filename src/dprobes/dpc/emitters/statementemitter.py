@@ -24,7 +24,7 @@ __all__ = ["StatementEmitter"]
 _LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
 """What instructions that log numbers of less than a word have before their number."""
 
-_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept)
+_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress)
 """What is logged and is no number."""
 
 _GROUP_MAX = 16
@@ -392,6 +392,8 @@ class StatementEmitter:
                 self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
             case typed.CommName():
                 pass
+            case typed.NetworkAddress():
+                self._log_network_address(item)
             case typed.Kept():
                 self._log_caught(item)
             case _ if is_item(item):
@@ -401,6 +403,13 @@ class StatementEmitter:
                 self._values.low(item, 8 * width)
                 letter = _LETTERS.get(width if width < self._word_size else 0, "")
                 w.op(f"log {letter}{cells}", -cells)
+
+    def _log_network_address(self, item: typed.NetworkAddress) -> None:
+        size = item.size
+        if size is None:
+            self._log_caught(item.value)
+        else:
+            self._log_read(item.value, lambda: self._values.exact(size), "log mrf")
 
     def _log_read(self, address: typed.Value, size: Callable[[], None], instruction: str) -> None:
         """Log what is at an address; where that cannot be read, or the address not be computed, the fault."""

@@ -36,6 +36,7 @@ __all__ = [
     "Local",
     "Memory",
     "Negation",
+    "NetworkAddress",
     "Not",
     "Place",
     "Register",
@@ -348,4 +349,13 @@ class Kept:
     type: CType
 
 
-Argument = Value | Text | Bytes | CommName | StackTrace | Kept
+@dataclass(frozen=True, slots=True)
+class NetworkAddress:
+    """An address of the Internet: ``size`` bytes of memory in the network's order, or a number as it is read there."""
+
+    value: Value
+    size: Value | None
+    type: CType
+
+
+Argument = Value | Text | Bytes | CommName | StackTrace | Kept | NetworkAddress

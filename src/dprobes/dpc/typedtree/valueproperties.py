@@ -28,7 +28,8 @@ __all__ = [
 def is_item(argument: typed.Argument) -> bool:
     """Return whether an argument is logged as an item, because reading it may fail."""
     return not isinstance(argument, typed.CommName) and (
-        isinstance(argument, typed.Text | typed.Bytes | typed.StackTrace | typed.Kept) or reads_memory(argument)
+        isinstance(argument, typed.Text | typed.Bytes | typed.StackTrace | typed.Kept | typed.NetworkAddress)
+        or reads_memory(argument)
     )
 
 
@@ -69,6 +70,8 @@ def fails_otherwise(value: typed.Argument) -> bool:
         case typed.Variable(_, _, _, index) if index is not None:
             return True
         case typed.Memory(address) | typed.BitField(typed.Memory(address)):
+            return fails_otherwise(address)
+        case typed.NetworkAddress(address):
             return fails_otherwise(address)
         case typed.Kept(_, keys) | typed.TableValue(_, keys) | typed.KeptTest(typed.Kept(_, keys)):
             return any(map(fails_otherwise, keys))

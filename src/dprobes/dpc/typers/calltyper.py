@@ -8,13 +8,29 @@ from dprobes.diagnostics import did_you_mean
 from dprobes.dpc.bpftracewords import call_hint
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typers.operatortyper import TypingError
 from dprobes.dpc.typers.provided import RESERVED_CALLS
-from dprobes.dpc.types.ctype import CHAR, INT, UNSIGNED, Array, Stack, String
+from dprobes.dpc.types.ctype import (
+    CHAR,
+    INT,
+    UNSIGNED,
+    UNSIGNED_CHAR,
+    UNSIGNED_LONG_LONG,
+    UNSIGNED_SHORT,
+    Array,
+    Enumeration,
+    Integer,
+    Network,
+    Pointer,
+    Stack,
+    String,
+    size_of,
+)
 from dprobes.rpn.isa import PROCESS_NAME_SIZE, USER_FRAMES_MAX, text_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dprobes.dpc.typedtree.scope import FunctionSignature
     from dprobes.dpc.typedtree.typed import Value
@@ -24,6 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["CallTyper"]
 
 _STRING_MAX = 65535
+_NTOP_MAX, _AF_INET6, _IPV4, _IPV6 = 2, 10, 4, 16
+"""The arguments of ``ntop``, the family of the longer addresses, and how many bytes addresses have."""
+
+_SWAPPED = {"s": 16, "l": 32}
+"""How many bits ``ntohs`` and ``ntohl`` have."""
+
 _COMM_MAX = PROCESS_NAME_SIZE - 1
 """Bytes of a process name, without its NUL."""
 
@@ -49,6 +71,8 @@ class CallTyper:
                 raise self._values.wrong(call.span, "'reg' takes the name of a register", 'write reg("rax")')
             case "sym", [address]:
                 return self._values.converted(self._values.value(address), self._values.types.word, address.span)
+            case "bswap" | "ntohs" | "htons" | "ntohl" | "htonl" as name, [number]:
+                return self._swapped(number, bits=_SWAPPED.get(name[-1]))
             case "startswith", [subject, tree.StringLiteral(text)]:
                 return self._test_of(subject, text, is_prefix=True)
             case "startswith", _:
@@ -125,7 +149,50 @@ class CallTyper:
             case tree.Call("ustack" | "kstack" as name, arguments) if len(arguments) <= 1:
                 frames = self._number(arguments[0], USER_FRAMES_MAX, "frames of a call stack") if arguments else None
                 return typed.StackTrace(name == "kstack", frames, Stack(name == "kstack", frames))
+            case tree.Call("ntop", arguments):
+                return self._network_address(arguments, expression.span)
         return None
+
+    def _network_address(self, arguments: Sequence[tree.Expression], span: Span) -> typed.NetworkAddress:
+        """Return ``ntop(address)`` or ``ntop(family, address)``: the address is a number, or where it is in memory."""
+        if not 1 <= len(arguments) <= _NTOP_MAX:
+            raise self._values.wrong(span, "'ntop' takes an address, or the family and an address")
+        address = self._values.value(arguments[-1])
+        if not isinstance(address.type, Pointer):
+            number = self._values.converted(address, self._values.types.word, arguments[-1].span)
+            return typed.NetworkAddress(number, None, Network())
+        size: Value = typed.Constant(_IPV4 if size_of(address.type.target) == _IPV4 else _IPV6, UNSIGNED)
+        if len(arguments) == _NTOP_MAX:
+            family = self._values.converted(self._values.value(arguments[0]), UNSIGNED, arguments[0].span)
+            is_new = typed.Comparison("==", family, typed.Constant(_AF_INET6, UNSIGNED), is_signed=False, type=INT)
+            size = folded(
+                typed.Choice(is_new, typed.Constant(_IPV6, UNSIGNED), typed.Constant(_IPV4, UNSIGNED), UNSIGNED)
+            )
+        else:
+            type_ = self._values.type_of(arguments[-1])
+            if isinstance(type_, Array) and size_of(type_) == _IPV4:
+                size = typed.Constant(_IPV4, UNSIGNED)
+        place = self._values.converted(address, self._values.types.word, arguments[-1].span)
+        return typed.NetworkAddress(place, size, Network())
+
+    def _swapped(self, expression: tree.Expression, *, bits: int | None) -> Value:
+        """Return a number with its bytes in the other order; of all bits of its type, or of so many."""
+        value = self._values.value(expression)
+        size = size_of(value.type) if bits is None else bits // 8
+        if not isinstance(value.type, Integer | Enumeration) or size is None:
+            raise self._values.wrong(expression.span, f"'{value.type}' has no bytes that could be swapped")
+        type_ = {1: UNSIGNED_CHAR, 2: UNSIGNED_SHORT, 4: UNSIGNED, 8: UNSIGNED_LONG_LONG}[size]
+        first, kept = self._values.kept_once(folded(typed.Convert(value, type_)))
+        computed = UNSIGNED_LONG_LONG if size > INT.size else UNSIGNED
+        found: Value = typed.Constant(0, computed)
+        for byte in range(size):
+            part: Value = typed.Convert(kept, computed)
+            part = typed.Arithmetic(">>", part, typed.Constant(8 * byte, INT), computed)
+            part = typed.Arithmetic("&", part, typed.Constant(0xFF, computed), computed)
+            part = typed.Arithmetic("<<", part, typed.Constant(8 * (size - 1 - byte), INT), computed)
+            found = folded(typed.Arithmetic("|", found, folded(part), computed))
+        whole = folded(typed.Convert(found, type_))
+        return whole if first is None else typed.Sequence(first, whole, type_)
 
     def _address(self, pointer: tree.Expression) -> Value:
         if isinstance(pointer, tree.TableAccess) and self._values.kept(pointer) is not None:

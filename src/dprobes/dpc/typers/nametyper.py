@@ -217,6 +217,8 @@ class NameTyper:
             return self._result(span)
         if name.register:
             return typed.Register(name.register, type_)
+        if name.name == "curtask":
+            type_ = self._values.types.kernel_task(span) or type_
         if not name.pushed:
             raise self._values.wrong(span, f"'{name.name}' is a string: print it, compare it, or use it as a key")
         return typed.System(name.pushed, type_, name.is_at_return and self._where.is_entry_known)

@@ -16,6 +16,7 @@ from dprobes.dpc.types.ctype import (
     Array,
     Enumeration,
     Integer,
+    Network,
     Pointer,
     Record,
     Stack,
@@ -191,6 +192,8 @@ def _fitting(type_: CType) -> str:
     match type_:
         case String():
             return "a string is printed by %s"
+        case Network():
+            return "a network address is printed by %s"
         case Stack():
             return "a call stack is printed by %k"
         case Array():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note
@@ -23,7 +24,8 @@ from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction, TypedP
 from dprobes.dpc.typedtree.valueproperties import needs_entry
 from dprobes.dpc.typers.operatortyper import TypingError
 from dprobes.dpc.typers.statementtyper import StatementTyper
-from dprobes.dpc.typers.tabletyper import Tables
+from dprobes.dpc.typers.tabletyper import KINDS, Tables
+from dprobes.dpc.typers.tablewrites import numbers_written
 from dprobes.dpc.typers.typetable import TypeTable, UnknownTypeError
 from dprobes.dpc.typers.valuetyper import ValueTyper
 from dprobes.dpc.types.ctype import Array, is_scalar, size_of
@@ -74,7 +76,7 @@ class ProgramTyper:
         self._allow_write = allow_write
         self._scope = Scope()
         self.functions: dict[str, FunctionSignature] = {}
-        self.tables = Tables(diagnostics)
+        self.tables = Tables(diagnostics, cache(lambda: numbers_written(program, frozenset(KINDS))))
         self.counts = dict.fromkeys(typed.VariableKind, 0)
         self._modules = modules
         self.types = TypeTable(word_size, diagnostics, self._constant, modules.first)

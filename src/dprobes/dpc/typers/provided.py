@@ -43,6 +43,7 @@ PROVIDED = {
         ProvidedName("tid", "the thread", "tid", type=INT),
         ProvidedName("uid", "the user", "uid", type=UNSIGNED),
         ProvidedName("cpu", "the CPU", "procid", type=INT),
+        ProvidedName("curtask", "the kernel's structure of the thread", "task"),
         ProvidedName("nsecs", "CLOCK_MONOTONIC in nanoseconds", "time", type=UNSIGNED_LONG_LONG),
         ProvidedName("elapsed", "nanoseconds since this call began", "elapsed", type=UNSIGNED_LONG_LONG,
                      is_at_return=True, in_functions=False),
@@ -72,6 +73,8 @@ RESERVED_CALLS = {
     "kstack": "is a call stack: print it, or use it as a key",
     "reg": "takes the name of a register",
     "sym": "takes an address",
+    "ntop": "makes a network address: print it",
+    **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), "takes a number"),
     "startswith": "takes a string and a text",
     **dict.fromkeys(ACTIONS, "is a statement, and has no value"),
     **dict.fromkeys(

@@ -14,7 +14,7 @@ from dprobes.rpn.isa import PROCESS_NAME_SIZE
 from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED, Key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.typedtree.typed import Argument, Value
@@ -72,10 +72,11 @@ class KeyedTable:
 
 
 class Tables:
-    """The tables of a program."""
+    """The tables of a program; ``written`` says what numbers are put into those that are read before that."""
 
-    def __init__(self, diagnostics: Diagnostics) -> None:
+    def __init__(self, diagnostics: Diagnostics, written: Callable[[], Mapping[str, str]]) -> None:
         self._diagnostics = diagnostics
+        self._written = written
         self._tables: dict[str, KeyedTable] = {}
         self.named: list[tuple[str, Span]] = []
         """The tables that are printed or cleared."""
@@ -86,6 +87,11 @@ class Tables:
     def find(self, name: str) -> KeyedTable | None:
         """Return the table of a name, if it was used already."""
         return self._tables.get(name or UNNAMED)
+
+    def written(self, name: str) -> Kept | None:
+        """Return what numbers are put into a table further below; None if there are none."""
+        kind = self._written().get(name)
+        return None if kind is None else Kept(kind)
 
     def check(self) -> None:
         """Report the tables that are printed or cleared, and into which nothing is put."""
@@ -187,6 +193,8 @@ class TableTyper:
 
     def _check(self, access: tree.TableAccess, kinds: tuple[str, ...]) -> KeyedTable:
         known = self._tables.find(access.name)
+        if known is None and (written := self._tables.written(access.name)) is not None:
+            return self._tables.used(access.name, written, kinds, access.span)
         if known is None:
             raise self._values.wrong(access.span, f"nothing was put into '@{access.name}' above")
         return self._tables.used(access.name, Kept(known.kind, known.unit, known.value), kinds, access.span)
@@ -228,6 +236,8 @@ class TableTyper:
             return Kept("last", unit, kind), number
         if isinstance(text, typed.Bytes):
             raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n)")
+        if isinstance(text, typed.NetworkAddress):
+            raise self._values.wrong(value.span, "a table keeps no network addresses", "keep its number")
         if isinstance(text, typed.StackTrace) and not text.is_kernel:
             raise self._values.wrong(value.span, "a table keeps no call stacks of programs", _STACK_HINT)
         return Kept("last", value=self._part(text, value.span)), text
@@ -251,6 +261,8 @@ class TableTyper:
         text = self._strings.text(key, limit=_KEY_STRING)
         if isinstance(text, typed.Bytes):
             raise self._values.wrong(key.span, "bytes are no key", "use str(p, n)")
+        if isinstance(text, typed.NetworkAddress):
+            raise self._values.wrong(key.span, "a network address is no key", "use its number")
         if text is not None:
             return self._part(text, key.span), text
         value = self._values.value(key)

@@ -38,6 +38,12 @@ class ExpressionTyper(Protocol):
     def kept(self, access: tree.TableAccess) -> Kept | None:
         """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
 
+    def type_of(self, expression: tree.Expression) -> CType:
+        """Return the type of an expression, before an array becomes the address of its first element."""
+
+    def kept_once(self, value: Value) -> tuple[Value | None, Value]:
+        """Return what is done before, and a value that may be used several times and is computed once."""
+
     def converted(self, value: Value, type_: CType, span: Span) -> Value:
         """Return a value as a type holds it, as an assignment converts it."""
 

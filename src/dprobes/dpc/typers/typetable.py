@@ -169,6 +169,11 @@ class TypeTable:
         )
         raise UnknownTypeError
 
+    def kernel_task(self, span: Span) -> CType | None:
+        """Return the type of pointers to the kernel's threads; None where nothing is known of it."""
+        known = self._declared_record("struct", "task_struct") or self._of_module("struct", "task_struct", span)
+        return None if known is None else self.pointer_to(known)
+
     def _declared_record(self, kind: str, tag: str) -> Record | None:
         """Return a structure or union whose members the program has declared."""
         found = self._records.get((kind, tag))

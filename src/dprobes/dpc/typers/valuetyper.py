@@ -343,6 +343,13 @@ class ValueTyper:
         result = typed.Sequence(stored, before, target.type) if is_postfix else stored
         return typed.Sequence(typed.Assign(before, value, value.type), result, target.type)
 
+    def kept_once(self, value: Value) -> tuple[Value | None, Value]:
+        """Return what is done before, and a value that may be used several times and is computed once."""
+        if isinstance(value, typed.Constant | typed.Local):
+            return None, value
+        kept = self._kept(value)
+        return typed.Assign(kept, value, kept.type), kept
+
     def _kept(self, value: Value) -> typed.Local:
         """Return a variable without a name for a value."""
         first = self.slots

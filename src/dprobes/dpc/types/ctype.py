@@ -22,7 +22,9 @@ __all__ = [
     "LONG_LONG",
     "STRING",
     "UNSIGNED",
+    "UNSIGNED_CHAR",
     "UNSIGNED_LONG_LONG",
+    "UNSIGNED_SHORT",
     "VOID",
     "Array",
     "CType",
@@ -30,6 +32,7 @@ __all__ = [
     "Floating",
     "Integer",
     "Member",
+    "Network",
     "Pointer",
     "Record",
     "Stack",
@@ -245,12 +248,22 @@ class Stack:
         return "call stack"
 
 
-CType = Void | Integer | Floating | Enumeration | Pointer | Array | Record | String | Stack
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What ``ntop(x)`` is: an address of the Internet that is logged."""
+
+    def __str__(self) -> str:
+        return "network address"
+
+
+CType = Void | Integer | Floating | Enumeration | Pointer | Array | Record | String | Stack | Network
 
 VOID = Void()
 BOOL = Integer("_Bool", 1, is_signed=False, rank=0, is_bool=True)
 CHAR = Integer("char", 1, is_signed=True, rank=1)
 INT = Integer("int", 4, is_signed=True, rank=3)
+UNSIGNED_CHAR = Integer("unsigned char", 1, is_signed=False, rank=1)
+UNSIGNED_SHORT = Integer("unsigned short", 2, is_signed=False, rank=2)
 UNSIGNED = Integer("unsigned int", 4, is_signed=False, rank=3)
 LONG_LONG = Integer("long long", 8, is_signed=True, rank=5)
 UNSIGNED_LONG_LONG = Integer("unsigned long long", 8, is_signed=False, rank=5)

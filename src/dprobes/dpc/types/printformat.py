@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from dprobes.dpc.types.ctype import INT, Array, Enumeration, Integer, Pointer, String
+from dprobes.dpc.types.ctype import INT, Array, Enumeration, Integer, Network, Pointer, String
 from dprobes.dpc.types.ctype import Stack as StackType
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
@@ -73,6 +73,8 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
     match type_:
         case String():
             return f"%*{conversion.layout}s" if letter in "sv" else None
+        case Network():
+            return f"%*{conversion.layout.partition('.')[0].lstrip('0')}I" if letter in "sv" else None
         case StackType():
             return "%*k" if letter in "ksv" else None
         case Array(element, count) if count is not None and letter not in "hs":

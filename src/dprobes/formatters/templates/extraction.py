@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Taken", "data_parts", "fits", "placeholders", "read"]
 
+_IPV4, _IPV6 = 4, 16
+"""Bytes of addresses."""
+
 _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
 
@@ -150,6 +153,8 @@ class _Reader:
                 return Taken(_text(self._in_order(head, body)), missing)
             case Conversion.DUMP:
                 return Taken(body, missing)
+            case Conversion.NETWORK:
+                return self._network(head, body, missing)
         size = part.size or self._word_size
         signed = part.conversion.is_signed
         if not part.is_array:
@@ -160,6 +165,16 @@ class _Reader:
         if part.conversion is Conversion.STACK and head.token is Token.STACK_COUNT:
             values = _without_zeros(values)
         return Taken(values, missing, body[end:])
+
+    def _network(self, head: ItemHead, body: bytes, missing: int) -> Taken:
+        """Take an address of the Internet, 4 or 16 bytes in the network's order, or a word as such bytes are read."""
+        if head.token is Token.STACK_COUNT and len(body) == self._word_size:
+            body = body[:_IPV4] if self._order == "little" else body[-_IPV4:]
+        if len(body) not in (_IPV4, _IPV6):
+            return Taken(None, missing, body)
+        from ipaddress import ip_address
+
+        return Taken(str(ip_address(body)), missing)
 
     def _in_order(self, head: ItemHead, body: bytes) -> bytes:
         """Return the bytes of a string; if it was logged as words, the first byte of each is in its low bits."""

@@ -63,6 +63,7 @@ _KINDS = {
     Conversion.STACK: (FieldKind.ADDRESS, 16),
     Conversion.ENUMERATION: (FieldKind.SIGNED, 10),
     Conversion.DURATION: (FieldKind.SIGNED, 10),
+    Conversion.NETWORK: (FieldKind.STRING, 10),
 }
 
 

@@ -31,6 +31,7 @@ class Conversion(enum.Enum):
     STACK = "k"
     ENUMERATION = "E"
     DURATION = "T"
+    NETWORK = "I"
 
     @property
     def is_signed(self) -> bool:

@@ -42,7 +42,7 @@ _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 
 _NUMBERS = "duxo"
 _ADDRESSES = "pa"
-_CONVERSIONS = "duxocspahevkTE"
+_CONVERSIONS = "duxocspahevkTEI"
 _BEHIND_SIZE = "duxocspahv"
 """Before which conversions a letter d is a size: before others it is a conversion itself."""
 
@@ -229,6 +229,12 @@ def _behind_field(reader: _Reader, start: int) -> Part:
     if conversion is Conversion.STACK:
         _check_bare_item(reader, start, written, "k", "lists the addresses of", "write '%*k'", is_item=is_item)
         return Placeholder(conversion, None, is_item, span=reader.since(start))
+    if conversion is Conversion.NETWORK:
+        if not is_item or has_size or precision is not None:
+            raise _WrongError(
+                reader.since(start), "'I' prints an item as a network address", "write '%*I', or '%*-15I'"
+            )
+        return Placeholder(conversion, 0, is_item, width, span=reader.since(start))
     if width.with_zeros and conversion.value not in _NUMBERS:
         raise _WrongError(reader.span(width_at, precision_at), "flag '0' is for numbers")
     if conversion is Conversion.STRING:

@@ -8,7 +8,7 @@ import pytest
 
 from dprobes.formatters.templates.fields import Fault
 from dprobes.rpn.isa import StackEnd
-from unit.formatters.templates.support import formatted, item, template_of, values
+from unit.formatters.templates.support import formatted, item, problems_of, template_of, values
 
 WORDS = struct.pack("<Qq", 42, -5)
 
@@ -344,3 +344,19 @@ def test_desc_comes_first() -> None:
     assert render(template_of('desc = "nothing"'), LogRecord()) == "nothing"
     assert render(template_of(""), LogRecord()) == ""
     assert render(template_of(""), LogRecord(data=b"\1")) == "<1 byte left: 01>"
+
+
+def test_a_network_address_has_4_or_16_bytes() -> None:
+    new = bytes.fromhex("20010db8000000000000000000000001")
+    assert formatted("%*I|", item(0, b"\x7f\0\0\1")) == "127.0.0.1|"
+    assert formatted("%*-12I|", item(0, new)) == "2001:db8::1 |"
+    assert formatted("%*I", item(7, struct.pack("<Q", 0x0100007F), 1)) == "127.0.0.1"
+    assert formatted("%*I", b"\7\0\1" + struct.pack(">Q", 0x7F000001), byte_order="big") == "127.0.0.1"
+    assert formatted("%*I", item(0xFF, WORDS[:8])) == "<fault at 0x2a>"
+    assert values("%(peer)*I", item(0, new)) == ("2001:db8::1",)
+    assert formatted("%*I", item(0, b"abc")) == "<3 bytes left: 61 62 63>"
+
+
+def test_a_network_address_is_an_item() -> None:
+    assert "'I' prints an item as a network address" in problems_of("%I")
+    assert "hint: write '%*I', or '%*-15I'" in problems_of("%*.3I")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
          "there are no floating-point numbers; '%qx' prints the bits of a double"),
         ("%8*d", 10, 1, "unknown conversion '*'", "for an item '*' comes first: '%*8d'"),
         ("%y", 9, 1, "unknown conversion 'y'",
-         "conversions are d u x o c s p a h e v k T E r; '%%' prints a percent sign"),
+         "conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign"),
         ("100%", 11, 1, "a place-holder without its conversion at the end of the text", "'%%' prints a percent sign"),
         ("%-08", 8, 4, "a place-holder without its conversion at the end of the text", None),
         ("%b", 8, 2, "a place-holder without its conversion at the end of the text", None),
@@ -102,7 +102,7 @@ def test_strings_may_go_on_and_their_mistakes_are_found_there() -> None:
     text = 'major = 1\nminor = 1\nfmt = "a%"  "d"\n      "b%y"\n'
     assert problems(("templates.lst", "1 t.fmt"), ("t.fmt", text)) == (
         "t.fmt:4:10: error: unknown conversion 'y'\n          \"b%y\"\n             ^\n"
-        "hint: conversions are d u x o c s p a h e v k T E r; '%%' prints a percent sign"
+        "hint: conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign"
     )
 
 
@@ -299,7 +299,7 @@ def test_a_directory_on_disk(tmp_path: Path) -> None:
     templates = Templates.from_directory(tmp_path)
     assert templates.diagnostics.render() == (
         f"{tmp_path}/t.fmt:3:9: error: unknown conversion 'y'\n    fmt = \"%y\"\n            ^\n"
-        "hint: conversions are d u x o c s p a h e v k T E r; '%%' prints a percent sign\n"
+        "hint: conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign\n"
         f"{tmp_path}/templates.lst:2:3: error: there is no file '{tmp_path}/u.fmt'\n    2 u.fmt\n      ^~~~~"
     )
 
