@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,19 @@ class Machine:
         assert done.returncode == 0, done.stderr
         return done.stdout, set(self._modules.read_text().split())
 
+    def run_everywhere(self) -> set[str]:
+        """Run a text on all processes until its probepoint is there; return which modules were imported."""
+        command = [*DPROBES, "run", "--engine", "ebpf", "-e", f'"{self.program}":tick {{ @ = count(); }}']
+        with subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            printed = []
+            for line in running.stderr:
+                printed.append(line)
+                if "is active" in line:
+                    running.send_signal(signal.SIGINT)
+        assert any("is active" in line for line in printed), printed
+        return set(self._modules.read_text().split())
+
 
 @pytest.fixture
 def machine(tmp_path: Path, build: Builder) -> Machine:
@@ -85,6 +99,24 @@ def test_records_and_their_texts_are_the_same(machine: Machine, engine: str) -> 
     assert len(records[0]) == 5
     assert records[1] == records[0]
     assert not imported & COMPILERS
+
+
+def test_the_second_run_on_all_processes_compiles_nothing(machine: Machine) -> None:
+    require_bpf()
+    machine.run_everywhere()
+    imported = machine.run_everywhere()
+    assert not imported & (COMPILERS | {"dprobes.bpf.lower.lowering", "dprobes.engines.ebpf.attach.siteplanner"})
+
+
+def test_with_other_items_in_records_only_the_code_is_made_anew(machine: Machine) -> None:
+    require_bpf()
+    text = f'"{machine.program}":tick {{ printf("%d is the argument\\n", arg0); }}'
+    machine.run("ebpf", text, "--log", "PROCNAME")
+    for is_known in (False, True):
+        printed, imported = machine.run("ebpf", text, "--log", "UID")
+        assert printed.count("is the argument") == 5
+        assert not imported & COMPILERS
+        assert ("dprobes.bpf.lower.lowering" not in imported) == is_known
 
 
 def test_another_program_in_the_same_file_is_compiled_for(machine: Machine, build: Builder) -> None:

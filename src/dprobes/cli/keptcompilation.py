@@ -13,6 +13,7 @@ import contextlib
 import os
 import sys
 from binascii import crc32
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cachefiles import cache_directory, read_cached
@@ -37,10 +38,11 @@ __all__ = ["SWITCH", "Entry", "KeptCompilation"]
 SWITCH = "DPROBES_NO_CACHE"
 """The environment variable that switches it off."""
 
-FORMAT = 1
+FORMAT = 2
 """The number of this form of entries."""
 
 _ENTRIES_MAX = 64
+_ANSWERS_MAX = 32  # of engines, in an entry: other options and scopes ask other questions
 _NUMBER = 4  # bytes of the checksum at the beginning
 
 
@@ -69,6 +71,7 @@ class KeptCompilation:
         text: Path | str,
         options: CompileOptions,
         module: str,
+        engine: str,
         vantage: Vantage,
         *,
         others: Sequence[object] = (),
@@ -83,8 +86,9 @@ class KeptCompilation:
         self._key = ""
         self.known: Entry | None = None
         if self._is_kept:
-            self._key = repr((FORMAT, __version__, sys.version, text, options, module, _directory()))
+            self._key = repr((FORMAT, __version__, sys.version, text, options, module, engine, _directory()))
             self.known = self._recalled()
+        self._answers = self._count_answers()
 
     @property
     def _name(self) -> str:
@@ -144,15 +148,22 @@ class KeptCompilation:
                 self._files |= files
 
     def keep(self, loaded: CompiledProgram, compiled: Compiled) -> None:
-        """Keep what was compiled, if it is new, and may be kept."""
-        if not self._is_kept or self.known is not None or not self._may_be_kept(loaded, compiled):
+        """Keep what was compiled, if it is new, and may be kept; or what the engine has worked out besides."""
+        if self.known is not None:
+            if self._answers < self._count_answers() <= _ANSWERS_MAX:
+                self._write(replace(self.known, code=_code()))
             return
-        assert compiled.resolved is not None
-        path = str(compiled.resolved.module.path)
-        modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("dprobes", "iced_x86")]
-        sources = sorted({source for module in modules if (source := getattr(module, "__file__", None))})
-        code = tuple(state for source in sources if (state := _code_state(source)) is not None)
-        entry = Entry(self._key, path, self._files, code, loaded.program, loaded.templates, compiled.resolved)
+        if self._is_kept and self._may_be_kept(loaded, compiled):
+            assert compiled.resolved is not None
+            path = str(compiled.resolved.module.path)
+            known = loaded.program, loaded.templates, compiled.resolved
+            self._write(Entry(self._key, path, self._files, _code(), *known))
+
+    def _count_answers(self) -> int:
+        known = self.known.resolved.answers if self.known is not None else None
+        return 0 if known is None else len(known)
+
+    def _write(self, entry: Entry) -> None:
         from dprobes.cachefiles import write_cached
         from dprobes.cli.compilationpickle import pickled
 
@@ -183,6 +194,13 @@ class KeptCompilation:
             entries = sorted(os.scandir(self._directory), key=lambda entry: entry.stat().st_mtime_ns)
             for entry in entries[: 1 - _ENTRIES_MAX]:
                 os.unlink(entry.path)  # noqa: PTH108
+
+
+def _code() -> tuple[tuple[str, int, int], ...]:
+    """Return the states of the files of our code that this process has imported, and of the decoder's."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("dprobes", "iced_x86")]
+    sources = sorted({source for module in modules if (source := getattr(module, "__file__", None))})
+    return tuple(state for source in sources if (state := _code_state(source)) is not None)
 
 
 def _directory() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kept_of(program: Path, text: str = "text", options: CompileOptions = OPTIONS, **more: object) -> KeptCompilation:
     others = tuple(more.values())
     directory = str(program.parent / "cache")
-    return KeptCompilation(text, options, "module", Vantage(), others=others, directory=directory)
+    return KeptCompilation(text, options, "module", "ebpf", Vantage(), others=others, directory=directory)
 
 
 def entry_of(program: Path) -> int:
@@ -129,7 +130,7 @@ def test_another_code_of_ours_compiles_again(program: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("text", ["#include <x>", Path("program.dpc")])
 def test_what_depends_on_other_files_is_not_kept(program: Path, text: str | Path) -> None:
-    kept = KeptCompilation(text, OPTIONS, "module", Vantage(), directory=str(program.parent / "cache"))
+    kept = KeptCompilation(text, OPTIONS, "module", "ebpf", Vantage(), directory=str(program.parent / "cache"))
     compile_into(kept, program)
     assert not (program.parent / "cache").exists()
 
@@ -152,22 +153,55 @@ def test_what_a_diagnostic_is_to_be_printed_of_is_not_kept(program: Path) -> Non
     assert kept_of(program).known is None
 
 
-def test_answers_of_engines_are_kept_with_the_places(program: Path) -> None:
-    from dataclasses import replace
-
+def compile_with_answers(program: Path) -> None:
+    """Compile a program, and keep it with an answer."""
     kept, diagnostics = kept_of(program), Diagnostics()
-    source = source_of(program)
     with kept.noting():
-        loaded = CompiledProgram(parse_source(source, diagnostics), OWN_SYMBOLS, diagnostics)
+        loaded = CompiledProgram(parse_source(source_of(program), diagnostics), OWN_SYMBOLS, diagnostics)
         compiled = resolve_here(loaded.program, diagnostics)
     answers = KnownAnswers()
     answers.add(("question", 1), b"answer")
     assert compiled.resolved is not None
     kept.keep(loaded, replace(compiled, resolved=replace(compiled.resolved, answers=answers)))
+
+
+def test_answers_of_engines_are_kept_with_the_places(program: Path) -> None:
+    compile_with_answers(program)
     known = kept_of(program).known
     assert known is not None
     assert known.resolved.answers is not None
     assert known.resolved.answers.find(("question", 1)) == b"answer"
+
+
+def test_what_an_engine_works_out_later_is_kept_as_well(program: Path) -> None:
+    compile_with_answers(program)
+    for number in range(2, 5):
+        kept = kept_of(program)
+        assert kept.known is not None
+        answers = kept.known.resolved.answers
+        assert answers is not None
+        assert [answers.find(("question", n)) for n in range(1, number)] == [b"answer"] * (number - 1)
+        answers.add(("question", number), b"answer")
+        loaded = kept.loaded
+        assert loaded is not None
+        kept.keep(loaded, resolve_here(loaded.program, Diagnostics(), known=kept.known.resolved))
+
+
+def test_there_are_not_more_answers_than_are_soon_looked_through(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keptcompilation, "_ANSWERS_MAX", 1)
+    compile_with_answers(program)
+    kept = kept_of(program)
+    assert kept.known is not None
+    assert kept.loaded is not None
+    assert kept.known.resolved.answers is not None
+    kept.known.resolved.answers.add("another", b"answer")
+    kept.keep(kept.loaded, resolve_here(kept.known.program, Diagnostics(), known=kept.known.resolved))
+    again = kept_of(program).known
+    assert again is not None
+    assert again.resolved.answers is not None
+    assert len(again.resolved.answers) == 1
 
 
 def test_old_entries_make_room_for_new_ones(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:

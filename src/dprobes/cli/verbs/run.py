@@ -246,7 +246,7 @@ def command(
     progress = Progress.of_command()
     progress.begin("looking for the probepoints")
     how_compiled, module = compile_options(defines, includes, cpp, allow_write=allow_write), module_of(scope)
-    kept = KeptCompilation(chosen, how_compiled, module, where.vantage, others=(symbols, filters))
+    kept = KeptCompilation(chosen, how_compiled, module, engine_name, where.vantage, others=(symbols, filters))
     with kept.noting():
         loaded = kept.loaded or load_program(
             chosen,

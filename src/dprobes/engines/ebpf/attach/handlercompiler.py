@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from dprobes.arch import architecture
 from dprobes.bpf.layout import NOTE_HITS, MapName
 from dprobes.bpf.lower.request import KeptEntry, Placement
+from dprobes.engines.ebpf.attach.knownhandlers import lowered_handler
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.taskfields import task_layout
 from dprobes.record.layout import Item
-from dprobes.resolve.knownanswers import answered
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.point import Point
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
     from dprobes.engines.ebpf.kernel.features import Features
-    from dprobes.resolve.probepoints import Probepoint, ResolvedCode
+    from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import ProbeDefinition, Program
 
 __all__ = ["HandlerCompiler", "has_tickets", "largest_entry"]
@@ -69,17 +69,6 @@ def _kept(
     if registers is None:
         return None
     return KeptEntry(tuple((each.name, each.index, each.memory_offset) for each in registers), is_uretprobe)
-
-
-def _lowered(resolved: ResolvedCode, number: int, point: Point, request: Request) -> Lowered:
-    """Return the code of the handler of a definition, which may be known from an earlier run."""
-
-    def work() -> Lowered:
-        from dprobes.bpf.lower import lower
-
-        return lower(resolved.image, resolved.architecture, resolved.image.handlers[number], point, request)
-
-    return answered(resolved.answers, ("handler", number, point, request), work)
 
 
 def _can_share(lowered: Lowered) -> bool:
@@ -156,11 +145,10 @@ class HandlerCompiler:
             probe = self._numbers.probes[first]
             point = Point.of(self._program, definition, probe.offset, probe.arguments)
             shared = are_many and not is_glob and alone < 0
-            lowered = _lowered(
-                resolved, number, point, replace(request, probe=None, shared=True) if shared else request
-            )
+            asked = replace(request, probe=None, shared=True) if shared else request
+            lowered = lowered_handler(resolved, number, point, asked)
             if shared and not _can_share(lowered):
-                shared, lowered = False, _lowered(resolved, number, point, request)
+                shared, lowered = False, lowered_handler(resolved, number, point, request)
             if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
                 self.giving_back |= {probe for probe, _ in sites}
             yield Part(file, number, placement, sites, lowered, shared=shared)
