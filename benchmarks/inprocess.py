@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.lower import Lowered
 
-__all__ = ["in_process"]
+__all__ = ["ABILITIES", "in_process", "loop"]
 
 ROUNDS = 100
 CALLS = 20_000
@@ -107,7 +107,8 @@ def _tid_place() -> int | None:
     return next((4 * n for n, word in enumerate(words) if word == threading.get_native_id()), None)
 
 
-def _loop(asm: X86Assembler, target: int) -> int:
+def loop(asm: X86Assembler, target: int) -> int:
+    """Write a function that calls what is at ``target`` as often as it is told to; return where it begins."""
     start, again = asm.here, asm.label()
     for register in (Gpr.RBX, Gpr.R12, Gpr.RAX):
         asm.push(register)
@@ -182,7 +183,7 @@ def _loops(
     rest(asm)
     jump = asm.here
     asm.jump_to(trampoline.address)
-    starts = _loop(asm, jump), _loop(asm, function)
+    starts = loop(asm, jump), loop(asm, function)
     base = map_code(runtime.code.code + trampoline.code + asm.assemble())
     kind = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
     probed, bare = (kind(base + start) for start in starts)

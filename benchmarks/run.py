@@ -21,6 +21,7 @@ from draining import draining
 from endurance import endurance
 from guestkernels import guest_kernels
 from inprocess import in_process
+from inprocessreturns import returns_in_process
 from kernel_hits import kernel_hits, papers_experiments
 from latency import latency
 from live import live
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency, "plans": patch_plans, "live": live, "streams": streams}
 RECORDS: Sections = {
     "process": in_process,
+    "calls": returns_in_process,
     "records": records,
     "sinks": sinks,
     "tables": tables,
