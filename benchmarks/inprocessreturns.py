@@ -27,7 +27,7 @@ from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.linux.machinecode import map_code
 from dprobes.native.code import Surroundings
-from dprobes.native.processpage import CLOCK
+from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.assembler import X86Assembler
@@ -97,7 +97,7 @@ def _cost(text: str, kept: KeptEntry | None) -> float:
         }
         rings = SharedRings(region, RingShape(2, 4096))
         pages = SharedArray(region, 64, 2)
-        pages.memory[64:96] = CLOCK.pack(0, 0, time.monotonic_ns(), 1 << 31)
+        CLOCK_READING.pack_into(pages.memory, 64 + CLOCK_READINGS, 0, time.monotonic_ns(), 1 << 31)
         probed, bare = _loops(codes, {**arrays, MapName.RING: rings}, pages.place.address)
         cost = _best(probed) - _best(bare)
         for array in (*arrays.values(), pages):

@@ -18,7 +18,7 @@ from dprobes.engines.tablemaps import zeros_size
 from dprobes.native.routines.ring import RingShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from dprobes.native.memory import MapPlace
     from dprobes.native.routines.hashtable import TableShape
@@ -88,6 +88,14 @@ class HandlerMaps:
     def shapes(self) -> Mapping[MapName, TableShape]:
         """What the hashes look like."""
         return {name: part.shape for name, part in self._state.maps.items() if isinstance(part, SharedHash)}
+
+    @property
+    def held_words(self) -> Iterator[int]:
+        """Where in the region those words are that are not 0 just now: while a handler has what they stand for."""
+        hashes = (part.locks for part in self._state.maps.values() if isinstance(part, SharedHash))
+        memory = self.region.mapping
+        for places in (self._arrays[MapName.CLAIMS].elements, *hashes):
+            yield from (place for place in places if memory[place])
 
     def count(self, probe: int, field: ProbeField) -> int:
         """Return one of the counters of a probepoint."""

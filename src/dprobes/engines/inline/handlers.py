@@ -18,6 +18,7 @@ from dprobes.bpf.layout import MapName, ProbeField
 from dprobes.engines.inline.eligibility import asks_for_thread
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
+from dprobes.engines.inline.leftthings import LeftThings
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
 from dprobes.engines.inline.ringreader import RingReader
@@ -25,7 +26,7 @@ from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.inline.sitegroups import site_groups
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice
-from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitePatch, SitesPatched
+from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ReleaseMemory, ShareMemory, SitePatch, SitesPatched
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.errors import DprobesError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import Batch
+    from dprobes.engines.ptrace.wire import MemoryReleased
     from dprobes.engines.x86.patches.placer import Placement
     from dprobes.record.layout import Item
     from dprobes.resolve.probestate import ProbeState
@@ -71,6 +73,7 @@ class InlineHandlers:
         self.state = None if self._writer.obstacle is not None else new_state(program)
         self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
+        self._left: LeftThings | None = None
         self._pieces: dict[int, tuple[Piece, ...] | str] = {}
         self._waiting: dict[int, set[int]] = {}
         """The probepoints, by process, for which memory is asked for."""
@@ -83,6 +86,8 @@ class InlineHandlers:
         self._reader: RingReader | None = None
         self._unfinished = 0
         """How many entries of the rings threads did not finish, because they were killed."""
+        self._left_entries = 0
+        """How many because a signal handler jumped away from what it had interrupted."""
         self._corrected = 0.0
         self._lock = threading.Lock()
         self._limits: dict[int, tuple[int, int]] = {}
@@ -161,6 +166,7 @@ class InlineHandlers:
                 assert self.state is not None
                 self._maps = maps = HandlerMaps(self.state, self._program)
                 self._reader = RingReader(self._items, maps.rings.size, PROBES_MAX)
+                self._left = LeftThings(maps)
         return () if isinstance(found, str) else found
 
     def _share(self, program: int, pid: int) -> ShareMemory:
@@ -279,6 +285,7 @@ class InlineHandlers:
             if is_over:
                 batches += self._reader.read(self._move_rest, None)
             ended, self._reader.ended = self._reader.ended, []
+            self._left_entries = 0 if self._left is None else self._left.entries
         return batches, ended
 
     def _move_rest(self, buffer: EntryBuffer, _: object) -> set[int]:
@@ -290,6 +297,18 @@ class InlineHandlers:
     def is_busy(self) -> bool:
         """Whether so much has come that there is more already."""
         return self._reader is not None and self._reader.is_busy
+
+    def to_be_released(self, program: int) -> ReleaseMemory | None:
+        """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
+        if self._left is None or not self._left.are_suspected(time.monotonic()):
+            return None
+        return ReleaseMemory(program, self._left.note_asking())
+
+    def released(self, message: MemoryReleased) -> None:
+        """Take notice of the answer."""
+        assert self._left is not None
+        with self._lock:
+            self._left.note_answer(is_done=message.is_done)
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
         """Add what happened without the tracer; hits that are limited, it has drawn as well."""
@@ -309,9 +328,11 @@ class InlineHandlers:
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
-        if self._unfinished:
-            what = "a record is" if self._unfinished == 1 else f"{self._unfinished} records are"
-            yield Notice(f"{what} lost that threads were writing when they were killed")
+        if unfinished := self._unfinished + self._left_entries:
+            what = "a record is" if unfinished == 1 else f"{unfinished} records are"
+            yield Notice(
+                f"{what} lost that threads did not finish: they were killed, or a signal handler jumped away from that"
+            )
         reasons = Counter(reason for probe, reason in self.refused.items() if probe not in self.jumps)
         if not reasons:
             return
@@ -341,6 +362,7 @@ class InlineHandlers:
     def close(self) -> None:
         """Give the memory up."""
         if self._maps is not None:
+            self._left = None
             with contextlib.suppress(BufferError):
                 self._maps.close()
             self._maps = None

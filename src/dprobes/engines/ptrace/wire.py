@@ -47,6 +47,7 @@ __all__ = [
     "Left",
     "Lowered",
     "Mapped",
+    "MemoryReleased",
     "MemoryShared",
     "ModuleMapped",
     "NotInserted",
@@ -56,6 +57,7 @@ __all__ = [
     "ProbeStatus",
     "Raised",
     "Refused",
+    "ReleaseMemory",
     "Remove",
     "Removed",
     "Replace",
@@ -231,6 +233,19 @@ class PatchSites:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseMemory:
+    """
+    A request to find out whether all handlers that are under way end, or were left without an end.
+
+    If no thread is in a handler for a moment, ``words`` of the memory of ``ShareMemory`` become 0 then, (offset, size)
+    each. ``MemoryReleased`` answers.
+    """
+
+    program: int
+    words: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """A request to take a program away, and with the last one to detach from everything and to end."""
 
@@ -398,6 +413,14 @@ class MemoryShared:
     page: int = 0
     region: int = 0
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReleased:
+    """A report whether all threads were seen outside of handlers after ``ReleaseMemory``."""
+
+    program: int
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,11 @@ class SharedArray:
         """Where this process has it."""
         return self._region.own_address + self._offset
 
+    @property
+    def elements(self) -> range:
+        """Where in the region the elements are."""
+        return range(self._offset, self._offset + self._size, self.stride)
+
     def close(self) -> None:
         """Release the views."""
         for view in (self.halves, self.words, self.memory):

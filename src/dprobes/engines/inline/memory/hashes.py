@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Helper
 from dprobes.engines.inline.memory.ownroutines import own_function
 from dprobes.native.memory import MapPlace, MapShape
-from dprobes.native.routines.hashtable import DELETED, HEAD_SIZE, TableShape, hash_routine
+from dprobes.native.routines.hashtable import BLOCK, DELETED, HEAD_SIZE, TableShape, hash_routine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +48,12 @@ class SharedHash:
     def place(self) -> MapPlace:
         """Where the probed process has it."""
         return MapPlace(self._region.place + self._offset, MapShape.HASH)
+
+    @property
+    def locks(self) -> range:
+        """Where in the region the words are that are not 0 while somebody has the lock of some slots."""
+        shape, first = self.shape, self._offset + self.shape.locks
+        return range(first, first + BLOCK * (shape.capacity // shape.block), BLOCK)
 
     def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
         # Buffers of each call: several threads may look at once.

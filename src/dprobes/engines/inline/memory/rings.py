@@ -42,6 +42,28 @@ class SharedRing:
         first = ctypes.c_char.from_buffer(self._data)
         self._address = ctypes.addressof(first)
         del first
+        self._left = 0
+        self.skipped = 0
+        """How many entries were given up because their writers had left them."""
+
+    @property
+    def stalled_at(self) -> int | None:
+        """The position of the first entry if that is incomplete, so that all behind it wait; None if it is not."""
+        position: int = self._consumer[0]
+        if not 0 < self.pending <= self.size:
+            return None
+        length = self._lengths[(position & self.size - 1) >> 2]
+        return position if not length or length & BUSY else None
+
+    @property
+    def end(self) -> int:
+        """The position behind the last entry."""
+        end: int = self._producer[0]
+        return end
+
+    def leave(self, end: int) -> None:
+        """Take notice that entries before a position that are incomplete stay so."""
+        self._left = max(self._left, end)
 
     @property
     def pending(self) -> int:
@@ -71,6 +93,7 @@ class SharedRing:
 
         Return False if there are entries, but none that is complete.
         """
+        self._skip_left()
         pending = self.pending
         for is_second in (False, True):  # up to the end of the ring's memory, and from its beginning on
             place = self._consumer[0] & self.size - 1
@@ -95,12 +118,19 @@ class SharedRing:
         """Return how many bytes the entry at some place of the ring takes."""
         return (self._lengths[place >> 2] & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7
 
-    def skip(self) -> bool:
-        """Give up an incomplete entry, whose writer is no more, if there is one; return whether there was."""
+    def skip(self, before: int | None = None) -> bool:
+        """
+        Give up an incomplete entry, whose writer is no more, if there is one; return whether there was.
+
+        With ``before`` writers have left no more than what is before that position.
+        """
         if not 0 < self.pending <= self.size:
             return False  # nothing, or nonsense
         place = self._consumer[0] & self.size - 1
-        end = min(self.size, place + self.pending)
+        left = self.pending if before is None else min(self.pending, before - self._consumer[0])
+        if left <= 0:
+            return False
+        end = min(self.size, place + left)
         length = self._lengths[place >> 2]
         if length & BUSY:
             behind = place + ((length & ~(BUSY | DISCARDED)) + ENTRY_HEADER + 7 & ~7)
@@ -120,6 +150,15 @@ class SharedRing:
             window.release()
             self.advance(size)
             yield piece
+        if self._skip_left():
+            yield from self.pieces()
+
+    def _skip_left(self) -> bool:
+        """Give up incomplete entries that their writers have left; return whether there were any."""
+        before = self.skipped
+        while self.skip(self._left):
+            self.skipped += 1
+        return self.skipped > before
 
     def drain(self) -> list[bytes]:
         """Return the data of all complete entries, and give their room back."""

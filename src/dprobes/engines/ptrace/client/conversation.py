@@ -40,6 +40,7 @@ from dprobes.engines.ptrace.wire import (
     Kind,
     Left,
     Mapped,
+    MemoryReleased,
     MemoryShared,
     ModuleMapped,
     NotInserted,
@@ -295,8 +296,11 @@ class Conversation:
             self._let_another_read()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(run.bell)
-        if run.native is not None and not run.is_over and (request := run.native.due(run.answers)) is not None:
-            self.outbox.send(request)
+        if run.native is not None and not run.is_over:
+            if (request := run.native.due(run.answers)) is not None:
+                self.outbox.send(request)
+            if (release := run.native.to_be_released(run.number)) is not None:
+                self.outbox.send(release)
         if seconds is not None and not run.is_over:
             # Not for a process that was handed over just now: what came before that is given out first.
             run.items += run.debuggers.look()
@@ -357,6 +361,10 @@ class Conversation:
                     self._on_placed(message)
             case MemoryShared() | SitesPatched():
                 self._on_native(message)
+            case MemoryReleased(number):
+                run = self._runs.get(number)
+                if run is not None and run.native is not None:
+                    run.native.released(message)
             case Overloaded(number):
                 if (run := self._runs.get(number)) is not None:
                     run.take_overload(message)

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.nativestate import NativeState, NativeStatePlan
-    from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
+    from dprobes.engines.ptrace.wire import (
+        MemoryReleased,
+        MemoryShared,
+        PatchSites,
+        ReleaseMemory,
+        ShareMemory,
+        SitesPatched,
+    )
     from dprobes.resolve.probestate import ProbeState
 
     Batch = Sequence[tuple[int, bytes]]
@@ -56,6 +63,12 @@ class NativeSide(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether so much has come that there is more already."""
+
+    def to_be_released(self, program: int) -> ReleaseMemory | None:
+        """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
+
+    def released(self, message: MemoryReleased) -> None:
+        """Take notice of the answer."""
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """

@@ -53,6 +53,7 @@ from dprobes.engines.ptrace.wire import (
     Overloaded,
     PatchSites,
     Refused,
+    ReleaseMemory,
     Remove,
     Replace,
     ShareMemory,
@@ -204,6 +205,8 @@ class Tracer:
                     self._patcher.share(message)
                 case PatchSites():
                     self._patcher.patch(message)
+                case ReleaseMemory():
+                    self._patcher.release(message)
                 case Insert():
                     for space in self._threads.spaces():
                         self._patcher.restore(space)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["is_left", "unmap_native"]
+__all__ = ["is_left", "is_outside", "unmap_native"]
 
 _STACK_MAX = 16 << 20
 _GRANULE = 16
@@ -33,29 +33,31 @@ _GRANULE = 16
 
 def is_left(space: AddressSpace, threads: Sequence[Thread]) -> bool:
     """Return whether no thread of a space can come back into code of ours; all must be stopped."""
+    return all(is_outside(space, thread) for thread in threads)
+
+
+def is_outside(space: AddressSpace, thread: Thread) -> bool:
+    """Return whether a stopped thread of a space can certainly not come back into code of ours."""
     ranges = space.patches.code
     if not ranges:
         return True
     registers = ptracecalls.Registers()
-    for thread in threads:
-        try:
-            ptracecalls.get_registers(thread.tid, registers)
-            mappings = parse_maps(read_maps(thread.tid))
-        except (OSError, TargetError):
-            return False
-        if any(start <= registers[Register.RIP] < end for start, end in ranges):
-            return False
-        pointer = registers[Register.RSP]
-        stack = next((mapping for mapping in mappings if mapping.start <= pointer < mapping.end), None)
-        if stack is None or stack.end - pointer > _STACK_MAX:
-            return False
-        try:
-            data = space.read(pointer, stack.end - pointer)
-        except OSError:
-            return False
-        if any(names_address(data, start, end) for start, end in ranges):
-            return False
-    return True
+    try:
+        ptracecalls.get_registers(thread.tid, registers)
+        mappings = parse_maps(read_maps(thread.tid))
+    except (OSError, TargetError):
+        return False
+    if any(start <= registers[Register.RIP] < end for start, end in ranges):
+        return False
+    pointer = registers[Register.RSP]
+    stack = next((mapping for mapping in mappings if mapping.start <= pointer < mapping.end), None)
+    if stack is None or stack.end - pointer > _STACK_MAX:
+        return False
+    try:
+        data = space.read(pointer, stack.end - pointer)
+    except OSError:
+        return False
+    return not any(names_address(data, start, end) for start, end in ranges)
 
 
 def names_address(data: bytes, start: int, end: int) -> bool:

@@ -19,8 +19,9 @@ from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
+from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
-from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched
+from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.wire import SitePatch
+    from dprobes.engines.ptrace.wire import ReleaseMemory, SitePatch
 
 __all__ = ["Patcher"]
 
 _GONE = "the process is not traced any more"
 _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
+_TRIES = 20
+"""How often threads are looked at that may be in handlers: of a program that does little else many are."""
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
 _FIRST_WAIT, _TRIES = 0.005, 10
@@ -232,6 +235,39 @@ class Patcher:
         try:
             space.patches.restore(space.memory, mine)
             space.renew()
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+
+    def release(self, message: ReleaseMemory) -> None:
+        """
+        Release what handlers of a program have left without an end, and say whether that could be done.
+
+        A handler that was under way has ended, or was left, once its thread has been seen elsewhere. The words may be
+        taken again meanwhile: they need a moment in which no thread is in a handler.
+        """
+        spaces = [s for s in self._threads.spaces() if s.is_open and message.program in s.patches.memories]
+        waiting: set[int] | None = None
+        for _ in range(_TRIES):
+            inside = self._inside(message, spaces)
+            waiting = inside if waiting is None else waiting & inside
+            if not waiting and not (inside and message.words):
+                break
+        self._connection.send(MemoryReleased(message.program, not waiting))
+
+    def _inside(self, message: ReleaseMemory, spaces: Sequence[AddressSpace]) -> set[int]:
+        """Return the threads that may be in a handler just now; if there are none, the words of a message become 0."""
+        threads = {space: list(self._threads.in_space(space)) for space in spaces}
+        held = self._stopper.stop([thread for mine in threads.values() for thread in mine])
+        try:
+            inside = {t.tid for space, mine in threads.items() for t in mine if not is_outside(space, t)}
+            for space in spaces[:1] if not inside else ():
+                region = space.patches.memories[message.program].region
+                for offset, size in message.words:
+                    with contextlib.suppress(OSError):
+                        space.write(region + offset, bytes(size))
+            return inside
         finally:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):

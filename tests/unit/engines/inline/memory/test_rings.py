@@ -208,3 +208,33 @@ def test_no_more_is_moved_than_there_is_room_for(rings: SharedRings) -> None:
     assert buffer.end == 0
     assert rings.move_rest(buffer) == 0
     buffer.close()
+
+
+def test_only_what_writers_have_left_is_given_up() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    put(memory, b"left", BUSY)
+    put(memory, b"one")
+    assert ring.stalled_at == 0
+    end = ring.end
+    put(memory, b"being written", BUSY)
+    put(memory, b"two")
+    assert ring.drain() == []
+    ring.leave(end)
+    assert moved(ring, SIZE) == ([b"one"], [True], True)
+    assert ring.skipped == 1
+    assert ring.stalled_at == end
+    assert ring.drain() == []
+    ring.leave(ring.end)
+    assert ring.drain() == [b"two"]
+    assert ring.skipped == 2
+    assert ring.stalled_at is None
+
+
+def test_what_was_not_begun_is_given_up_as_far_as_writers_have_left_it() -> None:
+    memory = bytearray(DATA + SIZE)
+    ring = ring_of(memory)
+    struct.pack_into("=Q", memory, PRODUCER, 48)  # two entries of 24 bytes
+    ring.leave(24)
+    assert ring.drain() == []
+    assert (ring.skipped, ring.stalled_at) == (1, 24)

@@ -1,0 +1,49 @@
+"""Signals that interrupt handlers in the process: their own hits count, and what they leave holds nothing up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.test_inline import INLINE, ways
+
+if TYPE_CHECKING:
+    from integration.support import Builder, Runner
+
+RECORD = "name = alarms\nlogmax = 16\noffset = step\nminor = 1\npush r, rdi\nlog 1\nexit\n"
+CALM = list(range(1_000_000_000, 1_000_001_000))
+
+
+@pytest.mark.parametrize("mode", ["plain", "stack"])
+def test_hits_in_signal_handlers_count_as_well(build: Builder, run: Runner, mode: str) -> None:
+    result = run.command(RECORD, build("alarms.c", "-O1"), mode, 1000, options=INLINE)
+    executed, alarms, _ = map(int, result.stdout.split())
+    counts = result.counts[1]
+    assert alarms > 0
+    assert ways(result) == {"inline"}
+    assert counts.hits == counts.records + counts.lost == executed
+    assert [value for (value,) in result.words()][-1000:] == CALM
+
+
+def test_a_record_that_a_signal_handler_jumps_away_from_holds_up_no_others(build: Builder, run: Runner) -> None:
+    result = run.command(RECORD, build("alarms.c", "-O1"), "jump", 2000, options=INLINE)
+    executed, _, jumps = map(int, result.stdout.split())
+    counts = result.counts[1]
+    assert jumps > 0
+    assert "inline" in ways(result)
+    assert executed <= counts.hits <= executed + jumps
+    assert counts.hits - jumps <= counts.records + counts.lost <= counts.hits
+    assert [value for (value,) in result.words()][-1000:] == CALM
+
+
+def test_states_that_a_signal_handler_jumps_away_from_are_had_again(build: Builder, run: Runner) -> None:
+    source = (
+        "name = alarms\nlogmax = 64\noffset = step\nreturn = yes\nminor = 1\n"
+        "begin: push entry, rdi\njlt begin\nlog 1\nexit\n"  # a loop, so that it has a state
+    )
+    result = run.command(source, build("alarms.c", "-O1"), "jump", 2000, options=INLINE)
+    executed, _, jumps = map(int, result.stdout.split())
+    counts = result.counts[1]
+    assert executed - jumps <= counts.hits <= executed
+    assert [value for (value,) in result.words()][-1000:] == CALM
