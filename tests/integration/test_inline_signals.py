@@ -21,20 +21,20 @@ def test_hits_in_signal_handlers_count_as_well(build: Builder, run: Runner, mode
     executed, alarms, _ = map(int, result.stdout.split())
     counts = result.counts[1]
     assert alarms > 0
-    assert ways(result) == {"inline"}
+    assert "inline" in ways(result)
     assert counts.hits == counts.records + counts.lost == executed
-    assert [value for (value,) in result.words()][-1000:] == CALM
+    assert [value for (value,) in result.words() if value >= CALM[0]] == CALM
 
 
 def test_a_record_that_a_signal_handler_jumps_away_from_holds_up_no_others(build: Builder, run: Runner) -> None:
-    result = run.command(RECORD, build("alarms.c", "-O1"), "jump", 2000, options=INLINE)
+    result = run.command(RECORD, build("alarms.c", "-O1"), "jump", 1000, options=INLINE)
     executed, _, jumps = map(int, result.stdout.split())
     counts = result.counts[1]
     assert jumps > 0
     assert "inline" in ways(result)
     assert executed <= counts.hits <= executed + jumps
     assert counts.hits - jumps <= counts.records + counts.lost <= counts.hits
-    assert [value for (value,) in result.words()][-1000:] == CALM
+    assert [value for (value,) in result.words() if value >= CALM[0]] == CALM
 
 
 def test_states_that_a_signal_handler_jumps_away_from_are_had_again(build: Builder, run: Runner) -> None:
@@ -42,8 +42,8 @@ def test_states_that_a_signal_handler_jumps_away_from_are_had_again(build: Build
         "name = alarms\nlogmax = 64\noffset = step\nreturn = yes\nminor = 1\n"
         "begin: push entry, rdi\njlt begin\nlog 1\nexit\n"  # a loop, so that it has a state
     )
-    result = run.command(source, build("alarms.c", "-O1"), "jump", 2000, options=INLINE)
+    result = run.command(source, build("alarms.c", "-O1"), "jump", 1000, options=INLINE)
     executed, _, jumps = map(int, result.stdout.split())
     counts = result.counts[1]
     assert executed - jumps <= counts.hits <= executed
-    assert [value for (value,) in result.words()][-1000:] == CALM
+    assert [value for (value,) in result.words() if value >= CALM[0]] == CALM

@@ -1,5 +1,5 @@
 /*
- * alarms MODE COUNT: calls step() COUNT times while SIGALRM comes as often as it can, and prints how often step() was
+ * alarms MODE COUNT: calls step() 100 * COUNT times while SIGALRM comes again and again, and prints how often step() was
  * executed, how often SIGALRM came, and how many jumps there were. The handler of the signal calls step(), too. MODE says what
  * else it does: "plain" nothing, "stack" it has a stack of its own, "jump" it jumps away from every second interruption.
  * In the end it is calm for two seconds, and step() is called 1000 times more, with numbers from 1000000000 on.
@@ -18,6 +18,7 @@ static volatile unsigned long executed, alarms, jumps;
 static volatile sig_atomic_t may_jump;
 static int jumping;
 static sigjmp_buf out;
+static const struct itimerval soon = {{0, 0}, {0, 100}}, never;
 
 OPAQUE unsigned long step(unsigned long n)
 {
@@ -36,6 +37,7 @@ OPAQUE static void on_alarm(int number)
 	alarms++;
 	if (step(alarms) != alarms * 3 + 1)
 		abort();
+	setitimer(ITIMER_REAL, &soon, NULL);
 	if (jumping && may_jump && alarms % 2) {
 		jumps++;
 		siglongjmp(out, 1);
@@ -55,8 +57,7 @@ int main(int argc, char **argv)
 		action.sa_flags = SA_ONSTACK;
 	}
 	sigaction(SIGALRM, &action, NULL);
-	struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
-	setitimer(ITIMER_REAL, &often, NULL);
+	setitimer(ITIMER_REAL, &soon, NULL);
 	static volatile unsigned long n;
 	unsigned long count = strtoul(argv[2], NULL, 0);
 	for (n = 0; n < count; n++) {

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.entries import Entry
+    from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.wire import ReleaseMemory, SitePatch
@@ -272,6 +275,20 @@ class Patcher:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
                     self._stopper.release(thread)
+
+    def keep_call(self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, frame: int, entry: Entry) -> bool:
+        """
+        Keep a call in the process that has begun at a breakpoint, if a jump stands in its place by now.
+
+        So it is with a thread that has run into the breakpoint before. Return False if the tracer is to keep it.
+        """
+        space = thread.space
+        memory = space.patches.memories.get(probe.program.number)
+        if breakpoint_.address not in space.patches.by_site or memory is None or memory.calls is None:
+            return False
+        with self._stopper.others_stopped(space, thread):
+            add_calls(space, memory, probe, [(frame, entry)])
+        return True
 
     def give_way(self, space: AddressSpace, address: int) -> None:
         """Take the jumps away that do not bear a breakpoint at an address."""

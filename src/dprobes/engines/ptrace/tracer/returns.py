@@ -81,7 +81,9 @@ class Returns:
             except OSError:
                 thread.space.entries.take(thread.pid, probe, frame)
                 continue
-            thread.space.entries.enter(thread.pid, probe, frame, Entry(now, kept))
+            entry = Entry(now, kept)
+            if not self._patcher.keep_call(thread, breakpoint_, probe, frame, entry):
+                thread.space.entries.enter(thread.pid, probe, frame, entry)
 
     def left(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
         """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
