@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.foreign.users import ForeignUsers
+from dprobes.engines.linux.mapquery import MapQuestion
 from dprobes.engines.linux.procfs import living_thread
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["FileId", "Mapper", "Mappers", "RecentMaps", "file_id", "find_mappers", "processes"]
+
+
+_QUESTIONS_MAX = 1 << 16
+_LINE = 64
+"""How many mappings of a process are asked for at most, and how many bytes a line about one has at least."""
 
 
 class FileId(NamedTuple):
@@ -127,8 +133,11 @@ def find_mappers(
     base = os.path.basename(os.path.realpath(path))
     found: list[Mapper] = []
     hidden: list[int] = []
+    question = MapQuestion(wanted.inode, base)
     for pid, limit in (users or ForeignUsers(base)).bounded(processes() if pids is None else pids):
         try:
+            if not _is_likely(question, pid, limit):
+                continue
             mapper = _mapper(pid, wanted, base, limit)
         except PermissionError:
             hidden.append(pid)
@@ -138,11 +147,19 @@ def find_mappers(
     return Mappers(tuple(found), tuple(hidden))
 
 
+def _is_likely(question: MapQuestion, pid: int, limit: int | None) -> bool:
+    """Return whether what a process maps is worth a look; raise ``PermissionError`` if it is not ours to see."""
+    try:
+        return question.answer(pid, _QUESTIONS_MAX if limit is None else limit // _LINE) is not False
+    except ProcessLookupError:
+        # Of a process whose first thread has ended, the other threads show the memory. A kernel thread has none.
+        return living_thread(pid) != pid
+
+
 def _mapper(pid: int, wanted: FileId, base: str, limit: int | None) -> Mapper | None:
     """Return a process's mappings of the file; raise ``PermissionError`` if they are not ours to see."""
     thread, text = pid, _maps(pid, limit)
     if not text:
-        # Of a process whose first thread has ended, the other threads show the memory. A kernel thread has none.
         thread = living_thread(pid)
         text = _maps(thread, limit) if thread != pid else ""
     if f" {wanted.inode} " not in text and base not in text:

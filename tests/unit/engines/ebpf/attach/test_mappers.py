@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach import mappers
-from dprobes.engines.ebpf.attach.mappers import RecentMaps
+from dprobes.engines.ebpf.attach.mappers import RecentMaps, find_mappers
 
 if TYPE_CHECKING:
     import pytest
@@ -31,3 +34,21 @@ def test_what_a_process_maps_is_read_again_when_it_is_old(monkeypatch: pytest.Mo
     now = 102.5
     assert recent.of(500) == (500, "read 3", "root of 500")
     assert recent.of(501) == (501, "read 2", "root of 501")
+
+
+def test_the_processes_that_map_a_file_are_the_same_whether_the_kernel_answers_or_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+                pass
+            pids = [os.getpid(), process.pid, 2, 1 << 22]
+            for path in (f"/proc/{process.pid}/exe", "/proc/self/exe"):
+                answered = find_mappers(path, pids)
+                with monkeypatch.context() as patch:
+                    patch.setattr(mappers, "_is_likely", lambda *_: True)
+                    assert find_mappers(path, pids) == answered
+                assert len(answered.found) == 1
+        finally:
+            process.kill()
