@@ -93,6 +93,23 @@ def test_handlers_do_nothing_more_if_nobody_is_left_to_take_them_out(build: Buil
         assert target.wait(TIMEOUT) == 0
 
 
+def test_no_thread_of_a_running_process_meets_a_breakpoint_before_there_are_jumps(build: Builder, run: Runner) -> None:
+    program = build("torture.c")
+    with running(program, 600, 1) as target:
+        await_line(target)
+        original = memory_at(target.pid, program, "stepped", 1)
+        client, output = run.start(HOT, ["-p", str(target.pid)], INLINE)
+        seen = [original]
+
+        def has_jump() -> bool:
+            seen.append(memory_at(target.pid, program, "stepped", 1))
+            return seen[-1] == b"\xe9"
+
+        await_true(has_jump, "a jump", TIMEOUT)
+        assert set(seen) == {original, b"\xe9"}
+        run.end(client, output)
+
+
 def children_of(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for thread in threads for child in (thread / "children").read_text().split()]

@@ -106,6 +106,10 @@ class InlineHandlers:
         """Where others find the state."""
         return None if self.state is None else self.state.plan
 
+    def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
+        """Return those of some probepoints for which jumps will be asked for when they are placed."""
+        return frozenset(probe for probe in probes if self._pieces_of(probe, answers))
+
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
@@ -187,15 +191,13 @@ class InlineHandlers:
         knows_threads = tid_place_in(memory.pid, mappings) is not None
         asks = not knows_threads and any(self._asks_for_thread(probe) for probe in wanted)
         if asks and self._postponed.add(memory.pid, wanted):
-            return None
+            return _Request().message(memory)  # meanwhile there are breakpoints
         by_file: dict[tuple[int, int], list[int]] = {}
         for probe in sorted(wanted):
             by_file.setdefault(answers.compiled[probe].file, []).append(probe)
         request = _Request()
         for probes in by_file.values():
             self._plan_module(memory, probes, answers, mappings, request)
-        if not request.patches:
-            return None
         self._planned.update(((memory.pid, patch.site), patch) for patch in request.patches)
         return request.message(memory)
 

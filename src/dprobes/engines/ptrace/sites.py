@@ -104,4 +104,6 @@ class Sites:
     padding: tuple[tuple[int, int], ...] = ()
     number: int = 0
     """That of the question."""
+    native: frozenset[int] = frozenset()
+    """The probepoints for which jumps will be asked for."""
     watches: tuple[WatchSite, ...] = ()

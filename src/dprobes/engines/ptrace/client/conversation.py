@@ -432,6 +432,9 @@ class Conversation:
         self._asked[mapped.device, mapped.inode, mapped.path] = mapped
         run = self._runs[mapped.program]
         sites, notices = run.answers.sites(mapped)
+        if run.native is not None:
+            probes = {site.probe for site in sites.sites if site.probe >= 0}
+            sites = dataclasses.replace(sites, native=run.native.native_probes(probes, run.answers))
         self.outbox.send(dataclasses.replace(sites, number=mapped.number))
         run.items += notices
 

@@ -43,6 +43,9 @@ class NativeSide(Protocol):
     def plan(self) -> NativeStatePlan | None:
         """The same, to be sent to the tracer."""
 
+    def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
+        """Return those of some probepoints for which jumps will be asked for when they are placed."""
+
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:

@@ -104,6 +104,8 @@ class AddressSpace:
     """The semaphores that are raised here, each with the address of a breakpoint that needs it."""
     lowered: list[int] = field(default_factory=list)
     """Those that were lowered again, of which the client is still to hear."""
+    unwritten: set[int] = field(default_factory=set)
+    """The addresses of breakpoints that are not in memory, because jumps are about to take their place."""
     awaited: tuple[Breakpoint, ...] = ()
     """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
@@ -166,11 +168,17 @@ class AddressSpace:
         """Write every breakpoint again that memory does not show any more."""
         reader = PageReader(self.memory)
         for address, breakpoint_ in self.breakpoints.items():
-            if address in self.patches.by_site:
+            if address in self.patches.by_site or address in self.unwritten:
                 continue
             with contextlib.suppress(OSError):
                 if reader.read(address, 1) == bytes([breakpoint_.original]):
                     os.pwrite(self.memory, INT3, address)
+
+    def write_unwritten(self) -> None:
+        """Write the breakpoints for which no jumps have come."""
+        if self.unwritten:
+            self.unwritten.clear()  # what has a jump now needs none
+            self.renew()
 
     def close(self) -> None:
         """Close the memory; the breakpoints in it are no longer ours to restore."""
@@ -182,10 +190,21 @@ class AddressSpace:
         self.semaphores.clear()
 
     def read(self, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes at any address; raise OSError if there is no memory."""
+        """
+        Return up to ``size`` bytes at any address; raise OSError if there is no memory.
+
+        Breakpoints that are not written show as if they were.
+        """
         if address >> 63:
             raise system_error(errno.EFAULT)  # what no file offset can say
-        return os.pread(self.memory, size, address)
+        data = os.pread(self.memory, size, address)
+        if not self.unwritten:
+            return data
+        shown, places = bytearray(data), range(address, address + len(data))
+        for place in self.unwritten.intersection(places) if len(places) < len(self.unwritten) else self.unwritten:
+            if place in places:
+                shown[place - address] = INT3[0]
+        return bytes(shown)
 
     def write(self, address: int, data: bytes) -> int:
         """Write bytes at any address, and return how many; raise OSError if there is no memory."""
@@ -193,9 +212,11 @@ class AddressSpace:
             raise system_error(errno.EFAULT)
         return os.pwrite(self.memory, data, address)
 
-    def place(self, breakpoint_: Breakpoint) -> None:
+    def place(self, breakpoint_: Breakpoint, *, is_written: bool = True) -> None:
         """Write the breakpoint byte; raise OSError if that is not possible."""
-        if not os.pwrite(self.memory, INT3, breakpoint_.address):
+        if not is_written:
+            self.unwritten.add(breakpoint_.address)
+        elif not os.pwrite(self.memory, INT3, breakpoint_.address):
             raise system_error(errno.ESRCH)  # what old kernels say of memory that is gone
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
@@ -259,6 +280,7 @@ class AddressSpace:
 
     def forget(self, breakpoint_: Breakpoint) -> None:
         """Forget a breakpoint that is not in memory any more."""
+        self.unwritten.discard(breakpoint_.address)
         self.patches.by_site.pop(breakpoint_.address, None)
         self.breakpoints.pop(breakpoint_.address, None)
         for probe in breakpoint_.probes():

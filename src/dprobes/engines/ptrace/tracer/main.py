@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import time
 import traceback
 
 from dprobes.engines.hits.lifecycle import HitState
@@ -75,6 +76,10 @@ _RETRY = 0.005
 """Seconds after which a full pipe to the client is tried again."""
 
 
+_JUMPS_PATIENCE = 30.0
+"""Seconds for which jumps are awaited in a process that is attached to, before breakpoints are written instead."""
+
+
 class _EndedError(Exception):
     """Report that the tracer is to stop tracing."""
 
@@ -110,6 +115,8 @@ class Tracer:
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
         self._registers = ptracecalls.Registers()
         self._attached = False
+        self._attaching: tuple[int, float] | None = None
+        """The process for which jumps are awaited, and until when."""
 
     # The loop
 
@@ -159,6 +166,7 @@ class Tracer:
         self._stopper.waits.look_after()
         self._look_after_load()
         self._patcher.look_after()
+        self._finish_attaching()
         self._connection.flush_if_due()
         return True
 
@@ -170,7 +178,7 @@ class Tracer:
             self._take_messages()
         # What is found out about hits makes records, which have to be sent in time: so that comes last.
         delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._look_after_load()]
-        delays += [self._patcher.look_after(), self._connection.flush_if_due()]
+        delays += [self._patcher.look_after(), self._finish_attaching(), self._connection.flush_if_due()]
         if self._tree.has_unreported:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
@@ -244,14 +252,29 @@ class Tracer:
                 program.reach.pids |= {thread.pid for thread in self._threads.values()}
             if not launching:
                 leader = next(iter(self._threads.values()))
-                self._modules.update(leader.space, leader)
+                self._modules.begin(leader.space, leader)
         except OSError as error:
             self._connection.send(Failed(pid, reason_of(error), error.errno or 0))
             return
         finally:
             for thread in held:
                 self._stopper.release(thread)
+        self._attaching = pid, time.monotonic() + _JUMPS_PATIENCE
+        self._finish_attaching()
+
+    def _finish_attaching(self) -> float | None:
+        """Say that a process is attached once its jumps are there; return in how many seconds to look again."""
+        if self._attaching is None:
+            return None
+        pid, until = self._attaching
+        remaining = until - time.monotonic()
+        if remaining > 0 and any(space.unwritten for space in self._threads.spaces()):
+            return remaining
+        for space in self._threads.spaces():
+            space.write_unwritten()
+        self._attaching = None
         self._connection.send(Attached(pid))
+        return None
 
     # Stops
 

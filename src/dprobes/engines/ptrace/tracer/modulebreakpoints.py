@@ -49,6 +49,7 @@ class ModuleBreakpoints:
         self._watchpoints = watchpoints
         self._files = FileSites(state.connection, state.programs)
         self._placer = Placer(state.connection)
+        self._awaits_jumps = False
 
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
@@ -148,6 +149,18 @@ class ModuleBreakpoints:
     def update(self, space: AddressSpace, thread: Thread) -> None:
         """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
         self._update(space, thread, inherited=False)
+
+    def begin(self, space: AddressSpace, thread: Thread) -> None:
+        """
+        Do as ``update`` for a process that runs already: it can go on as it is until jumps are there.
+
+        So no thread meets a breakpoint before, of which it would die if we were killed.
+        """
+        self._awaits_jumps = True
+        try:
+            self._update(space, thread, inherited=False)
+        finally:
+            self._awaits_jumps = False
 
     def inherit(self, space: AddressSpace, thread: Thread) -> None:
         """Learn which breakpoints a process has that is a copy of one of ours."""
@@ -253,6 +266,7 @@ class ModuleBreakpoints:
         if sites.symbols:
             space.symbols[program.number, key[:2]] = _symbols(sites, mappings)
         if sites.sites:
+            self._placer.native = sites.native if self._awaits_jumps else None
             self._placer.place(space, thread, program, sites.sites, mappings, inherited=inherited)
             _note_padding(space, sites.padding, mappings)
 

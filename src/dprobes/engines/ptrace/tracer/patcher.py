@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.entries import Entry
+    from dprobes.engines.ptrace.tracer.patches import NativeMemory
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -108,11 +109,18 @@ class Patcher:
                     problem = reason_of(error)
                 else:
                     held[0].space.patches.memories[number] = memory
+                    self._tell_restorer(held[0].space, memory)
                     self._connection.send(MemoryShared(number, pid, memory.page, memory.region))
                     return
         if problem is _BUSY and self._try_later(message, tries):
             return
+        self._write_breakpoints(pid)
         self._connection.send(MemoryShared(number, pid, problem=problem))
+
+    def _write_breakpoints(self, pid: int) -> None:
+        """Write the breakpoints of a process in whose place no jumps come."""
+        for thread in self._threads.of_process(pid)[:1]:
+            thread.space.write_unwritten()
 
     def patch(self, message: PatchSites, tries: int = 0) -> None:
         """Write code and jumps into a process, and say which."""
@@ -127,7 +135,7 @@ class Patcher:
                 return
             if problem is None:
                 space = held[0].space
-                self._tell_restorer(space, message)
+                self._tell_restorer(space, space.patches.memories[number], message.pages, message.patches)
                 try:
                     _write_code(held[0], message)
                 except InjectionError as error:
@@ -147,12 +155,18 @@ class Patcher:
                         done |= probes
                     else:
                         refused += [(probe, why) for probe in sorted(probes)]
+            self._write_breakpoints(pid)
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
-    def _tell_restorer(self, space: AddressSpace, message: PatchSites) -> None:
-        memory = space.patches.memories[message.program]
+    def _tell_restorer(
+        self,
+        space: AddressSpace,
+        memory: NativeMemory,
+        pages: tuple[tuple[int, int], ...] = (),
+        patches: tuple[SitePatch, ...] = (),
+    ) -> None:
         for pid in space.pids:
-            self._connection.tell_restorer(JumpsPlanned(pid, memory, message.pages, message.patches))
+            self._connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
 
     def _write_all(self, program: int, space: AddressSpace, patches: Sequence[SitePatch]) -> str | None:
         """Write jumps that belong together; return why not, with nothing changed."""

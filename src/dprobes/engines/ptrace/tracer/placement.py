@@ -41,6 +41,8 @@ class Placer:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.native: frozenset[int] | None = None
+        """The probepoints whose breakpoints are not written at first, because jumps come in their place."""
 
     def place(
         self,
@@ -167,7 +169,7 @@ class Placer:
         for breakpoint_ in wanted:
             probes = breakpoint_.probes()
             try:
-                space.place(breakpoint_)
+                space.place(breakpoint_, is_written=not self._awaits_jump(breakpoint_))
             except OSError as error:
                 why = reason_of(error)
                 for probe in probes - reported:
@@ -180,6 +182,11 @@ class Placer:
         for probe in failed:
             space.drop(probe)
         return active - failed
+
+    def _awaits_jump(self, breakpoint_: Breakpoint) -> bool:
+        if not self.native or breakpoint_.own or breakpoint_.waiting or breakpoint_.semaphores:
+            return False
+        return self.native.issuperset(probe.number for probe in breakpoint_.probes())
 
     def _report(
         self,

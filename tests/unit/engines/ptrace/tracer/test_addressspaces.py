@@ -113,3 +113,27 @@ def test_a_semaphore_that_somebody_has_lowered_to_nothing_is_left_alone(space: A
     os.pwrite(space.memory, bytes(2), SEMAPHORE)
     space.drop(probe)
     assert values(space) == (0, 0)
+
+
+# Breakpoints that are not written, because jumps are about to take their place.
+
+
+def test_a_breakpoint_may_wait_for_a_jump_and_is_written_if_none_comes(space: AddressSpace) -> None:
+    space.place(Breakpoint(FIRST, 0x90, Site(0, 0, FIRST, b"\x90", (0, 1))), is_written=False)
+    placed(space, SECOND, 0)
+    space.renew()
+    assert os.pread(space.memory, 2, FIRST) == b"\x90\x90"
+    assert space.read(FIRST, 2) == b"\xcc\x90"
+    assert space.read(SECOND, 1) == b"\xcc"
+    space.write_unwritten()
+    assert os.pread(space.memory, 2, FIRST) == b"\xcc\x90"
+    assert not space.unwritten
+
+
+def test_a_breakpoint_that_was_not_written_leaves_nothing(space: AddressSpace) -> None:
+    breakpoint_ = Breakpoint(FIRST, 0x90, Site(0, 0, FIRST, b"\x90", (0, 1)))
+    space.place(breakpoint_, is_written=False)
+    space.withdraw(breakpoint_)
+    space.write_unwritten()
+    assert space.read(FIRST, 1) == b"\x90"
+    assert not space.breakpoints
