@@ -1,17 +1,18 @@
 """
 Expressions that say where a variable is: executed with trees instead of numbers (DWARF 5, 2.5 and 2.6; GNU's forms).
 
-What has to be known of a process is left to the hit. Conditions and jumps, which compilers do not write there, are not
-understood.
+What has to be known of a process is left to the hit. Where a jump depends on it, both ways are followed to their ends.
 """
 
 from __future__ import annotations
 
+import operator as operators
 from typing import TYPE_CHECKING
 
 from dprobes.dwarf.bytenumbers import signed_at, unsigned_at
 from dprobes.dwarf.locationtree import (
     SIZE_MAX,
+    Choice,
     Computed,
     Extended,
     FrameAddressOf,
@@ -41,6 +42,8 @@ __all__ = ["Frame", "executed"]
 
 _STEPS_MAX = 512
 _STACK_MAX = 64
+_FORKS_MAX = 3
+"""Jumps on one way that depend on the process; each of them doubles the ways."""
 
 _CONSTANTS = {
     0x08: (1, False), 0x09: (1, True), 0x0A: (2, False), 0x0B: (2, True),
@@ -50,6 +53,11 @@ _BINARY = {
     0x1A: "&", 0x1B: "/s", 0x1C: "-", 0x1D: "%", 0x1E: "*", 0x21: "|", 0x22: "+", 0x24: "<<", 0x25: ">>", 0x26: ">>s",
     0x27: "^", 0x29: "==", 0x2A: ">=s", 0x2B: ">s", 0x2C: "<=s", 0x2D: "<s", 0x2E: "!=",
 }  # fmt: skip
+_FOLDED = {
+    "+": operators.add, "-": operators.sub, "*": operators.mul, "&": operators.and_, "|": operators.or_,
+    "^": operators.xor, "==": operators.eq, "!=": operators.ne,
+}  # fmt: skip
+"""What is computed at once with two numbers: so loops that count end."""
 _UNARY = {0x19: "abs", 0x1F: "neg", 0x20: "~"}
 _INTEGERS = frozenset(
     (Encoding.ADDRESS, Encoding.BOOLEAN, Encoding.SIGNED, Encoding.SIGNED_CHAR, Encoding.UNSIGNED,
@@ -109,6 +117,7 @@ class _Machine:
         self._stack: list[_Typed] = []
         self._place: Location | None = None
         self._pieces: list[Piece] = []
+        self._forks = 0
 
     def run(self) -> Location:
         steps = 0
@@ -121,11 +130,45 @@ class _Machine:
                 self._end_piece(operation)
             elif self._place is not None:
                 raise ValueError("an operation behind the end of an expression")
+            elif operation == 0x2F:  # skip
+                self._jump(self._number(2, is_signed=True))
+            elif operation == 0x28:  # bra
+                distance, condition = self._number(2, is_signed=True), self._pop().node
+                if not isinstance(condition, Number):
+                    return self._either(condition, distance)
+                if condition.value:
+                    self._jump(distance)
             else:
                 self._step(operation)
         if self._pieces:
             return Pieces(tuple(self._pieces))
         return self._found()
+
+    def _jump(self, distance: int) -> None:
+        self._position += distance
+        if not 0 <= self._position <= len(self._data):
+            raise ValueError("a jump out of an expression")
+
+    def _either(self, condition: Node, distance: int) -> Location:
+        """Return what is found with and without a jump, as a choice."""
+        self._forks += 1
+        if self._forks > _FORKS_MAX or self._pieces:
+            raise _NotThere("computed in too many ways")
+        other = _Machine(self._data, self._unit, self._frame)
+        other._position, other._stack, other._forks = self._position, [*self._stack], self._forks
+        other._jump(distance)
+        match other.run(), self.run():
+            case InMemory(chosen), InMemory(otherwise):
+                return InMemory(self._choice(condition, chosen, otherwise))
+            case Computed(chosen), Computed(otherwise):
+                return Computed(self._choice(condition, chosen, otherwise))
+        raise _NotThere("here or there, as it comes")
+
+    def _choice(self, condition: Node, chosen: Node, otherwise: Node) -> Node:
+        nodes = size_of_tree(condition, chosen, otherwise) + 1
+        if nodes > SIZE_MAX:
+            raise _NotThere("computed in too many steps")
+        return Choice(condition, chosen, otherwise, nodes)
 
     def _found(self) -> Location:
         if self._place is not None:
@@ -243,7 +286,7 @@ class _Machine:
 
     def _push(self, node: Node) -> None:
         if size_of_tree(node) > SIZE_MAX:
-            raise ValueError("an expression that is too large")
+            raise _NotThere("computed in too many steps")
         self._stack.append(_Typed(node))
 
     def _push_typed(self, node: Node, of: _Typed) -> None:
@@ -256,7 +299,9 @@ class _Machine:
     def _pop(self) -> _Typed:
         return self._stack.pop()
 
-    def _operation(self, operator: str, left: Node, right: Node | None = None) -> Operation:
+    def _operation(self, operator: str, left: Node, right: Node | None = None) -> Node:
+        if isinstance(left, Number) and isinstance(right, Number) and operator in _FOLDED:
+            return Number(int(_FOLDED[operator](left.value, right.value)) & self._mask)
         return Operation(operator, left, right, size_of_tree(left, right) + 1)
 
     def _moved(self, node: Node, distance: int) -> Node:

@@ -13,6 +13,7 @@ from dprobes.lazydataclass import dataclass
 
 __all__ = [
     "SIZE_MAX",
+    "Choice",
     "Computed",
     "Extended",
     "FrameAddressOf",
@@ -93,7 +94,17 @@ class Extended:
     nodes: int = field(default=0, compare=False)
 
 
-Node = Number | RegisterContent | LinkAddress | FrameAddressOf | Loaded | Operation | Extended
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One node if a condition is not 0, else another one."""
+
+    condition: Node
+    chosen: Node
+    otherwise: Node
+    nodes: int = field(default=0, compare=False)
+
+
+Node = Number | RegisterContent | LinkAddress | FrameAddressOf | Loaded | Operation | Extended | Choice
 
 
 def size_of_tree(*nodes: Node | None) -> int:

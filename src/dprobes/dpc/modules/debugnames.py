@@ -24,7 +24,7 @@ from dprobes.dwarf.ranges import covers
 from dprobes.dwarf.search import entries_in, entries_named, function_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.dpc.modules.debugmodule import DebugModule
     from dprobes.dpc.modules.debugtypes import DebugTypes
@@ -77,12 +77,21 @@ class ModuleNames:
     def find(self, name: str) -> ModuleVariable | None:
         """Return a variable of the module, or the value of an enumerator."""
         name = name.removeprefix("::")
-        has_symbol = self._module.symbol_address(name) is not None
-        entry = self._described(name, has_symbol=has_symbol)
+        return self._meant(name, self._described(name, has_symbol=self._has_symbol(name)))
+
+    def find_near(self, name: str) -> ModuleVariable | None:
+        """Return what ``find`` would, if the unit that is near has it."""
+        near = () if self._near is None else self._candidates_near(self._near, name)
+        return self._meant(name, self._first(near, has_symbol=self._has_symbol(name)))
+
+    def _has_symbol(self, name: str) -> bool:
+        return self._module.symbol_address(name) is not None
+
+    def _meant(self, name: str, entry: Entry | None) -> ModuleVariable | None:
         if entry is None:
             return None
         if entry.tag == Tag.VARIABLE:
-            return self._variable(name, entry, has_symbol=has_symbol)
+            return self._variable(name, entry, has_symbol=self._has_symbol(name))
         number = entry.number(At.CONST_VALUE)
         if number is None:
             return None
@@ -103,24 +112,29 @@ class ModuleNames:
         return ModuleVariable(typed.Memory(typed.Symbol(name, machine.word), type_), type_)
 
     def _described(self, name: str, *, has_symbol: bool) -> Entry | None:
-        """Return a variable; a declaration does for one with a symbol, if it says the whole of its type."""
         if name not in self._found:
-            found = None
-            for entry in self._candidates(name, declarations=has_symbol):
-                found = entry
-                if not entry.flag(At.DECLARATION):
-                    break
-                if has_symbol and size_of(self._types.of_variable(entry)) is not None:
-                    break
-            self._found[name] = found
+            self._found[name] = self._first(self._candidates(name, declarations=has_symbol), has_symbol=has_symbol)
         return self._found[name]
+
+    def _first(self, candidates: Iterable[Entry], *, has_symbol: bool) -> Entry | None:
+        """Return what is meant; a declaration does for one with a symbol, if it says the whole of its type."""
+        found = None
+        for found in candidates:
+            if not found.flag(At.DECLARATION):
+                break
+            if has_symbol and size_of(self._types.of_variable(found)) is not None:
+                break
+        return found
 
     def _candidates(self, name: str, *, declarations: bool) -> Iterator[Entry]:
         """Give what may be meant by a name; without ``declarations`` only those of the unit that is near."""
         if self._near is not None:
-            yield from entries_in(cast("DebugFile", self._near.file), cast("Unit", self._near), name, _NAMED)
+            yield from self._candidates_near(self._near, name)
         for file in self._file.all_files():
             yield from entries_named(file, name, _NAMED, declarations=declarations)
+
+    def _candidates_near(self, near: EntryUnit, name: str) -> Iterator[Entry]:
+        return entries_in(cast("DebugFile", near.file), cast("Unit", near), name, _NAMED)
 
 
 class ProbeNames:
@@ -207,6 +221,11 @@ class ProbeNames:
         for block in self._blocks():  # what is nowhere is described with the function only
             if any(entry.tag in _VARIABLES and entry.name == name for entry in block.origin.children()):
                 raise NotKnownError("optimized out")
+        if (other := _variable_below(self._function, name, 0)) is not None:
+            # What other source files have of this name is not meant.
+            if (found := self._names.find_near(name)) is not None:
+                return found
+            raise NotKnownError("outside of its block", self._where_known(other, is_at_entry=False))
         return self._names.find(name)
 
     def _named_parameter(self, name: str) -> ModuleVariable | None:
@@ -321,6 +340,18 @@ class ProbeNames:
         if listed:
             return f"it is known from {', '.join(listed[:_LISTED])}{more}"
         return f"probe the entry of '{name}'" if is_at_entry else None
+
+
+def _variable_below(block: Entry, name: str, depth: int) -> Entry | None:
+    """Return the variable of a name in a block or those in it, without functions that were inlined."""
+    for entry in block.children():
+        if entry.tag == Tag.VARIABLE and entry.name == name and not entry.flag(At.DECLARATION):
+            return entry
+        if entry.tag == Tag.LEXICAL_BLOCK and depth < _DEPTH_MAX:
+            found = _variable_below(entry, name, depth + 1)
+            if found is not None:
+                return found
+    return None
 
 
 def names_in(module: DebugModule, place: str | None, *, at_return: bool) -> ModuleNames | ProbeNames | None:

@@ -9,6 +9,7 @@ from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typedtree.scattered import NotKnownError, Part, Scattered
 from dprobes.dpc.types.ctype import LONG_LONG, UNSIGNED_LONG_LONG, Integer, is_scalar, size_of
 from dprobes.dwarf.locationtree import (
+    Choice,
     Computed,
     Extended,
     FrameAddressOf,
@@ -199,6 +200,9 @@ def _value(node: Node, machine: Machine) -> typed.Value:
         case Extended(inner, size, is_signed):
             narrow = Integer("unit", size, is_signed=is_signed, rank=3)
             return folded(typed.Convert(folded(typed.Convert(_value(inner, machine), narrow)), word))
+        case Choice(condition, chosen, otherwise):
+            test = folded(typed.Convert(_value(condition, machine), word))
+            return folded(typed.Choice(test, _value(chosen, machine), _value(otherwise, machine), word))
         case Operation(operator, left, right):
             return _calculated(operator, _value(left, machine), right, machine)
 

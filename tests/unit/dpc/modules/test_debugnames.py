@@ -191,3 +191,16 @@ def test_a_source_file_has_its_own_variables_of_a_name(tmp_path: Path) -> None:
 
     seen = {rpn(function, name) for function in ("first", "second") for name in ("level", "depth")}
     assert len(seen) == 4
+
+
+def test_a_variable_outside_of_its_block_is_none_of_another_source_file(tmp_path: Path) -> None:
+    (tmp_path / "other.c").write_text("static char inner[9];\nchar *second(int n) { return inner + n; }\n")
+    source = (
+        "char *second(int n);\nint first(int n) {\n"
+        "    n += 2;\n    { int inner = n * 3; n += *second(inner); inner += n; n ^= inner; }\n    return n;\n}\n"
+        "int main(void) { return first(3); }\n"
+    )
+    elf = ElfFile.open(compiled(tmp_path, source, "-O0", "-no-pie", "other.c"))
+    message = errors_of(elf, 'own:first { printf("%d", inner); }')
+    assert message.startswith("'inner' is not known here: outside of its block | ")
+    assert "push inner" in rpn_of(elf, 'own:second { printf("%c", inner[0]); }')
