@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -101,6 +102,16 @@ def test_a_structure_is_printed_whole(build: Builder, level: str, engine: str) -
     )
     (first, *_) = printed(program, 'distance { printf("%S %S", from, to); }', "--engine", engine)
     assert first == "{x=0, y=2} {x=3, y=-3}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_array_in_a_structure_is_one_field(build: Builder, engine: str) -> None:
+    program = build("variables.c", "-O2", *FLAGS, name="variables-O2")
+    text = 'return make when (number == 4) { printf("%S", *retval->next); }'
+    done = dprobes("run", "-e", text, "--format", "json", "--engine", engine, "--", str(program))
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    fields = json.loads(line)["fields"]
+    assert (fields["values"], fields["name"]) == ([-300, -297, -294, -291, -288], "packet-3")
 
 
 def test_only_structures_are_printed_whole(build: Builder) -> None:

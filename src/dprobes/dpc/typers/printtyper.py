@@ -25,7 +25,7 @@ from dprobes.dpc.types.ctype import (
     size_of,
 )
 from dprobes.dpc.types.printformat import Form, conversions, lines_of, named, placeholder
-from dprobes.dpc.types.structureformat import expanded, is_text
+from dprobes.dpc.types.structureformat import FirstElements, expanded, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,17 +62,23 @@ class PrintTyper:
             raise self._values.wrong(
                 format_.span, f"'{format_.value[wrong : wrong + 4]}' is no conversion", "write %% for a percent sign"
             )
-        arguments = call.arguments[1:]
+        arguments: tuple[tree.Expression | FirstElements, ...] = call.arguments[1:]
         if len(found) != len(arguments):
             raise self._values.wrong(
                 call.span, f"the format has {len(found)} conversions, and there are {len(arguments)} values"
             )
         text = format_.value
         if any(each.letter == "S" for each in found):
-            text, arguments = self._with_members(text, found, arguments)
+            text, arguments = self._with_members(text, found, call.arguments[1:])
             found, _ = conversions(text)
-        places, items = [], []
+        places: list[tuple[Conversion, str]] = []
+        items: list[typed.Argument] = []
         for written, expression in zip(found, arguments, strict=True):
+            if isinstance(expression, FirstElements):
+                elements = self._elements(expression)
+                items.append(elements)
+                places.append((written, _list_of(written, elements.type, field_name(expression.array))))
+                continue
             conversion = _as_people_take_it(written, expression)
             item = self._printed(expression, conversion.letter)
             holder = None
@@ -93,6 +99,14 @@ class PrintTyper:
             places.append((written, holder))
         return typedstatement.Log(number, tuple(items), "\n".join(lines_of(text, places)), call.span)
 
+    def _elements(self, first: FirstElements) -> typed.Bytes:
+        """Return the bytes of the first elements of an array."""
+        type_ = self._values.type_of(first.array)
+        assert isinstance(type_, Array)
+        address = folded(typed.Convert(self._values.value(first.array), self._values.types.word))
+        size = first.shown * (size_of(type_.element) or 0)
+        return typed.Bytes(address, typed.Constant(size, UNSIGNED), Array(type_.element, first.shown))
+
     def _form(self, item: typed.Argument) -> Form:
         """Return how an argument is logged; numbers of two cells are items of their bytes, where they are items."""
         form = Form.RAW if self._is_tool else form_of(item)
@@ -100,9 +114,10 @@ class PrintTyper:
 
     def _with_members(
         self, text: str, found: Sequence[Conversion], arguments: Sequence[tree.Expression]
-    ) -> tuple[str, tuple[tree.Expression, ...]]:
+    ) -> tuple[str, tuple[tree.Expression | FirstElements, ...]]:
         """Return a format and its values with the members of structures in the places of ``%S``."""
-        parts, values, position = [], [], 0
+        parts, position = list[str](), 0
+        values: list[tree.Expression | FirstElements] = []
         for conversion, expression in zip(found, arguments, strict=True):
             parts.append(text[position : conversion.start])
             position = conversion.end
@@ -181,6 +196,13 @@ def _is_place(expression: tree.Expression) -> bool:
         case tree.Name("func" | "probe") | tree.Call("sym"):
             return True
     return False
+
+
+def _list_of(conversion: Conversion, type_: CType, name: str) -> str:
+    """Return the place-holder of a list with commas; its elements are numbers."""
+    holder = placeholder(conversion, type_, Form.BYTES)
+    assert holder is not None
+    return named(holder, name, is_list=True, has_commas=True)
 
 
 def _is_list(item: typed.Argument) -> bool:

@@ -95,9 +95,10 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
     return None
 
 
-def named(holder: str, name: str, *, is_list: bool = False) -> str:
+def named(holder: str, name: str, *, is_list: bool = False, has_commas: bool = False) -> str:
     """Return a place-holder that says the name of its field; a list of numbers has one name for all."""
-    return f"%({name}{'[]' * (is_list and not holder.endswith('h'))}){holder[1:]}"
+    brackets = "[,]" if has_commas else "[]"
+    return f"%({name}{brackets * (is_list and not holder.endswith('h'))}){holder[1:]}"
 
 
 def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:

@@ -1,7 +1,8 @@
 """
 ``%S``: a structure printed whole, ``{next=0x0, state=IDLE, name="x", values=[1, 2]}``, as conversions of its members.
 
-The result is what somebody could have written: a longer format, and an expression for each value.
+The result is what somebody could have written: a longer format, and an expression for each value. An array of numbers
+is one value, a list.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dprobes.lazynamedtuple import NamedTuple
 if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import CType
 
-__all__ = ["VALUES_MAX", "Expansion", "expanded", "is_text"]
+__all__ = ["VALUES_MAX", "Expansion", "FirstElements", "expanded", "is_text"]
 
 VALUES_MAX = 64
 """Values of one structure: each is an item of the record."""
@@ -28,7 +29,14 @@ class Expansion(NamedTuple):
     """A format without ``%S``, and its values."""
 
     format: str
-    values: tuple[tree.Expression, ...]
+    values: tuple[tree.Expression | FirstElements, ...]
+
+
+class FirstElements(NamedTuple):
+    """The first elements of an array, which are printed as a list."""
+
+    array: tree.Expression
+    shown: int
 
 
 def is_text(type_: CType) -> bool:
@@ -48,12 +56,12 @@ def expanded(expression: tree.Expression, record: Record, word_size: int) -> Exp
 
     Dots stand for members behind the first ``VALUES_MAX`` values, and for values that do not fit into a word.
     """
-    values: list[tree.Expression] = []
+    values: list[tree.Expression | FirstElements] = []
     return Expansion(_Expander(word_size, values).record(expression, record, 0), tuple(values))
 
 
 class _Expander:
-    def __init__(self, word_size: int, values: list[tree.Expression]) -> None:
+    def __init__(self, word_size: int, values: list[tree.Expression | FirstElements]) -> None:
         self._word_size = word_size
         self._values = values
 
@@ -78,18 +86,21 @@ class _Expander:
         match type_:
             case Integer(size=size) if size <= self._word_size:
                 values.append(place)
-                return "%d" if type_.is_signed or type_.is_bool or size < 4 else "%u"
+                return _conversion_of(type_)
             case Enumeration() if type_.base.size <= self._word_size:
                 values.append(place)
-                return "%s" if type_.values else "%d"
+                return _conversion_of(type_)
             case Pointer():
                 values.append(place)
-                return "%p"
+                return _conversion_of(type_)
             case Record() if depth < _DEPTH_MAX:
                 return self.record(place, type_, depth + 1)
             case Array() if is_text(type_) and type_.count:
                 values.append(place)
                 return '"%s"'
+            case Array(Integer() | Enumeration() | Pointer() as element, count) if count:
+                values.append(FirstElements(place, min(count, _ELEMENTS_MAX)))
+                return f"[{_conversion_of(element)}{', ...' if count > _ELEMENTS_MAX else ''}]"
             case Array(element, count) if depth < _DEPTH_MAX and count is not None:
                 parts = []
                 for number in range(min(count, _ELEMENTS_MAX)):
@@ -99,3 +110,13 @@ class _Expander:
                     parts.append(self._value(tree.Index(place, index, place.span), element, depth + 1))
                 return f"[{', '.join(parts)}{', ...' if len(parts) < count else ''}]"
         return "..."
+
+
+def _conversion_of(type_: Integer | Enumeration | Pointer) -> str:
+    """Return the conversion that shows a number of a type."""
+    match type_:
+        case Integer(size=size):
+            return "%d" if type_.is_signed or type_.is_bool or size < 4 else "%u"
+        case Enumeration():
+            return "%v" if type_.values else "%d"
+    return "%p"

@@ -92,6 +92,7 @@ class Placeholder:
     names: tuple[tuple[int, str], ...] = ()
     field: str = ""
     is_list: bool = False
+    has_commas: bool = False
 
     @property
     def is_array(self) -> bool:

@@ -56,7 +56,7 @@ _FROM_C = {
 }
 """What to write for what C has."""
 
-_FIELD = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<list>\[\])?\Z")
+_FIELD = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<list>\[,?\])?\Z")
 _NAMED = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
 
 FIELD_MAX = 64
@@ -180,7 +180,8 @@ def _placeholder(reader: _Reader) -> Part | str:
         return "%"
     if reader.takes("+"):
         return _skip(reader, start)
-    field, is_list = _field(reader, start)
+    field, brackets = _field(reader, start)
+    is_list = bool(brackets)
     behind_field = reader.position
     part = _behind_field(reader, start)
     if not field:
@@ -188,10 +189,10 @@ def _placeholder(reader: _Reader) -> Part | str:
     written = reader.since(start)
     if not isinstance(part, Placeholder):
         raise _WrongError(written, "a name in brackets is for data; a header item has one")
-    part = replace(part, field=field, is_list=is_list, span=written)
+    part = replace(part, field=field, is_list=is_list, has_commas="," in brackets, span=written)
     if is_list and (not part.is_item or part.size == 0 or part.conversion is Conversion.STACK):
         hint = f"write '%({field}){reader.text_from(behind_field)}'"
-        raise _WrongError(written, "'[]' is for the numbers of an item", hint)
+        raise _WrongError(written, f"'{brackets}' is for the numbers of an item", hint)
     return part
 
 
@@ -254,10 +255,10 @@ def _behind_field(reader: _Reader, start: int) -> Part:
     return Placeholder(conversion, size, is_item, width, precision, reader.since(start), names)
 
 
-def _field(reader: _Reader, start: int) -> tuple[str, bool]:
-    """Return the name of a field, empty if none is written, and whether the field is a list."""
+def _field(reader: _Reader, start: int) -> tuple[str, str]:
+    """Return the name of a field, empty if none is written, and the brackets of a list."""
     if not reader.takes("("):
-        return "", False
+        return "", ""
     at = reader.position
     while not reader.at_end and reader.peek() != ")":
         reader.take()
@@ -271,7 +272,7 @@ def _field(reader: _Reader, start: int) -> tuple[str, bool]:
     if len(match["name"]) > FIELD_MAX:
         message = f"expected a name of at most {FIELD_MAX} characters, found {len(match['name'])}"
         raise _WrongError(reader.since(start), message)
-    return match["name"], match["list"] is not None
+    return match["name"], match["list"] or ""
 
 
 def _names(reader: _Reader, start: int) -> tuple[tuple[int, str], ...]:

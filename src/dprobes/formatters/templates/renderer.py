@@ -143,7 +143,8 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
         case numbers if part.conversion is Conversion.CHARACTER:
             text = _padded("".join(_character(number) for number in numbers), part.width)
         case numbers:
-            text = " ".join(_padded(_number(part, number, names), part.width) for number in numbers)
+            between = ", " if part.has_commas else " "
+            text = between.join(_padded(_number(part, number, names), part.width) for number in numbers)
     return text + _remarks(taken)
 
 

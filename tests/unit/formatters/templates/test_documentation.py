@@ -25,7 +25,7 @@ def test_the_tables_of_examples(fmt: str, data: str, printed: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 24
+    assert len(EXAMPLES) == 25
 
 
 def test_the_files_of_the_page_are_right() -> None:
