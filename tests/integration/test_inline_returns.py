@@ -90,3 +90,28 @@ def test_functions_may_be_left_in_any_way(build: Builder, run: Runner, kind: str
     del found["structure_tail"], expected["structure_tail"]
     assert found == expected
     assert "inline" in ways(result, FUNCTIONS.index("leaf"))
+
+
+def test_exceptions_and_other_stacks_change_nothing(build: Builder) -> None:
+    flags = ("-O1", "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition", "-pthread", "-lstdc++")
+    program = build("unwound.cc", *flags)
+    source = f'"{program}":thrown(n) {{ @n = count() }} return "{program}":thrown {{ @r = count(); @a = sum(arg0) }}'
+    arguments = [*DPROBES, "run", "-e", source, *INLINE, "--", str(program), "150"]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    calls, returns, total, *tables = done.stdout.split()
+    assert tables == ["@n:", calls, "@r:", returns, "@a:", total]
+    assert sum("inline" in line for line in done.stderr.splitlines()) == 2
+
+
+def test_entries_are_those_that_breakpoints_see(build: Builder, run: Runner) -> None:
+    program = build("returns.c", *FLAGS, "-pthread")
+    functions = ("leaf", "partly", "tail", "forked")
+    source = "name = returns\n" + "".join(
+        f"offset = {f}\nreturn = yes\nminor = {n}\npush entry, rdi\npush r, retval\nlog 2\nexit\n"
+        for n, f in enumerate(functions)
+    )
+    both = [run.command(source, program, 8, 30, options=["--engine", name]) for name in ("ptrace", "inline")]
+    for minor in both[0].counts:
+        first, second = (sorted(result.words(minor)) for result in both)
+        assert first == second
+    assert any("inline" in ways(both[1], minor) for minor in both[1].counts)
