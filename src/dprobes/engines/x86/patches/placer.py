@@ -27,10 +27,15 @@ MANY = 2000
 """From so many sites on windows come before punned jumps, which take a page each."""
 
 
+_ATTEMPTS = 4
+"""How many addresses are tried for a trampoline whose distance must not hold certain bytes."""
+_BREAKPOINT = 0xCC
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """
-    A plan with an address for its trampoline, and the bytes that are written for it, in order.
+    A plan with an address for its trampoline of ``room`` bytes, and the bytes that are written for it, in order.
 
     The code up to ``relied_on`` must stay as it is.
     """
@@ -39,6 +44,7 @@ class Placement:
     trampoline: int
     writes: tuple[Write, ...]
     relied_on: int
+    room: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Shared:
 
 class Placer:
     """
-    Give sites of a module places for trampolines of ``room`` bytes each.
+    Give sites of a module places for trampolines, of ``room`` bytes each unless it is said otherwise.
 
     A site in a window that is displaced for another one shares its trampoline; that is avoided where there is a way.
     """
@@ -63,23 +69,30 @@ class Placer:
         self._displaced: dict[int, Placement] = {}
 
     def place(
-        self, sites: Iterable[int], *, windows_first: bool | None = None
+        self,
+        sites: Iterable[int],
+        *,
+        windows_first: bool | None = None,
+        room: int | None = None,
+        others: Collection[int] = (),
     ) -> Iterator[Placement | Shared | Refusal]:
         """
         Give what becomes of each site, from the highest one downwards.
 
-        Windows come before punned jumps if there are many sites, or as ``windows_first`` says.
+        Windows come before punned jumps if there are many sites, or as ``windows_first`` says. They avoid ``others``,
+        which are sites as well.
         """
         wanted = sorted(set(sites), reverse=True)
         if windows_first is None:
             windows_first = len(wanted) > MANY
-        others = frozenset(wanted)
+        others = frozenset((*wanted, *others))
+        room = self._room if room is None else room
         for address in wanted:
             placed = self._displaced.get(address)
             yield (
                 Shared(address, placed)
                 if placed is not None
-                else self._placed(address, others, windows_first=windows_first)
+                else self._placed(address, room, others, windows_first=windows_first)
             )
 
     def remove(self, placement: Placement) -> bool:
@@ -95,10 +108,31 @@ class Placer:
         for address in (placement.plan.site, *placement.plan.boundaries):
             self._displaced.pop(address, None)
         if placement.plan.method is Method.PUN:
-            self._space.release(placement.trampoline, self._room)
+            self._space.release(placement.trampoline, placement.room)
         return True
 
-    def _placed(self, address: int, others: Collection[int], *, windows_first: bool) -> Placement | Refusal:
+    def enlarge(self, placement: Placement, room: int) -> Placement | None:
+        """
+        Give a placement, but that of a punned jump, another address with more room.
+
+        None if there is none, or another jump relies on its bytes.
+        """
+        plan = placement.plan
+        assert plan.method is not Method.PUN, "it displaces one instruction, and has no other address"
+        code = self._module.around(plan.start)
+        assert code is not None
+        if any(code.is_relied_on(write.address, len(write.data)) for write in placement.writes):
+            return None
+        (reach,) = plan.reaches
+        trampoline = self._trampoline(plan, reach, room)
+        if trampoline is None:
+            return None
+        writes = writes_of(plan, reach, trampoline)
+        for write in writes:
+            code.write(write.address, write.data)
+        return self._note(Placement(plan, trampoline, writes, placement.relied_on, room))
+
+    def _placed(self, address: int, room: int, others: Collection[int], *, windows_first: bool) -> Placement | Refusal:
         site = look_at(self._module, address)
         if isinstance(site, str):
             return Refusal(address, site)
@@ -107,10 +141,10 @@ class Placer:
         for plan in self._plans(site, others, obstacles, windows_first=windows_first):
             if plan.crosses_page:
                 crossing.append(plan)
-            elif (placed := self._try(site, plan, obstacles)) is not None:
+            elif (placed := self._try(site, plan, room, obstacles)) is not None:
                 return placed
         for plan in crossing:
-            if (placed := self._try(site, plan, obstacles)) is not None:
+            if (placed := self._try(site, plan, room, obstacles)) is not None:
                 return placed
         return Refusal(address, "; ".join(dict.fromkeys(obstacles)))
 
@@ -136,7 +170,7 @@ class Placer:
             else:
                 obstacles.append(found)
 
-    def _try(self, site: Site, plan: Plan, obstacles: list[str]) -> Placement | None:
+    def _try(self, site: Site, plan: Plan, room: int, obstacles: list[str]) -> Placement | None:
         """Take the bytes and an address for a plan, if they are free."""
         code = site.code
         if code.is_written(plan.start, plan.written):
@@ -146,7 +180,7 @@ class Placer:
             obstacles.append("the punned jump of another probe relies on its bytes")
             return None
         for reach in plan.reaches:
-            trampoline = self._trampoline(plan, reach)
+            trampoline = self._trampoline(plan, reach, room)
             if trampoline is None:
                 continue
             writes = writes_of(plan, reach, trampoline)
@@ -155,11 +189,7 @@ class Placer:
             relied_on = plan.end(reach)
             code.rely(plan.start + plan.written, relied_on)
             assert leads_to(code, plan.start) == trampoline, f"the jump at {plan.start:#x} leads elsewhere"
-            placed = Placement(plan, trampoline, writes, relied_on)
-            self._displaced[plan.site] = placed
-            for boundary in plan.boundaries:
-                self._displaced[boundary] = placed
-            return placed
+            return self._note(Placement(plan, trampoline, writes, relied_on, room))
         obstacles.append(
             "no address that punned jumps of its bytes lead to is free"
             if plan.method is Method.PUN
@@ -167,11 +197,30 @@ class Placer:
         )
         return None
 
-    def _trampoline(self, plan: Plan, reach: Reach) -> int | None:
+    def _note(self, placed: Placement) -> Placement:
+        for address in (placed.plan.site, *placed.plan.boundaries):
+            self._displaced[address] = placed
+        return placed
+
+    def _trampoline(self, plan: Plan, reach: Reach, room: int) -> int | None:
         if plan.method is not Method.PUN:
-            return self._space.allocate(reach.first, reach.last, self._room)
-        found = self._space.claim(reach.first, reach.last, self._room)
-        if found is None or all(displaced(plan.raw, plan.start, at) for at in (found, found + self._room)):
+            for _ in range(_ATTEMPTS):
+                found = self._space.allocate(reach.first, reach.last, room)
+                if found is None or not _shows_breakpoint(plan, writes_of(plan, reach, found)):
+                    return found
+            return None
+        found = self._space.claim(reach.first, reach.last, room)
+        if found is None or all(displaced(plan.raw, plan.start, at) for at in (found, found + room)):
             return found
-        self._space.release(found, self._room)
+        self._space.release(found, room)
         return None
+
+
+def _shows_breakpoint(plan: Plan, writes: Iterable[Write]) -> bool:
+    """Return whether an instruction would begin with what looks like a breakpoint, when its bytes are a jump's."""
+    return any(
+        write.address <= address < write.address + len(write.data)
+        and write.data[address - write.address] == _BREAKPOINT
+        for write in writes
+        for address in plan.boundaries[1:]
+    )

@@ -41,6 +41,21 @@ class Method(enum.Enum):
     SHORT = "short jump to dead bytes nearby"
     LEAD = "jump over what leads to it"
 
+    @property
+    def term(self) -> str:
+        """What a summary says."""
+        return _TERMS[self]
+
+
+_TERMS = {
+    Method.JUMP: "jump",
+    Method.PUN: "punned jump",
+    Method.WINDOW: "window",
+    Method.DEAD: "dead bytes",
+    Method.SHORT: "short jump",
+    Method.LEAD: "window before it",
+}
+
 
 class Reach(NamedTuple):
     """Say that a jump behind that many ``prefixes`` leads to any address from ``first`` to ``last``."""

@@ -240,3 +240,33 @@ def test_an_address_from_which_the_way_back_is_too_long_is_not_taken() -> None:
     (found,) = placer.place([START])
     assert isinstance(found, Placement)
     assert found.trampoline == START + 5 + 0x7EFFFFFF
+
+
+def test_a_window_can_have_more_room_unless_another_jump_relies_on_its_bytes() -> None:
+    module, placer = made("4889e5 4889d8 90", (), (), *all_but(1 << 20))
+    (found,) = placer.place([START])
+    assert isinstance(found, Placement)
+    larger = placer.enlarge(found, 300)
+    assert larger is not None
+    assert (larger.plan, larger.room) == (found.plan, 300)
+    assert larger.trampoline >= found.trampoline + ROOM
+    assert leads_to(module.ranges[0], START) == larger.trampoline
+    assert list(placer.place([START + 3])) == [Shared(START + 3, larger)]
+    module.ranges[0].rely(START + 1, START + 2)
+    assert placer.enlarge(larger, 600) is None
+
+
+def test_no_displaced_instruction_begins_with_what_looks_like_a_breakpoint() -> None:
+    # The distance has its lowest byte where the second instruction begins.
+    module, placer = made("55 4889e5 90", (), (), *all_but(1 << 20))
+    for _ in range(300):
+        (found,) = placer.place([START])
+        assert isinstance(found, Placement)
+        assert 0xCC not in (module.ranges[0].current[1], module.ranges[0].current[4])
+        assert placer.remove(found)
+
+
+def test_other_sites_are_avoided() -> None:
+    _, placer = made("4889e5 4889d8 90", (), (), *all_but(1 << 20))
+    (found,) = placer.place([START], others=[START + 3])
+    assert methods([found])[0] != Method.WINDOW
