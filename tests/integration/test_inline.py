@@ -34,7 +34,7 @@ HOT = "name = torture\noffset = stepped\nminor = 1\nabort\noffset = emulated\nmi
 
 def ways(result: Result, minor: int = 1) -> set[str]:
     """Return how the probed instruction was executed."""
-    return set(result.counts[minor].executed.split(", "))
+    return {way.partition(" (")[0] for way in result.counts[minor].executed.split(", ")}
 
 
 def jump_is_at(pid: int, program: Path) -> bool:

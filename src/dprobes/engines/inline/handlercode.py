@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.eligibility import obstacle_in_process
-from dprobes.engines.x86.patches.displaced import displaced
-from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
-from dprobes.engines.x86.patches.plans import Method, Refusal
+from dprobes.engines.inline.trampolines import Trampoline, make_displacing_trampoline
+from dprobes.engines.x86.patches.placer import MANY, Placement, Placer, Shared
+from dprobes.engines.x86.patches.plans import Refusal
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.code import Surroundings
 from dprobes.native.x86.runtime import make_runtime
@@ -21,36 +21,37 @@ from dprobes.native.x86.trampoline import make_trampoline
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.layout import MapName
     from dprobes.engines.x86.patches.addressspace import AddressSpace
     from dprobes.engines.x86.patches.codebytes import ModuleCode
-    from dprobes.native.code import NativeCode
     from dprobes.native.faults import Fixup
     from dprobes.native.memory import MapPlace
     from dprobes.native.routines.hashtable import TableShape
     from dprobes.native.routines.ring import RingShape
     from dprobes.native.runtime import ProcessFacts, Runtime
-    from dprobes.native.x86.assembler import X86Assembler
 
-__all__ = ["CodeWriter", "PlacedHandler"]
-
-_METHODS = (Method.JUMP, Method.PUN, Method.DEAD)
-"""Where nothing but the probed instruction is displaced: so no thread is ever in the middle of what changes."""
+__all__ = ["CodeWriter", "PlacedJump"]
 
 _SLACK = 64
 """Bytes by which the size of code may differ between two addresses, since numbers have short forms."""
 
 _REACH = 1 << 30
+_NO_MEMORY = "no memory near it is free"
 
 
-class PlacedHandler(NamedTuple):
-    """A trampoline with its code, and the jump that leads to it."""
+_DISPLACED_MAX = 112
+"""Bytes that displaced instructions take at most, with the jump back: five or six of them, most of one or two bytes."""
 
+
+class PlacedJump(NamedTuple):
+    """A jump to the handlers of the instructions at ``sites``, and what it leads to."""
+
+    sites: tuple[int, ...]
     placement: Placement
-    code: NativeCode
+    trampoline: Trampoline
 
 
 class CodeWriter:
@@ -73,7 +74,9 @@ class CodeWriter:
         self._tables = tables
         self._runtime: Runtime | None = None
         self._mapped: set[int] = set()
-        self._placers: dict[int, Placer] = {}
+        self._placer = Placer(module, space, 0)
+        self._handlers: dict[int, dict[int, Sequence[Assembled]]] = {}
+        """The handlers that each jump leads to, by where it is: by the addresses of their instructions."""
 
     def new_regions(self) -> list[tuple[int, int]]:
         """Return (start, end) of all that is to be mapped, and was not returned before."""
@@ -97,57 +100,121 @@ class CodeWriter:
         """Where threads go on that fault in them."""
         return () if self._runtime is None else self._runtime.code.fixups
 
-    def place(self, site: int, raw: bytes, handlers: Sequence[Assembled]) -> PlacedHandler | str:
-        """Return the handlers of the instruction at ``site``, or why there is no place for them."""
-        problems = (obstacle_in_process(assembled, self._facts) for assembled in handlers)
-        if (problem := next(filter(None, problems), None)) is not None:
-            return problem
-        if self._runtime is None and (problem := self._place_runtime(site)) is not None:
-            return problem
-        assert self._runtime is not None
-        around = Surroundings(
-            self._maps,
-            self._runtime.routines,
-            self._runtime.map_routines,
-            self._facts.has_rdpid,
-            self._rings,
-            self._facts.life_mark,
+    def place(
+        self,
+        handlers: Mapping[int, Sequence[Assembled]],
+        bound: Iterable[Collection[int]] = (),
+        others: Collection[int] = (),
+    ) -> tuple[list[PlacedJump], dict[int, str]]:
+        """
+        Return the jumps to handlers of instructions, and why some have none.
+
+        Of the instructions that are ``bound`` to each other all have jumps, or none. A jump that leads to handlers of
+        several instructions is given out anew when one is added. The ``others`` are instructions with breakpoints,
+        which no jump should displace.
+        """
+        refused: dict[int, str] = {}
+        for site, each in handlers.items():
+            if (problem := next(filter(None, (obstacle_in_process(a, self._facts) for a in each)), None)) is not None:
+                refused[site] = problem
+        if self._runtime is None and (problem := self._place_runtime(min(handlers))) is not None:
+            return [], dict.fromkeys(handlers, problem)
+        groups = {site: group for group in bound for site in group}
+        live = set(self._handlers)
+        placed: dict[int, Placement] = {}
+        for site in sorted(handlers.keys() - refused.keys(), reverse=True):
+            found = self._placement(site, handlers[site], [*handlers, *others], set() if site not in groups else live)
+            if isinstance(found, str):
+                refused[site] = found
+            else:
+                placed[found.plan.start] = found
+        jumps: dict[int, PlacedJump] = {}
+        for start, placement in placed.items():
+            jump = self._jump(placement, self._handlers[start])
+            if jump is None:
+                refused |= dict.fromkeys(self._handlers[start], _NO_MEMORY)
+                self._forget(placement)
+            else:
+                jumps[start] = jump
+        self._keep_bound(jumps, refused, groups)
+        return list(jumps.values()), refused
+
+    def _keep_bound(
+        self, jumps: dict[int, PlacedJump], refused: dict[int, str], groups: Mapping[int, Collection[int]]
+    ) -> None:
+        """Give up the jumps whose handlers are bound to such as have none."""
+        while True:
+            for site in list(refused):
+                refused |= {other: refused[site] for other in groups.get(site, ()) if other not in refused}
+            gone = [start for start, jump in jumps.items() if not refused.keys().isdisjoint(jump.sites)]
+            if not gone:
+                return
+            for start in gone:
+                jump = jumps.pop(start)
+                reason = next(refused[site] for site in jump.sites if site in refused)
+                refused |= {site: reason for site in jump.sites if site not in refused}
+                self._forget(jump.placement)
+
+    def _forget(self, placement: Placement) -> None:
+        """Give up what was placed, and not written."""
+        del self._handlers[placement.plan.start]
+        self._placer.remove(placement)
+
+    def _placement(
+        self, site: int, handlers: Sequence[Assembled], others: Collection[int], avoided: Collection[int]
+    ) -> Placement | str:
+        """Return the placement of the jump that leads to some handlers, not one of those at ``avoided`` places."""
+        (found,) = self._placer.place(
+            [site], windows_first=len(others) > MANY, room=self._room({site: handlers}), others=others
         )
-        near = self._runtime.code.address
-        room = len(self._code(near, site, raw, handlers, around).code) + _SLACK
-        self._placers[site] = placer = Placer(self.module, self.space, room)
-        (found,) = placer.place([site], windows_first=False)
         if isinstance(found, Refusal):
             return found.reason
+        placement = found.placement if isinstance(found, Shared) else found
+        start = placement.plan.start
         if isinstance(found, Shared):
-            return "it is displaced for another probe"
-        plan = found.plan
-        if plan.method not in _METHODS or plan.start != site or len(plan.sizes) > 1:
-            placer.remove(found)
-            return f"it can only be probed by a {plan.method.value}"
-        if plan.crosses_page:  # half of it could be written when the tracer is killed
-            placer.remove(found)
+            there = self._handlers.get(start, {})
+            if start in avoided or site in there or site < start:
+                return "it is displaced for another probe"
+            larger = self._placer.enlarge(placement, self._room({**there, site: handlers}))
+            if larger is None:
+                return "it is displaced for another probe, and no memory is free for both"
+            placement = larger
+        elif found.plan.crosses_page and found.plan.site != start:
+            # No breakpoint is where it begins: half of it could be written when the tracer is killed.
+            self._placer.remove(found)
             return "its jump would lie in two pages"
-        return PlacedHandler(found, self._code(found.trampoline, site, plan.raw, handlers, around))
+        self._handlers.setdefault(start, {})[site] = handlers
+        return placement
 
-    def remove(self, placed: PlacedHandler) -> None:
-        """Give up what was placed, and not written."""
-        self._placers.pop(placed.placement.plan.site).remove(placed.placement)
+    def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[Assembled]]) -> PlacedJump | None:
+        trampoline = make_displacing_trampoline(placement.plan, placement.trampoline, handlers, self._around())
+        if len(trampoline.code.code) > placement.room:
+            larger = self._placer.enlarge(placement, len(trampoline.code.code) + _SLACK)
+            if larger is None:
+                return None
+            return self._jump(larger, handlers)
+        return PlacedJump(tuple(sorted(handlers)), placement, trampoline)
+
+    def _room(self, handlers: Mapping[int, Sequence[Assembled]]) -> int:
+        """Return how many bytes are enough for some handlers and what is displaced."""
+        assert self._runtime is not None
+        near, around = self._runtime.code.address, self._around()
+        code = (make_trampoline(near, site, each, around, lambda _: None) for site, each in handlers.items())
+        return sum(len(each.code) + _SLACK for each in code) + _DISPLACED_MAX
+
+    def _around(self) -> Surroundings:
+        runtime = self._runtime
+        assert runtime is not None
+        facts = self._facts
+        return Surroundings(
+            self._maps, runtime.routines, runtime.map_routines, facts.has_rdpid, self._rings, facts.life_mark
+        )
 
     def _place_runtime(self, site: int) -> str | None:
         facts, rings, tables = self._facts, self._rings, self._tables
         size = len(make_runtime(site, facts, rings, tables).code.code) + _SLACK
         address = self.space.allocate(max(0, site - _REACH), site + _REACH, size)
         if address is None:
-            return "no memory near it is free"
+            return _NO_MEMORY
         self._runtime = make_runtime(address, facts, rings, tables)
         return None
-
-    @staticmethod
-    def _code(address: int, site: int, raw: bytes, handlers: Sequence[Assembled], around: Surroundings) -> NativeCode:
-        def write_rest(asm: X86Assembler) -> None:
-            copy = displaced(raw, site, asm.here)
-            assert copy is not None, "the trampoline is near the instruction"
-            asm.raw(copy.code)
-
-        return make_trampoline(address, site, handlers, around, write_rest)

@@ -18,6 +18,7 @@ from dprobes.bpf.layout import MapName, ProbeField
 from dprobes.engines.inline.eligibility import asks_for_thread
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
+from dprobes.engines.inline.jumpbytes import site_patch
 from dprobes.engines.inline.leftthings import LeftThings
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
@@ -26,7 +27,7 @@ from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.inline.sitegroups import site_groups
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice
-from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ReleaseMemory, ShareMemory, SitePatch, SitesPatched
+from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ReleaseMemory, ShareMemory, SitesPatched
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.errors import DprobesError
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.engines.inline.entryindex import EntryBuffer
-    from dprobes.engines.inline.handlercode import PlacedHandler
     from dprobes.engines.inline.pieces import Piece
     from dprobes.engines.inline.sharedstate import StatePlan
     from dprobes.engines.inline.sitegroups import SiteGroup
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import Batch
+    from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.wire import MemoryReleased
-    from dprobes.engines.x86.patches.placer import Placement
     from dprobes.record.layout import Item
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
@@ -83,8 +83,10 @@ class InlineHandlers:
         """The probepoints, by process, for which memory is asked for."""
         self._memories: dict[int, MemoryShared] = {}
         self._postponed = Postponed()
-        self._planned: dict[tuple[int, int], SitePatch] = {}
-        """All jumps that were asked for, by process and place: a copy of a process has those of its parent."""
+        self._planned: list[SitePatch] = []
+        """All jumps that were asked for: a copy of a process has those of its parent."""
+        self._groups: dict[tuple[int, int], dict[int, SiteGroup]] = {}
+        """What runs at addresses, for each page of a process and where a module is in it."""
         self._code_writers: dict[tuple[int, int], CodeWriter] = {}
         """By the page of a process, and how far above its link addresses a module is."""
         self._reader: RingReader | None = None
@@ -98,8 +100,10 @@ class InlineHandlers:
         """The ``passcount`` and ``maxhits`` of probepoints."""
         self.refused: dict[int, str] = {}
         """Why probepoints have breakpoints and no jumps."""
-        self.jumps: set[int] = set()
-        """The probepoints that have jumps."""
+        self.jumps: dict[int, set[str]] = {}
+        """The probepoints that have jumps, and how these got their bytes."""
+        self._asked: dict[tuple[int, int], str] = {}
+        """The same of what was asked for, by process and probepoint."""
 
     @property
     def plan(self) -> StatePlan | None:
@@ -142,7 +146,8 @@ class InlineHandlers:
             self._memories.pop(message.pid, None)
             self._waiting.setdefault(message.pid, set()).update(probe for probe, _ in message.refused)
             return self._share(message.program, message.pid)
-        self.jumps.update(message.probes)
+        for probe in message.probes:
+            self.jumps.setdefault(probe, set()).add(self._asked[message.pid, probe])
         self.refused |= dict(message.refused)
         return None
 
@@ -198,7 +203,9 @@ class InlineHandlers:
         request = _Request()
         for probes in by_file.values():
             self._plan_module(memory, probes, answers, mappings, request)
-        self._planned.update(((memory.pid, patch.site), patch) for patch in request.patches)
+        self._planned += request.patches
+        for patch in request.patches:
+            self._asked |= {(memory.pid, probe): patch.method for probe in patch.probes}
         return request.message(memory)
 
     def _asks_for_thread(self, probe: int) -> bool:
@@ -216,35 +223,30 @@ class InlineHandlers:
         writer = self._code_writer(memory, probes[0], answers, mappings)
         if writer is None:
             return
-        is_new = writer.runtime is None
-        for group in site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)):
-            placed = self._place_group(memory.pid, writer, group)
-            if isinstance(placed, str):
-                self.refused |= dict.fromkeys(group.probes, placed)
-                continue
-            key = (memory.program, min(group.sites)) if group.is_bound else None
-            for site, each in placed.items():
-                request.code.append((each.code.address, each.code.code))
-                request.patches.append(_patch_of(site, group, key, each.placement, writer.module))
+        is_new, bias, file = writer.runtime is None, writer.module.bias, answers.compiled[probes[0]].file
+        others = [
+            answers.probes[number].instruction.address + bias
+            for number, site in answers.compiled.items()
+            if site.file == file and answers.probes[number].is_in_code
+        ]
+        groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
+        known = self._groups.setdefault((memory.page, bias), {})
+        known |= {address + bias: group for group in groups for address in group.sites}
+        handlers = {
+            a + bias: [piece.assembled for piece in found] for group in groups for a, found in group.sites.items()
+        }
+        bound = [[address + bias for address in group.sites] for group in groups if group.is_bound]
+        jumps, refused = writer.place(handlers, bound, others)
+        for site, reason in refused.items():
+            self.refused |= dict.fromkeys(known[site].probes, reason)
+        for jump in jumps:
+            request.code.append((jump.trampoline.code.address, jump.trampoline.code.code))
+            request.fixups += jump.trampoline.code.fixups
+            request.patches.append(site_patch(jump, known, writer.module, memory.program))
         if writer.runtime is not None and is_new:
             request.code.append((writer.runtime.code.address, writer.runtime.code.code))
             request.fixups += writer.fixups
         request.pages += writer.new_regions()
-
-    def _place_group(self, pid: int, writer: CodeWriter, group: SiteGroup) -> dict[int, PlacedHandler] | str:
-        """Return the trampolines of a group by the link addresses of their instructions, or why it has none."""
-        placed: dict[int, PlacedHandler] = {}
-        for address, pieces in group.sites.items():
-            site = address + writer.module.bias
-            found: PlacedHandler | str = "there is a jump for another probe"
-            if (pid, site) not in self._planned:
-                found = writer.place(site, pieces[0].raw, [piece.assembled for piece in pieces])
-            if isinstance(found, str):
-                for each in placed.values():
-                    writer.remove(each)
-                return found
-            placed[address] = found
-        return placed
 
     def _code_writer(
         self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]
@@ -331,7 +333,7 @@ class InlineHandlers:
                 each.records += self._reader.counts[number]
                 each.lost += self._maps.count(number, ProbeField.LOST)
                 each.missed += self._maps.count(number, ProbeField.MISSED)
-                each.executed = (*each.executed, "inline")
+                each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(self.jumps[number])))
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
@@ -364,7 +366,7 @@ class InlineHandlers:
             return 0
         from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
 
-        return sum(remove_jumps(pid, list(self._planned.values())) for pid in pids)
+        return sum(remove_jumps(pid, self._planned) for pid in pids)
 
     def close(self) -> None:
         """Give the memory up."""
@@ -391,22 +393,3 @@ class _Request:
         """Return it as a message."""
         parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
         return PatchSites(memory.program, memory.pid, memory.page, *parts)
-
-
-def _patch_of(
-    address: int, group: SiteGroup, key: tuple[int, int] | None, placement: Placement, module: ModuleCode
-) -> SitePatch:
-    """Return the jump at an instruction of a group; what it relies on must be as it is planned."""
-    site, pieces = address + module.bias, group.sites[address]
-    raw, probes = pieces[0].raw, tuple(dict.fromkeys(piece.probe for piece in pieces))
-    code = module.around(site)
-    assert code is not None
-    end = max(site + len(raw), placement.relied_on)
-    rest = code.original[site - code.start : end - code.start]
-    originals = []
-    for address, data in placement.writes:
-        there = module.around(address)
-        assert there is not None
-        originals.append(there.original[address - there.start : address - there.start + len(data)])
-    writes = tuple((w.address, bytes(w.data)) for w in placement.writes)
-    return SitePatch(probes, site, writes, tuple(originals), rest, key)

@@ -13,8 +13,8 @@ from dprobes.engines.ptrace.wire import Lowered, Placed, Raised, Removed, Watche
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.patches import NativeMemory
-    from dprobes.engines.ptrace.wire import SitePatch
 
 __all__ = ["FOR_RESTORERS", "JumpsCopied", "JumpsPlanned", "PagesMapped", "TracerBegun"]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Change, HandedOver
     from dprobes.engines.overload import Verdict
     from dprobes.engines.ptrace.nativestate import NativeStatePlan
+    from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.x86.debugregs import Watch
     from dprobes.extensions.registry import Registration
@@ -63,7 +64,6 @@ __all__ = [
     "Replace",
     "Replaced",
     "ShareMemory",
-    "SitePatch",
     "SitesPatched",
     "Start",
     "Warned",
@@ -194,24 +194,6 @@ class ShareMemory:
     descriptor: int
     size: int
     calls: CallTable | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SitePatch:
-    """
-    A jump that takes the place of a breakpoint at ``site``.
-
-    ``writes`` are the bytes to be written, in order, and ``originals`` what the file has there. ``rest`` is the code
-    from ``site`` on that must be as in the file besides: a punned jump shares its bytes.
-    Of those with one ``group`` there are all or none.
-    """
-
-    probes: tuple[int, ...]
-    site: int
-    writes: tuple[tuple[int, bytes], ...]
-    originals: tuple[bytes, ...]
-    rest: bytes
-    group: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.ptrace.wire import SitePatch
+    from dprobes.engines.ptrace.sitepatch import SitePatch
 
 __all__ = ["remove_jumps"]
 
@@ -36,19 +36,27 @@ def remove_jumps(pid: int, patches: Sequence[SitePatch]) -> int:
     except OSError:
         return 0
     try:
-        present = [patch for patch in patches if _is_there(memory, patch)]
+        present = [pieces for patch in patches if (pieces := _pieces_there(memory, patch))]
         return _remove(pid, memory, present) if present else 0
     finally:
         os.close(memory)
 
 
-def _is_there(memory: int, patch: SitePatch) -> bool:
-    with contextlib.suppress(OSError):
-        return all(os.pread(memory, len(data), address) == data for address, data in patch.writes)
-    return False
+def _pieces_there(memory: int, patch: SitePatch) -> list[tuple[int, bytes]]:
+    """
+    Return what is to be written to take a jump out: address and bytes of each piece of it that is there.
+
+    A jump that lies in two pages may have been written in part.
+    """
+    found = []
+    for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
+        with contextlib.suppress(OSError):
+            if data != original and os.pread(memory, len(data), address) == data:
+                found.append((address, original))
+    return found
 
 
-def _remove(pid: int, memory: int, patches: Sequence[SitePatch]) -> int:
+def _remove(pid: int, memory: int, jumps: Sequence[list[tuple[int, bytes]]]) -> int:
     threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
     until = time.monotonic() + PATIENCE
@@ -58,8 +66,8 @@ def _remove(pid: int, memory: int, patches: Sequence[SitePatch]) -> int:
             if seize_again(tid, until):
                 threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
     held = stopper.stop(list(threads.values()))
-    for patch in patches:
-        for (address, _), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
+    for pieces in jumps:
+        for address, original in pieces:
             with contextlib.suppress(OSError):
                 os.pwrite(memory, original, address)
     for thread in held:
@@ -72,4 +80,4 @@ def _remove(pid: int, memory: int, patches: Sequence[SitePatch]) -> int:
         if kind is not StopKind.EXITED:
             with contextlib.suppress(OSError):
                 ptracecalls.detach(tid, number if kind is StopKind.SIGNAL else 0)
-    return len(patches)
+    return len(jumps)

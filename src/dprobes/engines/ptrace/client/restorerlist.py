@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
@@ -18,6 +19,9 @@ from dprobes.engines.ptrace.tracer.patches import Patches
 from dprobes.engines.ptrace.wire import Removed
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.lifemark import HAS_ENDED
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.sitepatch import SitePatch
 
 __all__ = ["Restored", "RestorerList"]
 
@@ -41,6 +45,7 @@ class RestorerList:
         self.restored = Restored()
         self._restorer = CrashRestorer()
         self._jumps: dict[int, Patches] = {}
+        self._planned: dict[int, list[SitePatch]] = {}
 
     def note(self, message: object) -> None:
         """Note what a message of the tracer says; most say nothing that matters here."""
@@ -49,14 +54,17 @@ class RestorerList:
                 mine = self._jumps.setdefault(pid, Patches())
                 mine.memories[memory.region] = memory
                 mine.code += pages
-                mine.by_site.update((patch.site, patch) for patch in patches)
+                self._planned.setdefault(pid, []).extend(patches)
             case PagesMapped(pid, pages):
                 self._jumps.setdefault(pid, Patches()).code += pages
             case JumpsCopied(pid, parent):
                 if parent in self._jumps:
-                    self._jumps[pid] = self._jumps[parent].copy()
+                    former = self._jumps[parent]
+                    self._jumps[pid] = Patches(dict(former.memories), code=list(former.code))
+                    self._planned[pid] = list(self._planned.get(parent, ()))
             case Removed(pid, ()):
                 self._jumps.pop(pid, None)
+                self._planned.pop(pid, None)
                 self._restorer.note(message)
             case _:
                 self._restorer.note(message)
@@ -71,9 +79,9 @@ class RestorerList:
         """Take out what needs threads that stand still, once the tracer has let go of them."""
         cleared, left = self._restorer.clear()
         places = 0
-        for pid, patches in self._jumps.items():
+        for pid, planned in self._planned.items():
             with contextlib.suppress(OSError):  # its threads cannot be stopped: another tracer was quicker
-                places += remove_jumps(pid, list(patches.by_site.values()))
+                places += remove_jumps(pid, planned)
         self._count(places, cleared, left)
 
     def unmap(self) -> None:

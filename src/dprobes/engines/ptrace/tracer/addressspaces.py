@@ -263,8 +263,10 @@ class AddressSpace:
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
         """Put the original bytes back, if our breakpoint is what is there, and forget the breakpoint."""
-        if breakpoint_.address in self.patches.by_site:
-            self.patches.restore(self.memory, [breakpoint_.address])
+        for site in self.patches.restore(self.memory, [breakpoint_.address]):
+            if site != breakpoint_.address and site in self.breakpoints:  # it was in the same jump
+                with contextlib.suppress(OSError):
+                    os.pwrite(self.memory, INT3, site)
         self.restore_byte(breakpoint_.address, breakpoint_.original, reader)
         self.forget(breakpoint_)
         self.former[breakpoint_.address] = breakpoint_.original
@@ -281,7 +283,7 @@ class AddressSpace:
     def forget(self, breakpoint_: Breakpoint) -> None:
         """Forget a breakpoint that is not in memory any more."""
         self.unwritten.discard(breakpoint_.address)
-        self.patches.by_site.pop(breakpoint_.address, None)
+        self.patches.forget(breakpoint_.address, breakpoint_.address + 1)
         self.breakpoints.pop(breakpoint_.address, None)
         for probe in breakpoint_.probes():
             rest = tuple(b for b in self.by_probe.pop(probe, ()) if b is not breakpoint_)

@@ -17,6 +17,7 @@ from dprobes.engines.hits.probes import CORE_DUMP
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
+from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns
 from dprobes.engines.ptrace.tracer.state import ThreadState
@@ -75,6 +76,7 @@ class HitHandler:
         dumps: CoreDumps,
         patcher: Patcher,
     ) -> None:
+        self._patcher = patcher
         self._connection = state.connection
         self._modules = modules
         self._stopper = stopper
@@ -125,6 +127,11 @@ class HitHandler:
             self._counter.complete(thread)
         thread.state = ThreadState.STOPPED
         breakpoint_ = space.breakpoints.get(address)
+        if (patch := space.patches.by_site.get(address)) is not None:
+            # A jump has taken its place a moment ago: it leads to the handler.
+            ptracecalls.set_instruction_pointer(thread.tid, patch.way_on(address))
+            self._stopper.resume(thread)
+            return
         if breakpoint_ is None:
             # It was taken away a moment ago.
             original = space.former.get(address)
@@ -168,6 +175,8 @@ class HitHandler:
         if number in _FAULTS and self._fix_up(thread):
             self._stopper.resume(thread)
             return
+        if number in FAULTS:
+            self._patcher.place_fault(thread)
         number_now = self._stepper.leave_slot(thread, self._registers, number)
         if thread.hit.state is HitState.PENDING:
             self._counter.complete(thread)

@@ -3,7 +3,8 @@ Jumps in the place of breakpoints, on the client's request, and breakpoints agai
 
 The client plans and generates code; here it is written. A breakpoint is always there first: so a jump is nothing but a
 faster way to the same handler, and whatever it is not good for is left to the breakpoint. All threads of the address
-space are stopped when code changes, none of them at the place or in the middle of a hit there.
+space are stopped when code changes, none of them in what is overwritten or in the middle of a hit there. Where that
+cannot be had just then, it is tried again, ever more rarely, and not for ever.
 """
 
 from __future__ import annotations
@@ -11,23 +12,30 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
+from dprobes.engines.ptrace.tracer.heldsignals import move_signal_address
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.entries import Entry
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.wire import ReleaseMemory, SitePatch
+    from dprobes.engines.ptrace.wire import ReleaseMemory
 
 __all__ = ["Patcher"]
 
@@ -44,18 +52,21 @@ _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
 _TRIES = 20
 """How often threads are looked at that may be in handlers: of a program that does little else many are."""
+_DIFFERS = "memory holds something else than the file"
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
-_FIRST_WAIT, _TRIES = 0.005, 10
-"""Seconds until a request is tried again, which become twice as many each time, and how often that is done."""
+_PAUSE, _PAUSE_MAX = 0.01, 2.0
+"""Seconds until what could not be done is tried again: at first, and at most, as each pause is twice the last one."""
+_ATTEMPTS = 18
+"""How often something is tried: for about twenty seconds."""
 
 
-class _Later(NamedTuple):
-    """A request, when it is to be tried again, and how often it was."""
+class _Waiting(NamedTuple):
+    """A request that is tried again at a time of the monotonic clock."""
 
-    when: float
     message: ShareMemory | PatchSites
-    tries: int
+    due: float
+    attempts: int
 
 
 class Patcher:
@@ -65,30 +76,31 @@ class Patcher:
         self._connection = state.connection
         self._threads = state.threads
         self._stopper = stopper
-        self._later: list[_Later] = []
-        """What was asked at a moment when no thread could make a system call."""
+        self._waiting: list[_Waiting] = []
 
     def look_after(self) -> float | None:
-        """Try again what could not be done at once; return in how many seconds to ask again, None if there is none."""
-        if not self._later:
+        """Try again what could not be done; return in how many seconds to ask again, None if all is done."""
+        if not self._waiting:
             return None
         now = time.monotonic()
-        due = [each for each in self._later if each.when <= now]
-        self._later = [each for each in self._later if each.when > now]
-        for _, message, tries in due:
+        due = [each for each in self._waiting if each.due <= now]
+        self._waiting = [each for each in self._waiting if each.due > now]
+        for message, _, attempts in due:
             if isinstance(message, ShareMemory):
-                self.share(message, tries)
+                self.share(message, attempts)
             else:
-                self.patch(message, tries)
-        return max(0, min((each.when for each in self._later), default=now) - now) if self._later else None
+                self.patch(message, attempts)
+        return min((max(0.0, each.due - now) for each in self._waiting), default=None)
 
-    def _try_later(self, message: ShareMemory | PatchSites, tries: int) -> bool:
-        """Note what is to be tried again, after a while that becomes longer; return False if it was tried enough."""
-        if tries < _TRIES:
-            self._later.append(_Later(time.monotonic() + _FIRST_WAIT * 2**tries, message, tries + 1))
-        return tries < _TRIES
+    def _try_again(self, message: ShareMemory | PatchSites, attempts: int) -> bool:
+        """Note what is to be tried again; return False if it was tried often enough."""
+        if attempts >= _ATTEMPTS:
+            return False
+        pause = min(_PAUSE * 2**attempts, _PAUSE_MAX)
+        self._waiting.append(_Waiting(message, time.monotonic() + pause, attempts + 1))
+        return True
 
-    def share(self, message: ShareMemory, tries: int = 0) -> None:
+    def share(self, message: ShareMemory, attempts: int = 0) -> None:
         """Let a process map the client's memory, and say where."""
         number, pid = message.program, message.pid
         with self._held(pid) as held:
@@ -112,7 +124,7 @@ class Patcher:
                     self._tell_restorer(held[0].space, memory)
                     self._connection.send(MemoryShared(number, pid, memory.page, memory.region))
                     return
-        if problem is _BUSY and self._try_later(message, tries):
+        if problem is _BUSY and self._try_again(message, attempts):
             return
         self._write_breakpoints(pid)
         self._connection.send(MemoryShared(number, pid, problem=problem))
@@ -122,7 +134,7 @@ class Patcher:
         for thread in self._threads.of_process(pid)[:1]:
             thread.space.write_unwritten()
 
-    def patch(self, message: PatchSites, tries: int = 0) -> None:
+    def patch(self, message: PatchSites, attempts: int = 0) -> None:
         """Write code and jumps into a process, and say which."""
         number, pid = message.program, message.pid
         done: set[int] = set()
@@ -142,19 +154,29 @@ class Patcher:
                     problem = str(error)
                 except OSError as error:
                     problem = reason_of(error)
-            if problem is _BUSY and self._try_later(message, tries):
+            if problem is _BUSY and self._try_again(message, attempts):
                 return
             if problem is not None:
                 refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
             else:
                 space.patches.fixups.update(message.fixups)
+                places = ThreadPlaces(space, self._threads.in_space(space), message.patches)
+                waiting: list[SitePatch] = []
                 for patches in _groups(message.patches):
                     probes = {probe for patch in patches for probe in patch.probes}
-                    why = self._write_all(number, space, patches)
+                    why = next(filter(None, map(places.obstacle, patches)), None)
+                    if why is not None:
+                        waiting += patches
+                    else:
+                        why = self._write_all(number, space, patches, places)
+                        if why is _DIFFERS and waiting:  # it may rely on one of those
+                            waiting += patches
                     if why is None:
                         done |= probes
                     else:
                         refused += [(probe, why) for probe in sorted(probes)]
+                if waiting:
+                    self._try_again(replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting)), attempts)
             self._write_breakpoints(pid)
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
@@ -168,43 +190,23 @@ class Patcher:
         for pid in space.pids:
             self._connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
 
-    def _write_all(self, program: int, space: AddressSpace, patches: Sequence[SitePatch]) -> str | None:
+    @staticmethod
+    def _write_all(program: int, space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
         """Write jumps that belong together; return why not, with nothing changed."""
         written: list[int] = []
         for patch in patches:
-            if patch.site in space.patches.by_site:
+            present = space.patches.by_site.get(patch.addresses[0])
+            if present is not None and present.writes == patch.writes:
                 continue
-            if (why := self._write(program, space, patch)) is not None:
+            if (why := _obstacle_to(program, space, patch)) is None:
+                why = _write(space, patch, places)
+            if why is not None:
                 space.patches.restore(space.memory, written)
                 space.renew()
                 return why
-            written.append(patch.site)
+            written += patch.addresses
         for site in written:
             _move_calls(program, space, site)
-        return None
-
-    def _write(self, program: int, space: AddressSpace, patch: SitePatch) -> str | None:
-        """Write one jump; return why not."""
-        breakpoint_ = space.breakpoints.get(patch.site)
-        if breakpoint_ is None:
-            return "there is no breakpoint any more"
-        if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
-            return "the breakpoint is for something else as well"
-        if any(probe.program.number != program for probe in breakpoint_.probes()):
-            return "several programs have it"
-        if {probe.number for probe in breakpoint_.probes()} != set(patch.probes):
-            return "the breakpoint is for other probepoints by now"
-        for thread in self._threads.in_space(space):
-            # Others that have run into the breakpoint stand where they can go on, with it or without.
-            if thread.hit.is_late and thread.hit.breakpoint is breakpoint_:
-                return "a thread sleeps in the instruction"
-        try:
-            found = space.read(patch.site, len(patch.rest))
-            if found != INT3 + patch.rest[1:]:
-                return "memory holds something else than the file"
-            space.patches.write(space.memory, patch)
-        except OSError as error:
-            return reason_of(error)
         return None
 
     def _obstacle(self, pid: int, held: list[Thread]) -> str | None:
@@ -242,6 +244,26 @@ class Patcher:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
                     self._stopper.release(thread)
+
+    def place_fault(self, thread: Thread) -> None:
+        """
+        Let a fault in displaced code be one of the original instruction; the thread has stopped for its signal.
+
+        The program may come back to it. Where a jump is in the way of that, the breakpoints take its place again.
+        """
+        if not thread.space.patches.starts:
+            return
+        registers = ptracecalls.Registers()
+        ptracecalls.get_registers(thread.tid, registers)
+        found = thread.space.patches.original_of(registers[Register.RIP])
+        if found is None:
+            return
+        patch, place = found
+        if not place.exact or ptracecalls.get_signal_info(thread.tid, ptracecalls.SignalInfo()) <= 0:
+            return
+        if any(place.original == original for original, _ in patch.moves):
+            self.restore(thread.space, patch.addresses)
+        _move_fault(thread, registers, place.original)
 
     def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> None:
         """Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to."""
@@ -311,14 +333,61 @@ class Patcher:
 
 
 def _groups(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
-    """Iterate over the patches that belong together."""
-    bound: dict[tuple[int, int], list[SitePatch]] = {}
-    for patch in patches:
-        if patch.group is None:
-            yield [patch]
-        else:
-            bound.setdefault(patch.group, []).append(patch)
-    yield from bound.values()
+    """Iterate over the patches that belong together, those first of which the first one comes first."""
+    left = dict.fromkeys(patches)
+    members: dict[tuple[int, int], list[SitePatch]] = {}
+    for patch in left:
+        for group in patch.groups:
+            members.setdefault(group, []).append(patch)
+    while left:
+        found, waiting = [], [next(iter(left))]
+        while waiting:
+            patch = waiting.pop()
+            if patch in left:
+                del left[patch]
+                found.append(patch)
+                waiting += (other for group in patch.groups for other in members[group])
+        yield sorted(found, key=lambda each: -each.start)
+
+
+def _obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | None:
+    """Return why a jump does not do what the breakpoints do in whose place it comes."""
+    for address in patch.addresses:
+        breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is None:
+            return "there is no breakpoint any more"
+        if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
+            return "the breakpoint is for something else as well"
+        if any(probe.program.number != program for probe in breakpoint_.probes()):
+            return "several programs have it"
+        if {probe.number for probe in breakpoint_.probes()} != patch.probes_at(address):
+            return "the breakpoint is for other probepoints by now"
+    displaced, written = patch.displaced_bytes(), patch.written_bytes()
+    if any(place in space.breakpoints and place not in patch.addresses for place in displaced):
+        return "a breakpoint for something else is in what it displaces"
+    used = patch.used_bytes()
+    for other in space.patches.near(min(used), max(used) + 1):
+        is_same = set(other.addresses) <= set(patch.addresses)
+        if not is_same and not {*displaced, *written}.isdisjoint((*other.displaced_bytes(), *other.written_bytes())):
+            return "its bytes belong to the jump of another probe"
+    return None
+
+
+def _write(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> str | None:
+    """Write one jump; return why not."""
+    try:
+        if _code_at(space, patch.start, len(patch.code)) != patch.code:
+            return _DIFFERS
+        address, shared = patch.relied_on
+        if shared and space.read(address, len(shared)) != shared:
+            return _DIFFERS
+        places.move(patch)
+        if len(patch.writes) > 1 and patch.start in space.unwritten:
+            os.pwrite(space.memory, INT3, patch.start)  # nobody may see one page with its part and one without
+        space.patches.write(space.memory, patch)
+    except OSError as error:
+        return reason_of(error)
+    return None
 
 
 def _move_calls(program: int, space: AddressSpace, site: int) -> None:
@@ -330,6 +399,16 @@ def _move_calls(program: int, space: AddressSpace, site: int) -> None:
         add_calls(space, memory, probe, space.entries.take_all(probe))
 
 
+def _move_fault(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], address: int) -> None:
+    """Let a thread that has stopped for a fault stand at an address, and the fault be there."""
+    info = ptracecalls.SignalInfo()
+    ptracecalls.get_signal_info(thread.tid, info)
+    move_signal_address(info, registers[Register.RIP], address)
+    ptracecalls.set_signal_info(thread.tid, info)
+    registers[Register.RIP] = address
+    ptracecalls.set_registers(thread.tid, registers)
+
+
 def _write_code(thread: Thread, message: PatchSites) -> None:
     """Map pages and write code to them; raise ``InjectionError`` or OSError if that is not possible."""
     if message.pages:
@@ -337,6 +416,17 @@ def _write_code(thread: Thread, message: PatchSites) -> None:
     for address, code in message.code:
         if thread.space.write(address, code) < len(code):
             raise InjectionError(f"there is no memory for code at {address:#x}")
+
+
+def _code_at(space: AddressSpace, address: int, size: int) -> bytes:
+    """Return what memory holds besides breakpoints and jumps of ours; raise OSError if there is no memory."""
+    found = bytearray(space.read(address, size))
+    space.patches.hide(address, found)
+    for place in range(address, address + len(found)):
+        breakpoint_ = space.breakpoints.get(place)
+        if breakpoint_ is not None and found[place - address] == INT3[0]:
+            found[place - address] = breakpoint_.original
+    return bytes(found)
 
 
 def _is_current(thread: Thread, message: PatchSites) -> bool:

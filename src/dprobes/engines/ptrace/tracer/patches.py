@@ -1,14 +1,15 @@
 """
 Jumps in an address space that lead from probed instructions to handlers in the process, as data and as bytes.
 
-A jump takes the place of a breakpoint that is known here: where it is taken out, the breakpoint can come back. Bytes
-are written while no thread of the space runs.
+A jump takes the place of breakpoints that are known here: where it is taken out, they can come back. One that relies
+on bytes of another one goes with that. Bytes are written while no thread of the space runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_right, insort
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dprobes.bpf.calltable import CallTable
-    from dprobes.engines.ptrace.wire import SitePatch
+    from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
 
 __all__ = ["NativeMemory", "Patches"]
 
@@ -41,7 +42,7 @@ class NativeMemory:
 
 @dataclass(slots=True, eq=False)
 class Patches:
-    """The jumps of one address space, by the address of the probed instruction."""
+    """The jumps of one address space, by the addresses of the probed instructions."""
 
     memories: dict[int, NativeMemory] = field(default_factory=dict)
     """The shared memory of each program, by its number."""
@@ -50,6 +51,12 @@ class Patches:
     """What is mapped for code, (start, end) each."""
     fixups: dict[int, int] = field(default_factory=dict)
     """Where a thread goes on that faults in our code, by the address of the instruction."""
+    displaced: dict[int, SitePatch] = field(default_factory=dict)
+    """All jumps that there have been, by the address of their displaced code: threads may still be in it."""
+    starts: list[int] = field(default_factory=list)
+    """Those addresses, in order."""
+    users: dict[int, list[SitePatch]] = field(default_factory=dict)
+    """The jumps that need a byte as it is, by its address."""
 
     def write(self, memory: int, patch: SitePatch) -> None:
         """Write a jump; raise OSError, with nothing changed, if that is not possible."""
@@ -64,36 +71,78 @@ class Patches:
                 with contextlib.suppress(OSError):
                     os.pwrite(memory, before, address)
             raise
-        self.by_site[patch.site] = patch
+        for former in {self.by_site[site] for site in patch.addresses if site in self.by_site}:
+            self._drop(former)  # it is larger now
+        self.by_site.update(dict.fromkeys(patch.addresses, patch))
+        for place in patch.used_bytes():
+            self.users.setdefault(place, []).append(patch)
+        if patch.copies:
+            place = patch.copies[0].copy
+            if place not in self.displaced:
+                insort(self.starts, place)
+            self.displaced[place] = patch
 
     def is_there(self, memory: int, site: int) -> bool:
         """Return whether memory has the jump of a place."""
         patch = self.by_site.get(site)
         return patch is not None and all(os.pread(memory, len(data), at) == data for at, data in patch.writes)
 
-    def restore(self, memory: int, sites: Iterable[int]) -> None:
-        """Put the bytes of the file back at these places, wherever a jump of ours is still there."""
-        for site in list(sites):
-            patch = self.by_site.pop(site)
+    def restore(self, memory: int, sites: Iterable[int]) -> set[int]:
+        """
+        Put the bytes of the file back at these places, wherever a jump of ours is still there.
+
+        Return all places that have no jump any more: several may have had the same one.
+        """
+        gone: set[int] = set()
+        waiting = list(dict.fromkeys(patch for site in sites if (patch := self.by_site.get(site)) is not None))
+        while waiting:
+            patch = waiting[-1]
+            if depending := self._depending_on(patch):
+                waiting += depending
+                continue
+            waiting.pop()
+            self._drop(patch)
+            gone.update(patch.addresses)
             for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
                 with contextlib.suppress(OSError):
                     if os.pread(memory, len(data), address) == data:
                         os.pwrite(memory, original, address)
+        return gone
 
-    def bound_to(self, sites: Iterable[int]) -> list[int]:
-        """Return those of the places where there are jumps, and others that cannot have theirs without them."""
-        mine = [site for site in sites if site in self.by_site]
-        groups = {self.by_site[site].group for site in mine} - {None}
-        return mine + [site for site, patch in self.by_site.items() if patch.group in groups and site not in mine]
+    def _drop(self, patch: SitePatch) -> None:
+        for site in patch.addresses:
+            self.by_site.pop(site, None)
+        for place in patch.used_bytes():
+            left = [other for other in self.users.get(place, ()) if other is not patch]
+            if left:
+                self.users[place] = left
+            else:
+                self.users.pop(place, None)
+
+    def _depending_on(self, patch: SitePatch) -> set[SitePatch]:
+        """Return the jumps that rely on what a jump has written."""
+        written = patch.written_bytes()
+        others = {other for place in written for other in self.users.get(place, ()) if other is not patch}
+        return {other for other in others if not written.isdisjoint(other.relied_bytes())}
+
+    def near(self, start: int, end: int) -> set[SitePatch]:
+        """Return the jumps that need bytes from ``start`` to ``end`` (excluded) as they are."""
+        return {patch for place in range(start, end) for patch in self.users.get(place, ())}
 
     def relying_on(self, address: int) -> list[int]:
         """Return the places of the jumps that need the byte at an address as it is."""
-        return [
-            site
-            for site, patch in self.by_site.items()
-            if site <= address < site + len(patch.rest)
-            or any(start <= address < start + len(data) for start, data in patch.writes)
-        ]
+        return [site for patch in self.near(address, address + 1) for site in patch.addresses]
+
+    def bound_to(self, sites: Iterable[int]) -> list[int]:
+        """Return those of the places where there are jumps, and others that cannot have theirs without them."""
+        found: set[SitePatch] = set()
+        groups: set[tuple[int, int]] = set()
+        more = {self.by_site[site] for site in sites if site in self.by_site}
+        while more:
+            found |= more
+            groups |= {group for patch in more for group in patch.groups}
+            more = {p for p in self.by_site.values() if not groups.isdisjoint(p.groups)} - found if groups else set()
+        return [site for patch in found for site in patch.addresses]
 
     @contextlib.contextmanager
     def put_aside(self, memory: int, site: int) -> Iterator[None]:
@@ -102,12 +151,14 @@ class Patches:
         if patch is None:
             yield
             return
+        aside = [patch, *self._depending_on(patch)]
         self.restore(memory, [site])
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                self.write(memory, patch)
+                for each in aside:
+                    self.write(memory, each)
 
     def hide(self, address: int, data: bytearray) -> None:
         """Let ``data``, which was read at ``address``, show the code of the file."""
@@ -118,11 +169,30 @@ class Patches:
                 if first < last:
                     data[first - address : last - address] = original[first - start : last - start]
 
+    def original_of(self, pc: int) -> tuple[SitePatch, CodeCopy] | None:
+        """Return what a thread executes that is in displaced code; None if it is not in any."""
+        number = bisect_right(self.starts, pc) - 1
+        if number < 0:
+            return None
+        patch = self.displaced[self.starts[number]]
+        if pc >= patch.end:
+            return None
+        copies = patch.copies
+        return patch, copies[bisect_right(copies, pc, key=lambda each: each.copy) - 1]
+
     def copy(self) -> Patches:
         """Return the same for a copy of the memory."""
-        return Patches(dict(self.memories), dict(self.by_site), list(self.code), dict(self.fixups))
+        return Patches(
+            dict(self.memories),
+            dict(self.by_site),
+            list(self.code),
+            dict(self.fixups),
+            dict(self.displaced),
+            list(self.starts),
+            {place: list(patches) for place, patches in self.users.items()},
+        )
 
     def forget(self, start: int, end: int) -> None:
         """Forget the jumps in memory that is gone or shows something else."""
-        for site in [site for site in self.by_site if start <= site < end]:
-            del self.by_site[site]
+        for patch in {patch for site, patch in self.by_site.items() if start <= site < end}:
+            self._drop(patch)

@@ -51,6 +51,8 @@ class WatchpointHits:
         slot = thread.space.slots.holding(place)
         if slot is not None:  # of a repeated string instruction: any other has left its slot
             registers[_RIP] = slot.site if place == slot.address else slot.following
+        elif (displaced := thread.space.patches.original_of(place)) is not None:
+            registers[_RIP] = displaced[1].original
         outer_written = self._context.written  # of a breakpoint that the thread is just being stepped from
         self._context.select(thread, registers)
         owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)

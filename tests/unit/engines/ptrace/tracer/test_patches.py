@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
 from dprobes.engines.ptrace.tracer.patches import Patches
-from dprobes.engines.ptrace.wire import SitePatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CODE = bytes(range(64))
-PATCH = SitePatch((0,), 8, ((8, b"\xe9abcd"), (40, b"XY")), (CODE[8:13], CODE[40:42]), CODE[8:13])
+
+
+def jump(*writes: tuple[int, bytes], sites: tuple[int, ...], relied_on: tuple[int, bytes] = (0, b"")) -> SitePatch:
+    originals = tuple(CODE[start : start + len(data)] for start, data in writes)
+    return SitePatch(tuple(enumerate(sites)), sites[0], CODE[sites[0] :][:5], relied_on, writes, originals)
+
+
+PATCH = jump((8, b"\xe9abcd"), (40, b"XY"), sites=(8,))
 
 
 @pytest.fixture
@@ -86,17 +94,74 @@ def test_a_copy_is_its_own(memory: int) -> None:
     assert patches.by_site == {8: PATCH}
 
 
-def test_jumps_of_one_group_belong_together() -> None:
+def test_a_jump_for_several_places_goes_as_a_whole(memory: int) -> None:
     patches = Patches()
-    for site, group in ((8, (0, 8)), (20, (0, 8)), (30, (1, 8)), (40, None), (50, None)):
-        patches.by_site[site] = SitePatch((0,), site, ((site, b"\xe9abcd"),), (CODE[:5],), CODE[:5], group)
+    patches.write(memory, jump((8, b"\xe9abcd"), sites=(8, 11)))
+    assert patches.restore(memory, [11]) == {8, 11}
+    assert shown(memory) == CODE
+    assert not patches.by_site
+    assert not patches.users
+
+
+def test_a_jump_goes_before_what_it_relies_on(memory: int) -> None:
+    patches = Patches()
+    patches.write(memory, jump((20, b"\xe9efgh"), sites=(20,)))
+    patches.write(memory, jump((18, b"\xe9i"), sites=(18,), relied_on=(20, b"\xe9ef")))
+    patches.write(memory, jump((40, b"\xe9klmn"), sites=(40,)))
+    assert patches.restore(memory, [20]) == {18, 20}
+    assert shown(memory) == CODE[:40] + b"\xe9klmn" + CODE[45:]
+    assert list(patches.by_site) == [40]
+
+
+def test_what_relies_on_a_jump_is_put_aside_with_it(memory: int) -> None:
+    patches = Patches()
+    patches.write(memory, jump((20, b"\xe9efgh"), sites=(20,)))
+    patches.write(memory, jump((18, b"\xe9i"), sites=(18,), relied_on=(20, b"\xe9ef")))
+    before = shown(memory)
+    with patches.put_aside(memory, 20):
+        assert shown(memory) == CODE
+    assert shown(memory) == before
+    assert set(patches.by_site) == {18, 20}
+
+
+def test_a_larger_jump_takes_the_place_of_a_smaller_one(memory: int) -> None:
+    patches = Patches()
+    patches.write(memory, jump((8, b"\xe9abcd"), sites=(8,)))
+    patches.write(memory, jump((8, b"\xe9efgh"), sites=(8, 10)))
+    assert patches.by_site[8] is patches.by_site[10]
+    assert patches.near(12, 13) == {patches.by_site[8]}
+    patches.restore(memory, [8])
+    assert shown(memory) == CODE
+
+
+def test_the_original_of_displaced_code_is_known_when_the_jump_has_gone(memory: int) -> None:
+    patches = Patches()
+    copies = CodeCopy(0x900, 8, exact=True), CodeCopy(0x904, 10, exact=False)
+    patch = SitePatch(((0, 8),), 8, CODE[8:13], (0, b""), ((8, b"\xe9abcd"),), (CODE[8:13],), (), copies, 0x90A)
+    patches.write(memory, patch)
+    patches.restore(memory, [8])
+    found = [patches.original_of(place) for place in (0x8FF, 0x900, 0x903, 0x909, 0x90A)]
+    assert found == [None, (patch, copies[0]), (patch, copies[0]), (patch, copies[1]), None]
+
+
+def test_jumps_of_one_group_belong_together(memory: int) -> None:
+    patches = Patches()
+    for site, groups in ((8, ((0, 8),)), (20, ((0, 8),)), (30, ((1, 8),)), (40, ()), (50, ())):
+        patches.write(memory, replace(jump((site, b"\xe9abcd"), sites=(site,)), groups=groups))
     assert sorted(patches.bound_to([8])) == [8, 20]
     assert patches.bound_to([40, 41]) == [40]
     assert sorted(patches.bound_to([30, 20])) == [8, 20, 30]
 
 
-def test_a_jump_relies_on_its_own_bytes_and_on_those_that_it_shares() -> None:
+def test_a_jump_that_is_of_two_groups_binds_them(memory: int) -> None:
     patches = Patches()
-    patches.by_site[8] = SitePatch((0,), 8, ((8, b"\xe9a"), (40, b"XY")), (CODE[8:10], CODE[40:42]), CODE[8:13])
+    for site, groups in ((8, ((0, 8),)), (20, ((0, 8), (0, 30))), (30, ((0, 30),))):
+        patches.write(memory, replace(jump((site, b"\xe9abcd"), sites=(site,)), groups=groups))
+    assert sorted(patches.bound_to([8])) == [8, 20, 30]
+
+
+def test_a_jump_relies_on_its_own_bytes_on_those_that_it_shares_and_on_what_it_displaces(memory: int) -> None:
+    patches = Patches()
+    patches.write(memory, jump((8, b"\xe9a"), (40, b"XY"), sites=(8,), relied_on=(10, b"bcde")))
     relying = [address for address in range(64) if patches.relying_on(address)]
-    assert relying == [8, 9, 10, 11, 12, 40, 41]
+    assert relying == [8, 9, 10, 11, 12, 13, 40, 41]

@@ -1,0 +1,102 @@
+"""
+The code that a jump leads to: the displaced instructions, each with its handler before it if it is probed.
+
+::
+
+    handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
+
+Where a handler is in the middle, a thread that stands at the original instruction goes on at the handler.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.sitepatch import CodeCopy
+from dprobes.engines.x86.patches.displaced import displaced
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.native.code import NativeCode
+from dprobes.native.x86.trampoline import make_trampoline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.engines.x86.patches.displaced import DisplacedCode
+    from dprobes.engines.x86.patches.plans import Plan
+    from dprobes.native.code import Surroundings
+    from dprobes.native.faults import Fixup
+    from dprobes.native.x86.assembler import X86Assembler
+
+__all__ = ["Trampoline", "make_displacing_trampoline"]
+
+
+class Trampoline(NamedTuple):
+    """
+    Code, and what its instructions stand for.
+
+    ``moves`` are (address, where a thread goes on that stands there) for what is overwritten by the jump.
+    """
+
+    code: NativeCode
+    moves: tuple[tuple[int, int], ...]
+    copies: tuple[CodeCopy, ...]
+
+
+def make_displacing_trampoline(
+    plan: Plan, address: int, handlers: Mapping[int, Sequence[Assembled]], around: Surroundings
+) -> Trampoline:
+    """Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions."""
+    # What has a mark for indirect branches begins behind it.
+    probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
+    end = plan.start + len(plan.raw)
+    code = b""
+    copies: list[CodeCopy] = []
+    moves: dict[int, int] = {}
+    fixups: list[Fixup] = []
+    for first, last in pairwise(sorted({plan.start, *probed, end})):
+        raw = plan.raw[first - plan.start : last - plan.start]
+        entry = address + len(code)
+        piece, copy = _piece(entry, first, raw, probed.get(first), around, goes_back=last == end)
+        code += piece.code
+        fixups += piece.fixups
+        copies += (CodeCopy(*boundary) for boundary in copy.boundaries)
+        for original in plan.boundaries:
+            if first <= original < last and (where := copy.copy_of(original)) is not None:
+                moves[original] = where
+        if first in probed:
+            moves[first] = entry
+    if plan.start in handlers or not any(site < plan.start for site in handlers):
+        moves.pop(plan.start, None)  # the jump itself is there
+    else:
+        moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # behind the mark it has been hit
+    return Trampoline(NativeCode(address, code, tuple(fixups)), tuple(sorted(moves.items())), tuple(copies))
+
+
+def _piece(
+    address: int,
+    first: int,
+    raw: bytes,
+    probed: tuple[int, Sequence[Assembled]] | None,
+    around: Surroundings,
+    *,
+    goes_back: bool,
+) -> tuple[NativeCode, DisplacedCode]:
+    """Return the handler of an instruction, if there is one, and the copy of that and of what follows unprobed."""
+    made: list[DisplacedCode] = []
+
+    def copy_at(place: int) -> bytes:
+        copy = displaced(raw, first, place, goes_back=goes_back)
+        assert copy is not None, "the trampoline is near the instruction"
+        made[:] = [copy]
+        return copy.code
+
+    def write_rest(asm: X86Assembler) -> None:
+        asm.raw(copy_at(asm.here))
+
+    if probed is None:
+        code = NativeCode(address, copy_at(address))
+    else:
+        code = make_trampoline(address, *probed, around, write_rest)
+    return code, made[0]

@@ -1,0 +1,87 @@
+"""A jump to handlers in a process, as data: what is written, what must be there before, and where threads go on."""
+
+from __future__ import annotations
+
+from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
+
+__all__ = ["CodeCopy", "SitePatch"]
+
+
+class CodeCopy(NamedTuple):
+    """
+    Say that the instruction at the address ``copy`` belongs to what the program has at ``original``.
+
+    It is ``exact`` where a thread that is stopped there is as one at ``original`` would be.
+    """
+
+    copy: int
+    original: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SitePatch:
+    """
+    A jump that takes the place of the breakpoints at ``sites``, (probepoint, address) each.
+
+    ``code`` is what the file has from ``start`` on: the displaced instructions, and before them a mark for indirect
+    branches where there is one. ``relied_on`` are an address and the bytes that memory must have there besides: a
+    punned jump shares them. ``writes`` are the bytes to be written, in order, and ``originals`` what the file has
+    there. None of them lies in two pages, so each is written whole or not at all.
+
+    ``moves`` say for addresses in the displaced code where a thread goes on that stands there. ``copies`` are of the
+    displaced instructions, in order; their code ends at ``end``. ``method`` is how a summary calls the jump. Of those
+    with one of the ``groups`` there are all or none.
+    """
+
+    sites: tuple[tuple[int, int], ...]
+    start: int
+    code: bytes
+    relied_on: tuple[int, bytes]
+    writes: tuple[tuple[int, bytes], ...]
+    originals: tuple[bytes, ...]
+    moves: tuple[tuple[int, int], ...] = ()
+    copies: tuple[CodeCopy, ...] = ()
+    end: int = 0
+    method: str = ""
+    groups: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """The addresses of the probed instructions."""
+        return tuple(dict.fromkeys(address for _, address in self.sites))
+
+    @property
+    def probes(self) -> tuple[int, ...]:
+        """The probepoints."""
+        return tuple(dict.fromkeys(probe for probe, _ in self.sites))
+
+    def way_on(self, address: int) -> int:
+        """Return where a thread goes on that stands at an instruction and has not executed it."""
+        return next((copy for original, copy in self.moves if original == address), address)
+
+    def copy_of(self, address: int) -> int | None:
+        """Return where a thread goes on that stands at an instruction, or at the mark before it, and has been hit."""
+        return next((each.copy for each in self.copies if each.exact and each.original >= address), None)
+
+    def probes_at(self, address: int) -> set[int]:
+        """Return the probepoints at an address."""
+        return {probe for probe, site in self.sites if site == address}
+
+    def used_bytes(self) -> set[int]:
+        """Return the addresses of the bytes that the jump needs as they are: written, relied on, or displaced."""
+        return {*self.relied_bytes(), *self.displaced_bytes(), *self.written_bytes()}
+
+    def relied_bytes(self) -> range:
+        """Return the addresses of the bytes that the jump shares."""
+        first, shared = self.relied_on
+        return range(first, first + len(shared))
+
+    def displaced_bytes(self) -> range:
+        """Return the addresses of the code that is executed elsewhere."""
+        return range(self.start, self.start + len(self.code))
+
+    def written_bytes(self) -> set[int]:
+        """Return the addresses of the bytes that are written."""
+        return {place for address, data in self.writes for place in range(address, address + len(data))}

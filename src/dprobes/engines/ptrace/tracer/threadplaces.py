@@ -1,0 +1,174 @@
+"""
+Where the threads of an address space stand when code changes under them.
+
+A jump over several instructions must not be written while a thread is, or may come back, behind its first byte. One
+that stands there goes on in the displaced code. Where one comes back to is on its stack, in the frame of a signal; then
+the jump has to wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.hits.lifecycle import HitState
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.tracer.state import ThreadState
+from dprobes.errors import TargetError
+from dprobes.lazynamedtuple import NamedTuple
+from dprobes.target.processmaps import parse_maps, read_maps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.engines.ptrace.sitepatch import SitePatch
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.slots import Slot
+    from dprobes.engines.ptrace.tracer.state import Thread
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["ThreadPlaces", "stack_words"]
+
+_STACK_MAX = 16 << 20
+_WORD = 8
+_SELECTORS = bytes.fromhex("3300 0000 0000 2b00")
+"""What a signal frame holds behind flags: cs, gs, fs and ss (``struct sigcontext_64``)."""
+_SP_BEFORE = 24
+"""How far before these the stack pointer is that the signal has interrupted."""
+
+_SLEEPS = "a thread sleeps in the instruction"
+_CANNOT_STOP = "a thread cannot be stopped"
+_BUSY = "a thread is just executing the instruction"
+_ON_STACK = "a signal handler returns into what would be displaced"
+
+
+class _Place(NamedTuple):
+    thread: Thread
+    pc: int
+    slot: Slot | None
+
+
+class ThreadPlaces:
+    """
+    The places of all threads of a space, read once; those that can stop must have.
+
+    ``patches`` are the jumps that are to be written.
+    """
+
+    def __init__(self, space: AddressSpace, threads: Iterable[Thread], patches: Iterable[SitePatch]) -> None:
+        self._threads = list(threads)
+        self._places: list[_Place] = []
+        self._unknown = False
+        inside = [original for patch in patches for original, _ in patch.moves]
+        self._kept: frozenset[int] = frozenset()
+        self._look(space)
+        if inside and not self._unknown:
+            pointers = [pointer for thread in self._threads for pointer in self._pointers(thread)]
+            found = stack_words(space, self._threads[0].tid, pointers, min(inside), max(inside))
+            self._unknown = found is None
+            self._kept = found or frozenset()
+
+    def _look(self, space: AddressSpace) -> None:
+        registers = ptracecalls.Registers()
+        for thread in self._threads:
+            if thread.state in (ThreadState.ENDED, ThreadState.NEWBORN):
+                continue
+            try:
+                ptracecalls.get_registers(thread.tid, registers)
+            except OSError:
+                self._unknown = True
+                continue
+            pc = registers[Register.RIP]
+            self._places.append(_Place(thread, pc, space.slots.holding(pc) if space.slots.by_address else None))
+
+    @staticmethod
+    def _pointers(thread: Thread) -> Iterator[int]:
+        registers = ptracecalls.Registers()
+        try:
+            ptracecalls.get_registers(thread.tid, registers)
+        except OSError:
+            return  # it has ended, or has not begun
+        yield registers[Register.RSP]
+
+    def obstacle(self, patch: SitePatch) -> str | None:
+        """Return why a jump cannot be written now; that passes."""
+        sites = patch.addresses
+        for thread in self._threads:
+            # Others that have run into the breakpoint stand where they can go on, with it or without.
+            if thread.hit.is_late and thread.hit.breakpoint.address in sites:
+                return _SLEEPS
+            if thread.restarting in sites:
+                return _SLEEPS
+        if not patch.moves:
+            return None
+        if self._unknown:
+            return _CANNOT_STOP
+        if any(original in self._kept for original, _ in patch.moves):
+            return _ON_STACK
+        for thread, pc, slot in self._places:
+            if slot is None or slot.site not in sites or thread.trapped:
+                continue
+            if pc not in (slot.address, slot.end) or slot.trap or thread.hit.state is HitState.PENDING:
+                return _BUSY
+        return None
+
+    def move(self, patch: SitePatch) -> None:
+        """Let threads that stand in what a jump displaces go on in the copy; raise OSError for one that is gone."""
+        for thread, pc, slot in self._places:
+            to: int | None = pc
+            if thread.trapped:
+                if thread.trapped in patch.addresses:
+                    to = patch.way_on(thread.trapped)
+            elif slot is not None:
+                if slot.site in patch.addresses:
+                    to = patch.copy_of(slot.site) if pc == slot.address else patch.way_on(slot.following)
+            else:
+                to = patch.way_on(pc)
+            if to is not None and to != pc:
+                ptracecalls.set_instruction_pointer(thread.tid, to)
+
+
+def stack_words(space: AddressSpace, tid: int, pointers: Iterable[int], first: int, last: int) -> frozenset[int] | None:
+    """
+    Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be looked through.
+
+    They are looked at from the stack ``pointers`` to the ends of their mappings; where a signal has interrupted a
+    thread on another stack, from there on as well.
+    """
+    try:
+        mappings = parse_maps(read_maps(tid))
+    except TargetError:
+        return None
+    found: set[int] = set()
+    waiting = list(pointers)
+    seen: dict[int, int] = {}
+    while waiting:
+        pointer = waiting.pop() & -_WORD
+        stack = _mapping_of(mappings, pointer)
+        if stack is None or stack.end - pointer > _STACK_MAX:
+            return None
+        end = seen.get(stack.start, stack.end)
+        if pointer >= end:
+            continue
+        try:
+            data = space.read(pointer, end - pointer)
+        except OSError:
+            return None
+        seen[stack.start] = pointer
+        words = memoryview(data[: len(data) & -_WORD]).cast("Q")
+        found.update(word for word in words if first <= word <= last)
+        waiting += (sp for sp in _interrupted(data) if (place := _mapping_of(mappings, sp)) and place is not stack)
+    return frozenset(found)
+
+
+def _mapping_of(mappings: list[Mapping], address: int) -> Mapping | None:
+    return next((mapping for mapping in mappings if mapping.start <= address < mapping.end), None)
+
+
+def _interrupted(data: bytes) -> Iterator[int]:
+    """Give the stack pointers in what looks like frames of signals."""
+    place = data.find(_SELECTORS)
+    while place >= 0:
+        if place >= _SP_BEFORE and not place % _WORD:
+            yield int.from_bytes(data[place - _SP_BEFORE : place - _SP_BEFORE + _WORD], "little")
+        place = data.find(_SELECTORS, place + 1)
