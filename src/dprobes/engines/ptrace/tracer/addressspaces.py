@@ -142,12 +142,13 @@ class AddressSpace:
             symbols=dict(self.symbols),
             by_probe={probe: tuple(breakpoints[b.address] for b in mine) for probe, mine in self.by_probe.items()},
             slots=self.slots.copy(),
-            patches=self.patches.copy(),
             gadgets=self.gadgets,
             watchpoints=self.watchpoints,
             told_mappings=self.told_mappings,
             semaphores=dict(self.semaphores),
         )
+        reader = PageReader(space.memory)
+        space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
         space.renew()
         reader = PageReader(space.memory)
         for address, original in space.former.items():

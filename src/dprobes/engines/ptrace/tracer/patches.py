@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dprobes.bpf.calltable import CallTable
     from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
@@ -73,9 +73,7 @@ class Patches:
             raise
         for former in {self.by_site[site] for site in patch.addresses if site in self.by_site}:
             self._drop(former)  # it is larger now
-        self.by_site.update(dict.fromkeys(patch.addresses, patch))
-        for place in patch.used_bytes():
-            self.users.setdefault(place, []).append(patch)
+        self._note(patch)
         if patch.copies:
             place = patch.copies[0].copy
             if place not in self.displaced:
@@ -86,6 +84,11 @@ class Patches:
         """Return whether memory has the jump of a place."""
         patch = self.by_site.get(site)
         return patch is not None and all(os.pread(memory, len(data), at) == data for at, data in patch.writes)
+
+    def _note(self, patch: SitePatch) -> None:
+        self.by_site.update(dict.fromkeys(patch.addresses, patch))
+        for place in patch.used_bytes():
+            self.users.setdefault(place, []).append(patch)
 
     def restore(self, memory: int, sites: Iterable[int]) -> set[int]:
         """
@@ -180,19 +183,36 @@ class Patches:
         copies = patch.copies
         return patch, copies[bisect_right(copies, pc, key=lambda each: each.copy) - 1]
 
-    def copy(self) -> Patches:
-        """Return the same for a copy of the memory."""
-        return Patches(
-            dict(self.memories),
-            dict(self.by_site),
-            list(self.code),
-            dict(self.fixups),
-            dict(self.displaced),
-            list(self.starts),
-            {place: list(patches) for place, patches in self.users.items()},
+    def copy_for_child(
+        self, memory: int, read: Callable[[int, int], bytes], is_mapped: Callable[[int], bool]
+    ) -> Patches:
+        """
+        Return the same for a forked child, and take what is in its memory and should not be there any more out of it.
+
+        The kernel has copied the memory some time ago: what was mapped or written since then is not in it. It is
+        ``read`` where it ``is_mapped``.
+        """
+        former = [patch for patch in self.displaced.values() if self.by_site.get(patch.addresses[0]) is not patch]
+        copy = Patches(
+            {number: each for number, each in self.memories.items() if is_mapped(each.page) and is_mapped(each.region)},
+            code=[(start, end) for start, end in self.code if is_mapped(start)],
+            fixups=dict(self.fixups),
+            displaced=dict(self.displaced),
+            starts=list(self.starts),
         )
+        for patch in (*self.by_site.values(), *former):
+            if patch.addresses[0] not in copy.by_site and _is_there(read, patch):
+                copy._note(patch)
+        copy.restore(memory, [patch.addresses[0] for patch in former if copy.by_site.get(patch.addresses[0]) is patch])
+        return copy
 
     def forget(self, start: int, end: int) -> None:
         """Forget the jumps in memory that is gone or shows something else."""
         for patch in {patch for site, patch in self.by_site.items() if start <= site < end}:
             self._drop(patch)
+
+
+def _is_there(read: Callable[[int, int], bytes], patch: SitePatch) -> bool:
+    with contextlib.suppress(OSError):
+        return all(read(address, len(data)) == data for address, data in patch.writes)
+    return False

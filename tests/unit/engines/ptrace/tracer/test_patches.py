@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
-from dprobes.engines.ptrace.tracer.patches import Patches
+from dprobes.engines.ptrace.tracer.patches import NativeMemory, Patches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 CODE = bytes(range(64))
 
@@ -31,6 +31,10 @@ def memory() -> Iterator[int]:
     os.write(descriptor, CODE)
     yield descriptor
     os.close(descriptor)
+
+
+def reader(memory: int) -> Callable[[int, int], bytes]:
+    return lambda address, size: os.pread(memory, size, address)
 
 
 def shown(memory: int) -> bytes:
@@ -85,13 +89,31 @@ def test_a_jump_that_cannot_be_written_changes_nothing() -> None:
         os.close(descriptor)
 
 
-def test_a_copy_is_its_own(memory: int) -> None:
-    patches = Patches()
+def test_a_child_has_what_its_memory_has(memory: int) -> None:
+    patches = Patches(
+        {1: NativeMemory(64, 128, 64), 2: NativeMemory(64, 999, 64)}, code=[(256, 320), (999, 1024)], fixups={1: 2}
+    )
     patches.write(memory, PATCH)
-    copy = patches.copy()
-    copy.forget(0, 64)
-    assert not copy.by_site
-    assert patches.by_site == {8: PATCH}
+    later = jump((30, b"\xe9mnop"), sites=(30,))
+    patches.write(memory, later)
+    os.pwrite(memory, CODE[30:35], 30)
+    child = patches.copy_for_child(memory, reader(memory), lambda address: address < 999)
+    assert child.by_site == {8: PATCH}
+    assert (list(child.memories), child.code, child.fixups) == ([1], [(256, 320)], {1: 2})
+    child.forget(0, 64)
+    assert patches.by_site == {8: PATCH, 30: later}
+
+
+def test_a_jump_that_was_taken_out_meanwhile_is_taken_out_of_the_child(memory: int) -> None:
+    patches = Patches()
+    copies = (CodeCopy(0x900, 8, exact=True),)
+    patch = SitePatch(((0, 8),), 8, CODE[8:13], (0, b""), ((8, b"\xe9abcd"),), (CODE[8:13],), (), copies, 0x90A)
+    patches.write(memory, patch)
+    patches.restore(memory, [8])
+    os.pwrite(memory, b"\xe9abcd", 8)
+    child = patches.copy_for_child(memory, reader(memory), lambda _: True)
+    assert not child.by_site
+    assert shown(memory) == CODE
 
 
 def test_a_jump_for_several_places_goes_as_a_whole(memory: int) -> None:
