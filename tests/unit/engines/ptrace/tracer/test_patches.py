@@ -91,7 +91,9 @@ def test_a_jump_that_cannot_be_written_changes_nothing() -> None:
 
 def test_a_child_has_what_its_memory_has(memory: int) -> None:
     patches = Patches(
-        {1: NativeMemory(64, 128, 64), 2: NativeMemory(64, 999, 64)}, code=[(256, 320), (999, 1024)], fixups={1: 2}
+        {1: NativeMemory(64, 0, 128, 64), 2: NativeMemory(64, 0, 999, 64)},
+        code=[(256, 320), (999, 1024)],
+        fixups={1: 2},
     )
     patches.write(memory, PATCH)
     later = jump((30, b"\xe9mnop"), sites=(30,))
