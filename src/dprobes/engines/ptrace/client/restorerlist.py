@@ -54,13 +54,14 @@ class RestorerList:
                 mine = self._jumps.setdefault(pid, Patches())
                 mine.memories[memory.region] = memory
                 mine.code += pages
+                mine.by_site.update((address, patch) for patch in patches for address in patch.addresses)
                 self._planned.setdefault(pid, []).extend(patches)
             case PagesMapped(pid, pages):
                 self._jumps.setdefault(pid, Patches()).code += pages
             case JumpsCopied(pid, parent):
                 if parent in self._jumps:
                     former = self._jumps[parent]
-                    self._jumps[pid] = Patches(dict(former.memories), code=list(former.code))
+                    self._jumps[pid] = Patches(dict(former.memories), dict(former.by_site), list(former.code))
                     self._planned[pid] = list(self._planned.get(parent, ()))
             case Removed(pid, ()):
                 self._jumps.pop(pid, None)
