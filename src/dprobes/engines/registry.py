@@ -246,6 +246,7 @@ _GDB = EngineRow(
             Capability.EXTENSION,
             Capability.INTERPRETED_EXTENSION,
             Capability.GLOB,
+            Capability.RETURN,
             Capability.WRITE_REGISTER,
             Capability.WRITE_MEMORY,
             Capability.SEGMENT_REGISTER,

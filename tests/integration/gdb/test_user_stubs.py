@@ -58,6 +58,7 @@ def stub(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         made.append(StubbedProgram(request.param, tmp_path, command))
         return made[-1]
 
+    start.endpoint_is_gdbserver = request.param == "gdbserver"  # type: ignore[attr-defined]
     start.is_i386 = request.param == "qemu-i386"  # type: ignore[attr-defined]
     yield start
     for each in made:
@@ -160,6 +161,34 @@ def test_faults_make_no_records(build: Builder, run: Runner, stub: Any) -> None:
     assert result.status == 0, result.stderr
     assert len(result.records) == result.counts[1].hits == 5
     program.process.wait(TIMEOUT)
+    assert program.process.returncode == 0
+
+
+def test_returns_are_those_of_the_ptrace_engine(build: Builder, run: Runner, stub: Any) -> None:
+    """Recursion and tail calls: each return is told in its order, with the argument of the entry."""
+    path = build("calls.c", *(("-static",) if stub.is_i386 else ()), i386=stub.is_i386)
+    text = "".join(
+        f"offset = {function}\nreturn = yes\nminor = {minor}\npush entry, arg0; push r, retval; log 2; exit\n"
+        for minor, function in enumerate(("fib", "tail"), 1)
+    )
+    program = stub(str(path))
+    result = run(f'name = "{path}"\n{text}', [], program.options)
+    expected = run(f'name = "{path}"\n{text}', ["-c", str(path)], ["--engine", "ptrace"])
+    assert result.status == 0, result.stderr
+    size = 4 if stub.is_i386 else 8
+    assert [(r["minor"], r["data"]) for r in result.records] == [(r["minor"], r["data"]) for r in expected.records]
+    assert result.words(2, size) == [[2, 3]]
+    assert result.counts[1].hits == expected.counts[1].hits > 10
+
+
+def test_processes_that_are_forked_go_on_without_breakpoints(build: Builder, run: Runner, stub: Any) -> None:
+    path = build("copies.c", *(("-static",) if stub.is_i386 else ()), i386=stub.is_i386)
+    again = ["again"] if stub.endpoint_is_gdbserver else []  # after an exec nothing is left of an emulator
+    program = stub(str(path), *again)
+    result = run(f'name = "{path}"\noffset = step\nminor = 1\npush 1; log 1; exit\n', [], program.options)
+    assert result.status == 0, result.stderr
+    assert len(result.records) == (10 if again else 5)
+    assert "0\n" in program.output()
     assert program.process.returncode == 0
 
 

@@ -10,7 +10,6 @@ The run of a program behind a stub: from the connection to the last breakpoint t
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -18,9 +17,11 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.engines import interface
 from dprobes.engines.gdb.emulation import Emulator
-from dprobes.engines.gdb.loadedfiles import process_image
+from dprobes.engines.gdb.placement import PlacedProbes
+from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
+from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget
@@ -33,16 +34,13 @@ from dprobes.errors import EngineError, NotSupportedError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
 from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.point import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.gdb.loadedfiles import ProcessImage
     from dprobes.engines.gdb.program import StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
     from dprobes.engines.gdb.target import Registers
-    from dprobes.engines.hits.handlerruns import Handled
     from dprobes.keyed.contents import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
 
@@ -54,10 +52,10 @@ _UNDER_WAY = 0.5
 """Seconds within which an interrupt has reached a target that goes on."""
 _LOOK = 0.1
 """Seconds after which somebody's wish to end is seen at the latest."""
-_START_PATIENCE = 30.0
-"""Seconds within which a program that has been started has to come to its entry."""
 _TRAP, _INTERRUPT = 5, 2
 """How GDB numbers SIGTRAP and SIGINT (include/gdb/signals.def)."""
+_CHANGES = ("fork", "vfork", "vforkdone", "exec")
+"""Stops for what has become of a process."""
 _FAULTS = frozenset({4, 8, 10, 11})
 """SIGILL, SIGFPE, SIGBUS and SIGSEGV."""
 
@@ -83,16 +81,11 @@ class StubSession(interface.ControlledSession):
         self._asked_at: float | None = None
         """When the target was interrupted, None if that is not needed."""
         self._has_complained = False
-        self._is_gone = False
-        """Whether the target has ended, or was let go."""
+        self._reached: StubTarget | None = None
+        """The target, as soon as it is known."""
         self._removals: list[int] = []
-        self._by_address: dict[int, list[tuple[StubProbe, Point]]] = {}
-        self._raw: dict[int, bytes] = {}
-        """The instructions under breakpoints."""
-        self._linker_place: int | None = None
-        self._bias_now: int | None = None
+        self._returns = AwaitedReturns(resolved.architecture.word_size)
         self._reported: set[tuple[int, ProbeState]] = set()
-        self._process = 0
 
     # The connection
 
@@ -104,10 +97,12 @@ class StubSession(interface.ControlledSession):
         self._stub = Stub(open_transport(self._endpoint))
         try:
             self._stub.start()
-            self._target = StubTarget(self._stub, architecture.byte_order, processor.default_description())
-            self._check_processor()
+            target = StubTarget(self._stub, architecture.byte_order, processor.default_description())
+            self._target = self._reached = target
             self._context = StubContext(self._target, architecture, processor, lambda text: self._warn(text, None))
             self._runner = HandlerRunner(self._context)
+            code = processor.breakpoint
+            self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
             self._emulator = Emulator(self._target, architecture.word_size)
             self._begin()
         except BaseException:
@@ -121,125 +116,51 @@ class StubSession(interface.ControlledSession):
     def _leave(self) -> None:
         """Take everything out that is in, and end the connection; the target goes on."""
         try:
-            if not self._is_gone and hasattr(self, "_target"):
-                self._target.let_go(self._process)
+            if self._reached is not None and not self._reached.is_over:
+                self._reached.let_go()
         except EngineError as error:
             self._warn(f"breakpoints may be left in the target: {error.message}", None)
         finally:
-            self._is_gone = True
+            self._reached = None
             self._stub.close()
-
-    def _check_processor(self) -> None:
-        described = self._target.description.architecture
-        if described and described not in self._processor.descriptions:
-            raise EngineError(
-                f"the stub {self._endpoint} stands for a processor '{described}', "
-                f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}"
-            )
 
     def _begin(self) -> None:
         """Find the files of the process, which may have to begin first, and insert the breakpoints."""
-        reply = self._stub.reason()
-        if not isinstance(reply, Stopped):
-            raise EngineError(f"there is no program behind the stub {self._endpoint}: it has ended")
-        thread = reply.thread or self._stub.current_thread()
-        self._process = 0 if thread is None else thread.process
-        image = process_image(self._target, self._resolved.architecture.word_size)
-        if image is None:
-            raise EngineError(f"the stub {self._endpoint} does not stand for a process of Linux")
-        self._image: ProcessImage = image
-        self._context.user = image.uid
-        path = self._stub.read_object("exec-file", f"{self._process:x}") or b""
-        name = os.path.basename(path.decode("utf-8", "surrogateescape")) or self._resolved.module.elf.path.name
-        self._context.name = name.encode("utf-8", "surrogateescape")[:15]
-        pid = self._pid_of(thread)
-        self._program.reach.pids.add(pid)
-        if image.debug_place is not None and image.linker_breakpoint(self._target) is None:
-            self._run_to_entry(thread)
-        self._linker_place = image.linker_breakpoint(self._target)
-        if self._linker_place is not None:
-            self._insert(self._linker_place)
+        process = self._process = StubProcess(self._target, self._processor, self._resolved)
+        self._context.user, self._context.name = process.uid, process.name
+        self._program.reach.pids.add(process.pid)
+        if (place := process.linker_place) is not None:
+            process.insert(place)
         self._place_probes()
-
-    def _pid_of(self, thread: ThreadId | None) -> int:
-        """Return the process id; QEMU says 1 for any process, and names threads as the kernel does."""
-        if thread is None:
-            return 0
-        return thread.process if thread.process > 1 else min(each.thread for each in self._stub.threads())
-
-    def _run_to_entry(self, thread: ThreadId | None) -> None:
-        """Let the dynamic linker do its work: what it has not loaded cannot be probed."""
-        entry = self._image.entry
-        self._insert(entry)
-        self._target.resume()
-        reply = self._target.await_stop(_START_PATIENCE)
-        if reply is None:
-            self._target.stop()
-        self._target.remove(entry, len(self._processor.breakpoint))
-        if not isinstance(reply, Stopped):
-            self._is_gone = reply is not None
-            raise EngineError(f"the program behind the stub {self._endpoint} has not come to its entry {entry:#x}")
-        registers = self._target.registers(reply.thread or thread)
-        self._correct_pc(reply, registers, {entry})
-        self._target.write_back(reply.thread or thread, registers)
-
-    def _insert(self, address: int) -> None:
-        if not self._target.insert(address, self._breakpoint_size, self._processor.breakpoint):
-            raise EngineError(f"the stub {self._endpoint} inserts no breakpoint at {address:#x}")
-
-    @property
-    def _breakpoint_size(self) -> int:
-        return len(self._processor.breakpoint)
 
     # Probepoints
 
     def _place_probes(self) -> None:
         """Insert the probepoints of the module where it is loaded now, unless they are there."""
-        bias = None if self._image.is_unloading(self._target) else self._bias()
-        if bias == self._bias_now:
+        bias = self._process.bias_of_module()
+        if bias == self._placed.bias:
             return
-        for address in self._by_address:
-            self._target.forget(address, self._breakpoint_size)
-        self._by_address.clear()
-        self._raw.clear()
-        self._bias_now = bias
-        if bias is None:
-            return
-        self._program.bias = bias
-        states: dict[ProbeState, list[int]] = {}
-        for number, probe in enumerate(self.probes):
-            is_wanted = self._program.probes[number].is_active and probe.state is ProbeState.COMPILED
-            if is_wanted and probe.is_in_code:
-                states.setdefault(self._place(number, probe, bias), []).append(number)
-        pid = next(iter(self._program.reach.pids))
+        self._returns.clear()
+        states = self._placed.move(bias)
+        self._remove_unneeded()
         for state, numbers in states.items():
             if (new := tuple(number for number in numbers if (number, state) not in self._reported)) != ():
                 self._reported.update((number, state) for number in new)
-                self._events.append(StateEvent(new, pid, state))
+                self._events.append(StateEvent(new, self._process.pid, state))
 
-    def _place(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
-        instruction = probe.instruction
-        address = bias + instruction.address
-        if self._target.read(address, len(instruction.raw)) != instruction.raw:
-            return ProbeState.MISMATCH
-        if not self._target.insert(address, self._breakpoint_size, self._processor.breakpoint):
-            return ProbeState.CONFLICT
-        point = Point.of(self._job.program, probe.definition, probe.offset, probe.arguments)
-        self._raw[address] = instruction.raw
-        self._by_address.setdefault(address, []).append((self._program.probes[number], point))
-        self._program.probes[number].state = ProbeState.ACTIVE
-        return ProbeState.ACTIVE
+    @property
+    def _needed(self) -> set[int]:
+        """Where breakpoints have to be."""
+        linker = set() if self._process.linker_place is None else {self._process.linker_place}
+        return self._placed.at.keys() | self._placed.entries.keys() | self._returns.addresses | linker
 
-    def _bias(self) -> int | None:
-        """Return how far the module is above its link addresses, None if it is not loaded."""
-        path = self._resolved.module.elf.path
-        for loaded in self._image.loaded_files(self._target):
-            if loaded.path and os.path.basename(loaded.path) == path.name:
-                return loaded.bias
-            is_program = not loaded.path and loaded.bias + self._resolved.module.elf.entry == self._image.entry
-            if is_program and self._resolved.module.elf.entry:
-                return loaded.bias
-        return None
+    def _remove_unneeded(self) -> None:
+        for address in sorted(self._target.inserted - self._needed):
+            self._target.remove(address, self._breakpoint_size)
+
+    @property
+    def _breakpoint_size(self) -> int:
+        return len(self._processor.breakpoint)
 
     # The run
 
@@ -253,7 +174,6 @@ class StubSession(interface.ControlledSession):
             self._ask_to_stop()
             reply = self._target.await_stop(_LOOK)
             if isinstance(reply, Exited | NoThreads):
-                self._is_gone = True
                 if isinstance(reply, Exited):
                     status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
                 break
@@ -288,9 +208,13 @@ class StubSession(interface.ControlledSession):
         """See to a stop, and let the target go on; return whether the run is over instead."""
         assert isinstance(reply, Stopped)
         thread = reply.thread or self._stub.current_thread()
+        if reply.reason in _CHANGES:
+            with self._lock:
+                self._on_change(reply)
+            self._target.resume()
+            return False
         registers = self._target.registers(thread)
-        known = self._by_address.keys() | ({self._linker_place} if self._linker_place is not None else set())
-        at = self._correct_pc(reply, registers, known)
+        at = self._correct_pc(reply, registers, self._needed)
         with self._lock:
             is_ours = self._target.has_answered(reply)
             if at is None:
@@ -299,15 +223,55 @@ class StubSession(interface.ControlledSession):
                     return True
                 self._target.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
                 return False
-            if at == self._linker_place:
+            if at == self._process.linker_place:
                 self._place_probes()
-            outcome = self._hit(at, thread, registers) if at in self._by_address else None
+            self._context.select(thread, registers, self._process.pid)
+            self._on_returns(at, thread, registers)
+            self._on_entry(at, thread, registers)
+            outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
             reply_of_step = self._pass(at, thread, registers)
-            if outcome is not None:
-                has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
-                self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
+            has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
+            self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
+
+    def _on_change(self, reply: Stopped) -> None:
+        """Take notice of a process that was forked, which is not in scope, or of another program in this one."""
+        match reply.reason:
+            case "fork" | "vfork":
+                shares_memory = reply.reason == "vfork"
+                self._target.leave_fork(ThreadId.parse(reply.data), self._breakpoint_size, shares_memory=shares_memory)
+            case "vforkdone":
+                self._target.end_sharing(self._processor.breakpoint)
+            case "exec":
+                self._returns.clear()
+                self._target.begin_anew()
+                self._placed.move(None)
+                self._begin()
+
+    def _on_returns(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        """Run the handlers of returns to an address."""
+        for call in self._returns.arrive(thread, at, registers[self._processor.sp]):
+            self._context.entry = call.entry
+            point = self._placed.points[call.probe]
+            self._drop(self._emitter.count(self._runner.run([(call.probe, point)])))
+            self._context.entry = None
+
+    def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        """Await the returns of a function that is entered."""
+        for probe, kept in self._placed.entries.get(at, ()):
+            size, frame = self._context.word_size, registers[self._processor.sp]
+            address = self._target.word(frame, size)
+            if address is None or not self._target.insert(address, self._breakpoint_size, self._processor.breakpoint):
+                continue  # a function that cannot return
+            found: dict[int, int] = {}
+            for register in kept:
+                if register.memory_offset is None:
+                    found[register.index] = self._context.register(register.index, user=False)
+                elif (value := self._target.word(frame + register.memory_offset, size)) is not None:
+                    found[register.index] = value
+            entry = CallEntry(self._context.time(), found)
+            self._returns.enter(PendingCall(thread, address, frame + size, probe, entry))
 
     def _may_end(self) -> bool:
         """
@@ -334,25 +298,20 @@ class StubSession(interface.ControlledSession):
             return before
         return None
 
-    def _hit(self, at: int, thread: ThreadId | None, registers: Registers) -> tuple[Handled[StubProgram], ...]:
-        self._context.select(thread, registers, next(iter(self._program.reach.pids)))
-        return self._runner.run(self._by_address[at])
-
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
-        if (raw := self._raw.get(at)) is not None and self._emulator.carry_out(raw, registers):
+        if (raw := self._placed.raw.get(at)) is not None and self._emulator.carry_out(raw, registers):
             self._target.write_back(thread, registers)
             return Stopped(_TRAP, thread, {})
         self._target.write_back(thread, registers)
         self._target.remove(at, self._breakpoint_size)
         reply = self._target.step(thread, at, self._processor.pc, is_exact=True)
-        if isinstance(reply, Stopped):
+        if isinstance(reply, Stopped) and at in self._needed:
             self._target.insert_again(at, self._breakpoint_size, self._processor.breakpoint)
         return reply
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
         if not isinstance(reply, Stopped):
-            self._is_gone = True
             return True
         if self._may_end():
             return True
@@ -371,15 +330,11 @@ class StubSession(interface.ControlledSession):
     def _drop(self, gone: Sequence[StubProbe]) -> None:
         """Take out the breakpoints of probepoints that have become inactive."""
         for probe in gone:
-            for address, owners in list(self._by_address.items()):
-                kept = [owner for owner in owners if owner[0] is not probe]
-                if kept:
-                    self._by_address[address] = kept
-                elif owners:
-                    del self._by_address[address]
-                    if address != self._linker_place:
-                        self._target.remove(address, self._breakpoint_size)
+            self._placed.drop(probe)
+            self._returns.drop(probe)
             self._events.append(StateEvent((probe.number,), 0, probe.state))
+        if gone:
+            self._remove_unneeded()
 
     def _carry_out_removals(self) -> None:
         numbers, self._removals = self._removals, []

@@ -41,7 +41,10 @@ what of them is left. What comes behind it would be taken for a refusal.
 _OVERHEAD = 32
 """Bytes of a packet that are not its contents."""
 _PACKET_SIZE_MAX = 1 << 16
-_OURS = "multiprocess+;swbreak+;hwbreak+;vContSupported+;no-resumed+;xmlRegisters=i386,arm,mips,powerpc,s390"
+_OURS = (
+    "multiprocess+;swbreak+;hwbreak+;fork-events+;vfork-events+;exec-events+;vContSupported+;no-resumed+;"
+    "xmlRegisters=i386,arm,mips,powerpc,s390"
+)
 """What we can, and the processors whose descriptions of registers we understand."""
 _OBJECT_MAX = 64 << 20
 _CHUNK = 0x800
@@ -363,6 +366,14 @@ class Stub:
     def raises_signals(self) -> bool:
         """Whether it interrupts with a signal, which the target gets that is not stopped by it."""
         return self.knows("QPassSignals")
+
+    def leave_copy(self, thread: ThreadId, addresses: Iterable[int], size: int) -> None:
+        """Take breakpoints out of the process of a thread that was made by a fork, and let that process go."""
+        self._select(thread)
+        for address in addresses:
+            self.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{size:x}")
+        self.detach(thread.process)
+        self._selected.clear()
 
     def detach(self, process: int) -> bool:
         """Let go of the target, which goes on; return whether the stub took it."""

@@ -84,6 +84,13 @@ class StubTarget:
         """The bytes under breakpoints that are written into memory, as the stub knows none."""
         self._breakpoint = b""
         self.inserted: set[int] = set()
+        self._lent: set[int] = set()
+        """Where breakpoints were taken out for a process that shares the memory (vfork)."""
+        self.process = 0
+        """The process, as the stub numbers it; 0: it does not speak of processes."""
+        self.is_over = False
+        """Whether it has ended."""
+        self.is_running = False
         self.interrupts = 0
         """How many interrupts have not stopped the target yet."""
 
@@ -197,11 +204,34 @@ class StubTarget:
         elif not self.insert(address, size, instruction):
             raise EngineError(f"the breakpoint at {address:#x} cannot be put back through the stub {self.stub.name}")
 
+    def leave_fork(self, child: ThreadId, size: int, *, shares_memory: bool) -> None:
+        """
+        Let a process go that was forked, without breakpoints; where it ``shares_memory`` there are none meanwhile.
+
+        A breakpoint that nobody sees to would end it.
+        """
+        self.stub.leave_copy(child, sorted(self.inserted), size)
+        if shares_memory:
+            self._lent |= self.inserted
+            self.inserted.clear()
+
+    def end_sharing(self, instruction: bytes) -> None:
+        """Insert again what was taken out for a process that shared the memory."""
+        lent, self._lent = self._lent, set()
+        for address in sorted(lent):
+            self.insert(address, len(instruction), instruction)
+
+    def begin_anew(self) -> None:
+        """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
+        for state in (self.inserted, self._lent, self._originals, self._blocks):
+            state.clear()
+
     # Going on
 
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
         """Let all threads go on, ``thread`` with a signal."""
         self._blocks.clear()
+        self.is_running = True
         if signal and thread is not None:
             self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
         else:
@@ -215,6 +245,7 @@ class StubTarget:
         """
         for _ in range(_STEP_ATTEMPTS):
             self._blocks.clear()
+            self.is_running = True
             self.stub.resume([("s", thread)])
             reply = self.await_stop(_STEP_PATIENCE) or self.stop()
             is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != _TRAP
@@ -227,6 +258,8 @@ class StubTarget:
         while True:
             reply = self.stub.wait(timeout)
             if not isinstance(reply, Console):
+                self.is_running &= reply is None
+                self.is_over |= isinstance(reply, Exited | NoThreads)
                 return reply
 
     def interrupt(self) -> None:
@@ -255,14 +288,11 @@ class StubTarget:
         self.has_answered(reply)
         return reply
 
-    def let_go(self, process: int) -> None:
-        """Take all breakpoints out, and let the target go on without us; it stands still."""
+    def let_go(self) -> None:
+        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if it does not stop."""
+        if self.is_running:
+            self.stop()
         for address in sorted(self.inserted):
             self.remove(address, 1)
         with contextlib.suppress(EngineError):
-            self.stub.detach(process)
-
-
-def is_over(reply: StopReply) -> bool:
-    """Return whether nothing comes any more."""
-    return isinstance(reply, Exited | NoThreads)
+            self.stub.detach(self.process)

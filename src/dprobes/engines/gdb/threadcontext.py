@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import StubProbe, StubProgram
+    from dprobes.engines.gdb.returns import CallEntry
     from dprobes.engines.gdb.stopreplies import ThreadId
     from dprobes.engines.gdb.target import Registers, StubTarget
     from dprobes.engines.hits.hitcontext import Changes
@@ -55,6 +56,8 @@ class StubContext:
         self.process = 0
         self.word_size: int = architecture.word_size
         self.written: Changes | None = None
+        self.entry: CallEntry | None = None
+        """The entry of the call that has just returned."""
         self.user = 0
         self.name = b""
 
@@ -152,10 +155,15 @@ class StubContext:
         raise InternalError(f"the tracepoint's field '{name}' was not refused before insertion")
 
     def entry_time(self) -> int:
-        raise AddressFault(0)  # nobody saw the entry
+        if self.entry is None:
+            raise AddressFault(0)  # nobody saw the entry
+        return self.entry.time
 
-    def entry_register(self, index: int) -> int:  # noqa: ARG002 - nobody saw the entry
-        raise AddressFault(0)
+    def entry_register(self, index: int) -> int:
+        value = None if self.entry is None else self.entry.registers.get(index)
+        if value is None:
+            raise AddressFault(0)
+        return value
 
     # Variables and identities
 

@@ -141,7 +141,7 @@ def test_breakpoints(knows_breakpoints: bool) -> None:
         target.forget(BASE + 70, 1)
         assert not target.inserted
         assert target.insert(BASE + 80, 1, b"\xcc")
-        target.let_go(0)
+        target.let_go()
         assert not machine.breakpoints
         assert machine.memory[80] == 80
 
