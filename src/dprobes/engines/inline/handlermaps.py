@@ -31,7 +31,7 @@ STATE_MAX = 1 << 16
 
 _STATES = 256
 """How many threads can be in handlers, preempted or not: what nobody has used takes no memory."""
-_RINGS_SIZE, _RING_SIZE_MIN = 16 << 20, 1 << 20
+_RINGS_SIZE, _RING_SIZE_MIN = 8 << 20, 1 << 20
 """Bytes of all rings together, and of each at least: pages that nobody has used take no memory."""
 _SPARE = 1 << 20
 

@@ -63,10 +63,6 @@ _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
 
 
-_HORIZON = 10_000_000
-"""Nanoseconds for which records wait for older ones of threads that are interrupted, unless there are very many."""
-
-
 class InlineHandlers:
     """The handlers of one program; ``items`` are those of its records, ``why_not`` what speaks against all of them."""
 
@@ -288,8 +284,7 @@ class InlineHandlers:
             self._corrected = now
             self._maps.clock.correct()
         with self._lock:
-            # A thread may be interrupted for a while between asking for the time and writing its record.
-            began = time.monotonic_ns() - (0 if self._reader.is_busy else _HORIZON)
+            began = time.monotonic_ns() - self._reader.horizon
             batches = self._reader.read(self._maps.rings.move, began)
             if is_over:
                 batches += self._reader.read(self._move_rest, None)

@@ -40,6 +40,11 @@ _STUCK = 0.1
 """Seconds after which nobody waits any more for a thread that does not complete its entry."""
 _NEVER = 1 << 63
 
+_HORIZON = 10_000_000
+"""Nanoseconds for which records wait for older ones of threads that are interrupted, unless there are very many."""
+_CALM = 0.1
+"""Seconds after which there are not very many any more."""
+
 _PATIENCE = 20
 """How many readings the records of a thread wait for what the tracer tells of it."""
 
@@ -78,6 +83,8 @@ class RingReader:
         """The rings that wait for a thread to complete an entry: for what records from when on, and since when."""
         self._ahead: set[int] = set()
         """The rings of which more has been read than of others."""
+        self._calm_from = 0.0
+        """From when on there are not very many records any more."""
         self._before = 0
         """When the last reading began."""
         self.ended: list[tuple[int, ProbeState]] = []
@@ -92,6 +99,15 @@ class RingReader:
     def damaged(self) -> int:
         """How many pieces of rings had something in them that is no entry."""
         return self._index.damaged
+
+    @property
+    def horizon(self) -> int:
+        """
+        Nanoseconds for which records should wait for others.
+
+        A thread may be interrupted between asking for the time of its record and writing that.
+        """
+        return 0 if time.monotonic() < self._calm_from else _HORIZON
 
     def read(self, move: Callable[[EntryBuffer, Collection[int]], set[int]], before: int | None) -> list[Batch]:
         """
@@ -125,6 +141,8 @@ class RingReader:
         if (bound := index.bound) is not None:
             self._ahead = {ring for ring, last in index.last.items() if last > bound}
             self.is_busy = True
+        if self.is_busy:
+            self._calm_from = time.monotonic() + _CALM
         return batches
 
     def _bound(self, waiting: set[int], kept: int) -> int:

@@ -276,3 +276,15 @@ def test_no_ring_is_left_alone_because_of_one_that_has_come_to_its_end() -> None
     for _ in range(2):
         assert reader.read(nothing, 1000) == []
     assert left_alone == [[1], []]
+
+
+def test_records_wait_for_others_unless_there_are_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reader = reader_of(Item.TIME)
+    assert reader.horizon == 10_000_000
+    read(reader, None, *[entry(1, record(n, b"x" * 2000)) for n in range(10)])
+    assert reader.is_busy
+    assert reader.horizon == 0
+    now[0] += 0.2
+    assert reader.horizon == 10_000_000
