@@ -1,17 +1,17 @@
-"""Statements as RPN, and what a hit ends with: a record if something was printed, else none."""
+"""Statements as RPN, and what a hit ends with: a record if something was printed (``logemitter``), else none."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.emitters.faultemitter import FaultExits
+from dprobes.dpc.emitters.logemitter import LogEmitter
 from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.folder import integer_of
-from dprobes.dpc.typedtree.valueproperties import does_something, fails_otherwise, is_item
-from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG, size_of
+from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from dprobes.dpc.emitters.minorcodes import MinorCodes
     from dprobes.dpc.emitters.valueemitter import ValueEmitter
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = ["StatementEmitter"]
-
-_LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
-"""What instructions that log numbers of less than a word have before their number."""
-
-_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress)
-"""What is logged and is no number."""
-
-_GROUP_MAX = 16
-"""Numbers that are put on the stack to be logged together."""
 
 _TABLE_MIN = 5
 """Labels of a ``switch`` from which on a search by halves takes fewer instructions than one by one."""
@@ -60,13 +51,11 @@ class StatementEmitter:
         self._codes = codes
         self._minor = minor
         self._result = result
-        self._word_size = word_size
         self._trail: int | None = None
         self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
+        self._items = LogEmitter(writer, values, self.faults, word_size)
         self._done: set[int] = set()
         """The statements that are written already, by their ids."""
-        self._line = 0
-        """That of the ``printf`` at hand."""
         self._breaks: list[str] = []
         self._continues: list[str] = []
 
@@ -327,30 +316,8 @@ class StatementEmitter:
     # Records
 
     def _log(self, log: typedstatement.Log) -> None:
-        self._line = log.span.line
-        for items in _together(log.items, self._width_of):
-            if len(items) == 1:
-                self._log_item(items[0])
-            else:
-                self._log_numbers(items)
+        self._items.log(log.items, log.span.line)
         self._name_record(log)
-
-    def _width_of(self, item: typed.Argument) -> int:
-        """Return of how many bytes a number is that is logged as such, 0 of everything else."""
-        if isinstance(item, _NO_NUMBERS) or is_item(item):
-            return 0
-        if self._values.wide.is_wide(item.type) or does_something(item):
-            return 0
-        return size_of(item.type) or self._word_size
-
-    def _log_numbers(self, items: Sequence[typed.Argument]) -> None:
-        """Log numbers of one width, the first of which goes to the top of the stack."""
-        width = self._width_of(items[0])
-        for item in reversed(items):
-            assert not isinstance(item, _NO_NUMBERS)
-            self._values.low(item, 8 * width)
-        letter = _LETTERS.get(width if width < self._word_size else 0, "")
-        self._w.op(f"log {letter}{len(items)}", -len(items))
 
     def _name_record(self, log: typedstatement.Log) -> None:
         """Give the record the minor code of what has been printed so far."""
@@ -378,101 +345,10 @@ class StatementEmitter:
             w.op("add", -1)
         w.op("setmin", -1)
 
-    def _log_item(self, item: typed.Argument) -> None:
-        w = self._w
-        match item:
-            case typed.Text(address, limit):
-                self._log_read(address, lambda: w.number(limit), "log str")
-            case typed.Bytes(address, size):
-                self._log_read(address, lambda: self._values.exact(size), "log mrf")
-            case typed.StackTrace(is_kernel, frames):
-                name = "kstack" if is_kernel else "ustack"
-                w.op(f"log {name}" if frames is None else f"log {name}, {frames}")
-            case typed.Memory(address, type_):
-                self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
-            case typed.CommName():
-                pass
-            case typed.NetworkAddress():
-                self._log_network_address(item)
-            case typed.Kept():
-                self._log_caught(item)
-            case _ if is_item(item):
-                self._log_caught(item)
-            case _:
-                width, cells = size_of(item.type) or self._word_size, self._values.wide.width(item.type)
-                self._values.low(item, 8 * width)
-                letter = _LETTERS.get(width if width < self._word_size else 0, "")
-                w.op(f"log {letter}{cells}", -cells)
-
-    def _log_network_address(self, item: typed.NetworkAddress) -> None:
-        size = item.size
-        if size is None:
-            self._log_caught(item.value)
-        else:
-            self._log_read(item.value, lambda: self._values.exact(size), "log mrf")
-
-    def _log_read(self, address: typed.Value, size: Callable[[], None], instruction: str) -> None:
-        """Log what is at an address; where that cannot be read, or the address not be computed, the fault."""
-        w = self._w
-        fault, end = w.new_label(), w.new_label()
-        depth, may_fail = w.depth, is_item(address)
-        if may_fail:
-            w.op(f"sx {fault}")
-        size()
-        self._values.exact(address)
-        w.op(f"sx {end}")  # the instruction has logged the fault when it raises the exception
-        w.op(instruction, -2)
-        if may_fail:
-            w.op(f"jmp {end}")
-            self._log_fault(fault, end, depth, address)
-        w.label(end)
-        w.restore_handler()
-
-    def _log_caught(self, value: typed.Value | typed.Kept) -> None:
-        """Log a value that may fault as an item of one word, and what a table keeps as one of as many as it takes."""
-        w = self._w
-        fault, end = w.new_label(), w.new_label()
-        depth = w.depth
-        w.op(f"sx {fault}")
-        cells = self._values.tables.cells((value,))
-        w.number(cells)
-        w.op("log", -1 - cells)
-        w.op(f"jmp {end}")
-        self._log_fault(fault, end, depth, value)
-        w.label(end)
-        w.restore_handler()
-
-    def _log_fault(self, label: str, end: str, depth: int, value: typed.Argument) -> None:
-        """Log the address of an exception as a fault: what is there cannot be read now, either."""
-        w = self._w
-        w.label(label)
-        w.settle(depth)
-        if self.faults is not None and fails_otherwise(value):
-            self.faults.count(self._line)
-        w.number(1)
-        w.op("push x", 3)  # its code is on top of the address
-        w.drop()
-        w.op("xchg")
-        w.drop()
-        w.op(f"sx {end}")
-        w.op("log mrf", -2)
-
 
 def _shown(text: str) -> str:
     """Return a piece of C as the comment of a line."""
     return " ".join(text.split()).replace("*/", "* /")
-
-
-def _together(items: Sequence[typed.Argument], width_of: Callable[[typed.Argument], int]) -> list[list[typed.Argument]]:
-    """Return items in groups that one instruction logs: numbers of one width."""
-    groups: list[list[typed.Argument]] = []
-    for item in items:
-        width = width_of(item)
-        if groups and width and width == width_of(groups[-1][-1]) and len(groups[-1]) < _GROUP_MAX:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups
 
 
 def _first_statements(statement: typedstatement.Statement) -> Iterator[typedstatement.Statement]:
