@@ -84,7 +84,7 @@ class StubTarget:
         """The bytes under breakpoints that are written into memory, as the stub knows none."""
         self._breakpoint = b""
         self.inserted: set[int] = set()
-        self._lent: set[int] = set()
+        self._taken_out: set[int] = set()
         """Where breakpoints were taken out for a process that shares the memory (vfork)."""
         self.process = 0
         """The process, as the stub numbers it; 0: it does not speak of processes."""
@@ -212,18 +212,18 @@ class StubTarget:
         """
         self.stub.leave_copy(child, sorted(self.inserted), size)
         if shares_memory:
-            self._lent |= self.inserted
+            self._taken_out |= self.inserted
             self.inserted.clear()
 
     def end_sharing(self, instruction: bytes) -> None:
         """Insert again what was taken out for a process that shared the memory."""
-        lent, self._lent = self._lent, set()
-        for address in sorted(lent):
+        shared, self._taken_out = self._taken_out, set()
+        for address in sorted(shared):
             self.insert(address, len(instruction), instruction)
 
     def begin_anew(self) -> None:
         """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
-        for state in (self.inserted, self._lent, self._originals, self._blocks):
+        for state in (self.inserted, self._taken_out, self._originals, self._blocks):
             state.clear()
 
     # Going on
