@@ -68,6 +68,7 @@ class Run:
         self._argv = scope.command
         self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
+        self._has_met_obstacle = False
         self._active = 0
         self._exit_status = exit_status
         self._awaited = ""
@@ -144,7 +145,7 @@ class Run:
             console.warning("ended before everything was written; the probepoints are removed as soon as possible")
             os._exit(128 + number)
         self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
-        self._is_early |= not self._has_begun
+        self._is_early |= not (self._has_begun or self._has_met_obstacle)
         self._progress.begin("removing the probepoints")
         self._session.stop()
 
@@ -196,6 +197,7 @@ class Run:
         if event.state is ProbeState.COMPILED:
             self._awaited = event.detail
         if event.state.is_obstacle:
+            self._has_met_obstacle = True
             where, outcome = (f"in process {event.pid}", "not inserted there") if event.pid else ("", "not inserted")
             console.warning(event.state.line(event.detail, where, outcome))
         if event.state is ProbeState.CONFLICT and not self._named_holders:

@@ -10,7 +10,8 @@ from dprobes.cli.interrupts import EarlyInterrupt
 from dprobes.cli.progress import Progress
 from dprobes.cli.runfollower import Run
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.interface import Begun, Finished, Scope
+from dprobes.engines.interface import Begun, Finished, Scope, StateEvent
+from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
@@ -29,13 +30,14 @@ class EmptySession:
     left_out = ()
     is_debugging = False
 
-    def __init__(self, interrupted_after: int) -> None:
+    def __init__(self, interrupted_after: int, *before: Event) -> None:
+        self._before = before
         self.mapped_files: dict[str, str] = {}
         self._interrupted_after = interrupted_after
         self.is_stopped = False
 
     def events(self) -> Iterator[Event]:
-        events: tuple[Event, ...] = Begun(), Finished((), None)
+        events: tuple[Event, ...] = *self._before, Begun(), Finished((), None)
         for number, event in enumerate(events):
             if number == self._interrupted_after:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -78,3 +80,9 @@ def test_a_run_that_ctrl_c_ends_before_it_has_begun_says_nothing_of_what_was_map
 def test_later_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     expected = "dprobes: error: no probepoint was inserted: no process mapped 'libm.so.6' as code"
     assert conclusion_of(EmptySession(interrupted_after=1), capsys) == (1, expected)
+
+
+def test_a_run_that_has_met_a_conflict_is_not_early(capsys: pytest.CaptureFixture[str]) -> None:
+    conflict = StateEvent((0,), os.getpid(), ProbeState.CONFLICT, "other code is there")
+    expected = "dprobes: error: no probepoint was inserted: no process mapped 'libm.so.6' as code"
+    assert conclusion_of(EmptySession(1, conflict), capsys) == (1, expected)
