@@ -55,14 +55,15 @@ class Chain:
     ``hits`` are the sums of all programs' hits, by the files and written places of their probepoints.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: PtraceEngine | None = None) -> None:
+        self._engine = engine or PtraceEngine()
         self.last: Followed | None = None
         self._thread = threading.Thread()
         self.hits: Counter[tuple[str, str]] = Counter()
 
     def enter(self, job: Job) -> Followed:
         """Enter a session; its job says whose place it takes."""
-        session = PtraceEngine().run(job)
+        session = self._engine.run(job)
         session.__enter__()
         if self.last is not None:
             self._collect(self.last)

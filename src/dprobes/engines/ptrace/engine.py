@@ -257,6 +257,10 @@ class PtraceSession:
                     yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
                     raise item
+                elif isinstance(item, Finished) and run.native is not None:
+                    run.take_native(is_over=True)
+                    yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
+                    yield item if item.cut_short else replace(item, counts=run.counts())
                 else:
                     yield item
             if is_over:
