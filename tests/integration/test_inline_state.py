@@ -27,7 +27,7 @@ def rivals(run: Runner, program: Path, source: str, *more: str) -> Result:
 
 
 def ways(result: Result, minor: int) -> set[str]:
-    return set(result.counts[minor].executed.split(", "))
+    return {way.partition(" (")[0] for way in result.counts[minor].executed.split(", ")}
 
 
 def test_variables_lose_nothing_between_processes_and_breakpoints(build: Builder, run: Runner) -> None:
