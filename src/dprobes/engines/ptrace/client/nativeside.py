@@ -1,8 +1,8 @@
 """
 What the client asks of handlers that run in the probed process, for an engine that has such.
 
-A breakpoint is placed first in any case. When it is, the process maps memory for handlers, and jumps take the place of
-those breakpoints for which there are any.
+A breakpoint is placed first, though not always written (``tracer.placement``). When it is, the process maps memory for
+handlers, and jumps take the place of those breakpoints for which there are any.
 """
 
 from __future__ import annotations
