@@ -10,17 +10,22 @@ import functools
 import os
 import re
 import signal
+import subprocess
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.support import (
+    DPROBES,
     TIMEOUT,
     await_line,
+    await_message,
     await_traced,
     await_true,
     code_is_original,
+    environment,
     executable_segments,
     is_traced,
     memory_at,
@@ -29,7 +34,6 @@ from integration.support import (
 )
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -123,7 +127,7 @@ def test_places_of_one_function_are_hit_equally_often(build: Builder, run: Runne
     assert result.status == 0
     hits = {result.counts[n].hits for n in range(len(places))}
     assert len(hits) == 1
-    assert hits.pop() > 2 * int(result.stdout.split()[-1])
+    assert hits.pop() > 2 * int(result.stdout.split()[1])
     assert all("inline" in result.counts[n].executed for n in range(len(places)))
 
 
@@ -152,3 +156,40 @@ def test_a_killed_tracer_leaves_no_jump(build: Builder, run: Runner) -> None:
         _, stderr = client.communicate(timeout=TIMEOUT)
         assert "Traceback" not in stderr, stderr
         assert code_is_original(target.pid, program)
+
+
+def test_a_fault_in_displaced_code_is_at_the_original_instruction_and_can_be_put_right(
+    build: Builder, run: Runner
+) -> None:
+    """The program looks at the address in its handler, which lets the instruction be tried once more."""
+    with hot(build, "near") as (target, _):
+        client, _ = run.start(counting("reads_0"), ["-p", str(target.pid)], INLINE)
+        stderr = ended_after_a_while(client)
+    assert executed(stderr)[0] == {"window"}, stderr
+
+
+def ended_after_a_while(client: subprocess.Popen[str]) -> str:
+    """Let a client be there until what it probes has been hit some times, and end it."""
+    await_message(client, "active")
+    time.sleep(1)
+    client.send_signal(signal.SIGINT)
+    return client.communicate(timeout=TIMEOUT)[1]
+
+
+def test_show_says_by_which_jump_each_probepoint_would_be_probed(build: Builder, tmp_path: Path) -> None:
+    program = build("windows.c")
+    places = ("call_11 + 4", "lead_9 + 10", "rows_7", "reads_0 + 4", "crossing_4")
+    source = tmp_path / "all.rpn"
+    text = counting(*places).replace("name = windows", f'name = "{program}"')
+    source.write_text(
+        text.replace("minor = 4\n", "minor = 4\npasscount = 5\n").replace("minor = 2\nabort", "minor = 2\nexit 1")
+    )
+    command = [*DPROBES, "show", str(source), "--engine", "inline", "--allow-write"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    assert [line.removeprefix("// inline: by ") for line in done.stdout.splitlines() if "inline:" in line] == [
+        "a jump over several instructions",
+        "a jump over what leads to it",
+        "a breakpoint: its handler ends with 'exit 1'",
+        "a breakpoint: its instruction may fault, and has no record then",
+        "a punned jump, if the addresses that it leads to are free",
+    ]

@@ -17,6 +17,7 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 static atomic_int over, wrong, enough;
@@ -24,6 +25,7 @@ static atomic_int over, wrong, enough;
 /* Each returns its argument and the number in its name; "at_..." are labels of single instructions. */
 unsigned long rows_7(unsigned long n), dead_3(unsigned long n), near_5(unsigned long n), lead_9(unsigned long n),
 	call_11(unsigned long n), loop_6(unsigned long n), crossing_4(unsigned long n), marked_8(unsigned long n);
+unsigned long reads_0(const unsigned long *place);
 extern const char at_dead, at_near, at_lead, at_call, at_second, at_third;
 
 #define FUNCTION(name, body) ".globl " #name "\n.type " #name ", @function\n" #name ": " body ".size " #name ", . - " #name "\n"
@@ -41,6 +43,8 @@ __asm__(".text\n" FILLED
 	FUNCTION(loop_6, "mov %rdi, %rax\nmov $3, %ecx\n5: inc %rax\ninc %rax\ndec %ecx\njnz 5b\nret\n")
 	/* A mark for indirect branches. */
 	FUNCTION(marked_8, "endbr64\npush %rdi\npop %rax\nadd $8, %rax\nret\n")
+	/* What faults is not the first instruction. */
+	FUNCTION(reads_0, "push %rbp\nmov %rsp, %rbp\nmov (%rdi), %rax\npop %rbp\nret\n")
 	FILLED
 	/* Bytes behind a return that nobody executes. */
 	FUNCTION(dead_3, "lea 3(%rdi), %rax\n" AT(dead) "ret\n") PADDING
@@ -73,6 +77,26 @@ static void on_alarm(int number)
 {
 	if (number != SIGALRM || !right(12345))
 		wrong = 2;
+}
+
+static unsigned long *page;
+static volatile int faults;
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+	ucontext_t *state = context;
+
+	if (number != SIGSEGV || info->si_addr != page || state->uc_mcontext.gregs[REG_RIP] != (long)reads_0 + 4)
+		_exit(9);
+	faults++;
+	mprotect(page, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void fault(void)
+{
+	mprotect(page, 4096, PROT_NONE);
+	if (reads_0(page) != 77)
+		wrong = 5;
 }
 
 static void on_enough(int number)
@@ -117,8 +141,13 @@ int main(int argc, char **argv)
 	int count = atoi(argv[2]);
 	pthread_t ids[16];
 
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+
 	if (argc > 3)
 		fill();
+	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	*page = 77;
+	sigaction(SIGSEGV, &action, NULL);
 	signal(SIGALRM, on_alarm);
 	signal(SIGUSR2, on_enough);
 	clock_gettime(CLOCK_MONOTONIC, &start);
@@ -128,6 +157,7 @@ int main(int argc, char **argv)
 	printf("ready\n");
 	fflush(stdout);
 	do {
+		fault();
 		pid_t pid = fork();
 		if (pid == 0)
 			_exit(right(2) ? 0 : 1);
@@ -144,6 +174,6 @@ int main(int argc, char **argv)
 		pthread_join(ids[n], NULL);
 		sum += counters[n];
 	}
-	printf("%lu\n", sum);
+	printf("%lu %d\n", sum, faults);
 	return wrong;
 }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Engine, PlaceNote, Scope
     from dprobes.engines.options import EngineOptions, MachineKnowledge
     from dprobes.resolve.localmodule import Compiled
+    from dprobes.resolve.probepoints import ResolvedModule
+    from dprobes.rpn.program import Program
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
@@ -92,7 +94,8 @@ class EngineRow:
     that a user is told of a module that is not there yet, ``shares_variables`` that its sessions can use the variables
     and tables of others. ``options`` is the dataclass of options of its own; those in ``demands`` cannot be ignored by
     another engine, and are named there as users write them. ``doctor`` returns ``Finding``s. ``place_notes`` says what
-    the engine does at instructions, ``code_listing`` how it compiles a program (``show``).
+    the engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes`` what it does
+    with each probepoint of one, if a user asks for that.
     """
 
     name: str
@@ -111,6 +114,7 @@ class EngineRow:
     doctor: str | None = None
     place_notes: str | None = None
     code_listing: str | None = None
+    probe_notes: str | None = None
 
     @property
     def usage(self) -> str:
@@ -142,6 +146,10 @@ class EngineRow:
     def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
         """Return what it would do at each of some instructions of a module; nothing if there is nothing to say."""
         return () if self.place_notes is None else _load(self.place_notes)(module, instructions)
+
+    def notes_on_probes(self, program: Program, resolved: ResolvedModule) -> Mapping[int, str]:
+        """Return what it does with probepoints of a module, by their places among these."""
+        return {} if self.probe_notes is None else _load(self.probe_notes)(program, resolved)
 
 
 _COMMON = frozenset(
@@ -226,6 +234,7 @@ _INLINE = EngineRow(
     how_to_ask="use --engine inline with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,
+    probe_notes="dprobes.engines.inline.probenotes:probe_notes",
 )
 
 _REPLAY = EngineRow(

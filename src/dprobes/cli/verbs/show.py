@@ -44,6 +44,7 @@ __all__ = ["command", "listing"]
 @program_options
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
+@click.option("--engine", metavar="NAME", help="Say for each probepoint what this engine does with it.")
 @click.option("--bpf", "as_bpf", is_flag=True, help="Print the handlers as eBPF, as the ebpf engine compiles them.")
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's."
@@ -57,6 +58,7 @@ def command(
     allow_write: bool,
     symbols: Path | None,
     pid: int | None,
+    engine: str | None,
     as_bpf: bool,
     arch: str | None,
 ) -> int:
@@ -66,12 +68,21 @@ def command(
     For each probepoint: its place in the module and the instruction there. Then the handler: byte offsets in the
     encoded program, instructions, and the depth of the RPN stack before each ('?' where it depends on the run).
 
+    With --engine NAME: by which jump each probepoint would be probed, or why by a breakpoint.
+
     With --bpf: the eBPF that the handlers are compiled to for this kernel, with the program's instructions in between.
     A jump shows its distance and the number of its target instruction.
 
     For a compiled program (dprobes build): everything that the file contains, and nothing about this machine.
     """
     program = program_of(file, text)
+    if engine is not None:
+        from dprobes.engines.registry import rows
+
+        if engine not in (known := [row.name for row in rows() if row.probe_notes is not None]):
+            raise click.BadParameter(
+                f"'{engine}' says nothing of the kind; {' and '.join(known)} does", None, None, "--engine"
+            )
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     if file is not None and is_compiled(file):
         from dprobes.cli.output.ppdfcontents import ppdf_listing
@@ -92,12 +103,12 @@ def command(
 
             print_lines(code_listing(compiled))
         else:
-            print_lines(listing(compiled))
+            print_lines(listing(compiled, engine))
     return 0
 
 
-def listing(compiled: Compiled) -> Iterator[str]:
-    """Iterate over the lines of a program's listing."""
+def listing(compiled: Compiled, engine: str | None = None) -> Iterator[str]:
+    """Iterate over the lines of a program's listing, with what an engine does with each probepoint."""
     program, resolved = compiled.program, compiled.resolved or compiled.kernel
     code = Disassembly(program, compiled.architecture, resolved.image if resolved is not None else None)
     yield from print_header(program)
@@ -115,12 +126,13 @@ def listing(compiled: Compiled) -> Iterator[str]:
         yield "// Go: arg0 to arg8 are rax, rbx, rcx, rdi, rsi, r8, r9, r10, r11 (ABIInternal)"
     probes = resolved.probepoints if resolved is not None else compiled.everywhere
     left_out = resolved.left_out if resolved is not None else ()
+    notes = _notes(compiled, engine)
     for number, definition in enumerate(program.definitions):
         yield ""
         yield from print_header(definition)
         module = compiled.resolved.module if compiled.resolved is not None else None
         mine = [probe for probe in probes if probe.number == number]
-        yield from _places(mine, module, compiled.kernel.module.kernel if compiled.kernel is not None else None)
+        yield from _places(mine, module, notes, compiled.kernel.module.kernel if compiled.kernel is not None else None)
         if compiled.resolved is not None and number in compiled.resolved.of_c:
             yield "// a function of C: arg0 to arg5 are rdi, rsi, rdx, rcx, r8, r9"
         for line in left_out_lines([x for x in left_out if x.number == number], names=None):
@@ -129,7 +141,21 @@ def listing(compiled: Compiled) -> Iterator[str]:
     yield from code.procedures()
 
 
-def _places(probes: Sequence[Probepoint], module: Module | None, kernel: RunningKernel | None) -> Iterator[str]:
+def _notes(compiled: Compiled, engine: str | None) -> dict[int, str]:
+    """Return what an engine says of probepoints, by their identities."""
+    from dprobes.engines.registry import rows
+
+    resolved = compiled.resolved
+    if resolved is None or engine is None:
+        return {}
+    (row,) = (row for row in rows() if row.name == engine)
+    found = row.notes_on_probes(compiled.program, resolved)
+    return {id(resolved.probepoints[number]): f"// {engine}: {note}" for number, note in found.items()}
+
+
+def _places(
+    probes: Sequence[Probepoint], module: Module | None, notes: dict[int, str], kernel: RunningKernel | None
+) -> Iterator[str]:
     from dprobes.engines.registry import rows
 
     if not probes:
@@ -150,10 +176,12 @@ def _places(probes: Sequence[Probepoint], module: Module | None, kernel: Running
 
                     yield from (f"// {line}" for line in described_site(probe.code.usdt))
                 yield from remarks.get(probe.offset, ())
+                yield from filter(None, [notes.get(id(probe))])
             case ProbeKind.RETURN:
                 yield _code_line(probe, kernel)
                 exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.code.exits.exits)
                 yield f"// left by {exits or 'nothing'}"
+                yield from filter(None, [notes.get(id(probe))])
             case ProbeKind.WATCHPOINT:
                 length = probe.memory.length
                 size = f"{length} byte{'s' if length > 1 else ''}"
