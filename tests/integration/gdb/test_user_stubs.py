@@ -166,7 +166,7 @@ def test_faults_make_no_records(build: Builder, run: Runner, stub: Any) -> None:
 
 def test_returns_are_those_of_the_ptrace_engine(build: Builder, run: Runner, stub: Any) -> None:
     """Recursion and tail calls: each return is told in its order, with the argument of the entry."""
-    path = build("calls.c", *(("-static",) if stub.is_i386 else ()), i386=stub.is_i386)
+    path = build("tails.c", *(("-static",) if stub.is_i386 else ()), i386=stub.is_i386)
     text = "".join(
         f"offset = {function}\nreturn = yes\nminor = {minor}\npush entry, arg0; push r, retval; log 2; exit\n"
         for minor, function in enumerate(("fib", "tail"), 1)
