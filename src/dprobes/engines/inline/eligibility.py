@@ -8,7 +8,7 @@ from dprobes.bpf.asm.isa import Class, Helper, Jump
 from dprobes.engines.inline.faultless import always_completes
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
-from dprobes.rpn.needs import executed_instructions
+from dprobes.rpn.needs import entry_instructions, executed_instructions
 from dprobes.rpn.program import calls_extensions
 from dprobes.rpn.tables import KeyKind, table_of
 from dprobes.target.functionexits import ExitKind
@@ -40,7 +40,8 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
     if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
         return "it is not about an instruction"
     if probe.at_return:
-        if all(leaving.kind is not ExitKind.RETURN for leaving in probe.code.exits.exits):
+        has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
+        if not has_returns and not entry_instructions(program, probe.definition):
             return "its function has no return instruction, and is left by jumps only"
     elif not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
         return "its instruction may fault, and has no record then"

@@ -7,7 +7,8 @@ What runs at which instruction for a probepoint: eBPF, a piece for each place.
     a probepoint at a return             its handler at each return instruction, on the state behind that; where it asks
                                          for the entry of the call, also what keeps that where the function begins
 
-A jump that may be a tail call has no piece: the tracer awaits the return of what is called.
+A jump that may be a tail call has no piece: the tracer awaits the return of what is called. A function that is left by
+such jumps alone has what keeps its entry, if that is asked for.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def test_most_handlers_can(program_file: Path) -> None:
     assert said_of(program_file, f"offset = plain\npasscount = 3\nmaxhits = 2\n{body}", header) is None
     assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
     assert said_of(program_file, "offset = load\nreturn = yes\npush elapsed\nlog 1\nexit") is None
+    assert said_of(program_file, "offset = jumping\nreturn = yes\npush elapsed\nlog 1\nexit") is None
 
 
 @pytest.mark.parametrize(
