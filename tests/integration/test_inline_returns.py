@@ -26,7 +26,7 @@ IN_PROCESS = ("step", "fib", "jump_out")
 
 @pytest.fixture
 def calls(build: Builder) -> Path:
-    return build("calls.c", *FLAGS)
+    return build("recursion.c", *FLAGS)
 
 
 def tables_of(source: str, *command: object) -> tuple[dict[str, object], str]:
@@ -64,7 +64,8 @@ def test_the_handler_of_an_entry_runs_where_that_is_kept_for_the_return(calls: P
 
 def test_a_call_takes_longer_than_those_within_it(calls: Path, run: Runner) -> None:
     program = (
-        "name = calls\nlogmax = 64\noffset = fib\nreturn = yes\nminor = 1\npush elapsed\npush entry, rdi\nlog 2\nexit\n"
+        "name = recursion\nlogmax = 64\noffset = fib\nreturn = yes\nminor = 1\n"
+        "push elapsed\npush entry, rdi\nlog 2\nexit\n"
     )
     result = run.command(program, calls, 5, options=INLINE)
     assert result.counts[1].hits == result.counts[1].records == FIB

@@ -17,7 +17,7 @@ CALM = list(range(1_000_000_000, 1_000_001_000))
 
 @pytest.mark.parametrize("mode", ["plain", "stack"])
 def test_hits_in_signal_handlers_count_as_well(build: Builder, run: Runner, mode: str) -> None:
-    result = run.command(RECORD, build("alarms.c", "-O1"), mode, 1000, options=INLINE)
+    result = run.command(RECORD, build("alarms.c", "-O1"), mode, 400, options=INLINE)
     executed, alarms, _ = map(int, result.stdout.split())
     counts = result.counts[1]
     assert alarms > 0
@@ -27,7 +27,7 @@ def test_hits_in_signal_handlers_count_as_well(build: Builder, run: Runner, mode
 
 
 def test_a_record_that_a_signal_handler_jumps_away_from_holds_up_no_others(build: Builder, run: Runner) -> None:
-    result = run.command(RECORD, build("alarms.c", "-O1"), "jump", 1000, options=INLINE)
+    result = run.command(RECORD, build("alarms.c", "-O1"), "jump", 400, options=INLINE)
     executed, _, jumps = map(int, result.stdout.split())
     counts = result.counts[1]
     assert jumps > 0
@@ -42,7 +42,7 @@ def test_states_that_a_signal_handler_jumps_away_from_are_had_again(build: Build
         "name = alarms\nlogmax = 64\noffset = step\nreturn = yes\nminor = 1\n"
         "begin: push entry, rdi\njlt begin\nlog 1\nexit\n"  # a loop, so that it has a state
     )
-    result = run.command(source, build("alarms.c", "-O1"), "jump", 1000, options=INLINE)
+    result = run.command(source, build("alarms.c", "-O1"), "jump", 400, options=INLINE)
     executed, _, jumps = map(int, result.stdout.split())
     counts = result.counts[1]
     assert executed - jumps <= counts.hits <= executed
