@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.dpc.syntax.declarationparser import BASIC_WORDS, NAMED_TYPES, QUALIFIERS, STORAGES, TAGGED
@@ -59,9 +60,6 @@ def grammar() -> str:
     """Return the TextMate grammar."""
     others = [word for word in operators() if word not in LOGGING]
     patterns = [
-        {"name": "comment.line.double-slash.dprobes", "match": r"//.*$"},
-        {"name": "comment.block.dprobes", "begin": r"/\*", "end": r"\*/"},
-        {"name": "meta.preprocessor.dprobes", "match": r"^\s*#\s*\w+.*$"},
         {"name": "string.quoted.double.dprobes", "match": r'"[^"\n]*"'},
         {"name": "constant.character.dprobes", "match": r"'(?:\\.|[^'\\\n])'"},
         {
@@ -78,13 +76,7 @@ def grammar() -> str:
         {"name": "storage.type.dprobes", "match": rf"(?i)(?<=[\s,])(?:{one_of(operand_words())})\b"},
         {"name": "constant.numeric.dprobes", "match": r"\b(?:0[xX][0-9a-fA-F]+|\d+(?:[hH][zZ])?)\b"},
     ]
-    content = {
-        "name": "DProbes RPN",
-        "scopeName": "source.dprobes",
-        "fileTypes": ["rpn"],
-        "patterns": patterns,
-    }
-    return json.dumps(content, indent=2) + "\n"
+    return textmate("DProbes RPN", "dprobes", "rpn", patterns)
 
 
 def grammar_of_c() -> str:
@@ -92,9 +84,6 @@ def grammar_of_c() -> str:
     calls = sorted({*RESERVED_CALLS, *ACTIONS})
     points = ["module", "return", "when", *POINT_WORDS]
     patterns = [
-        {"name": "comment.line.double-slash.dprobes-c", "match": r"//.*$"},
-        {"name": "comment.block.dprobes-c", "begin": r"/\*", "end": r"\*/"},
-        {"name": "meta.preprocessor.dprobes-c", "match": r"^\s*#\s*\w+.*$"},
         {"name": "string.quoted.double.dprobes-c", "match": r'"(?:\\.|[^"\\\n])*"'},
         {"name": "constant.character.dprobes-c", "match": r"'(?:\\.|[^'\\\n])*'"},
         {"name": "variable.other.table.dprobes-c", "match": r"@[A-Za-z_]?\w*"},
@@ -106,12 +95,17 @@ def grammar_of_c() -> str:
         {"name": "variable.language.dprobes-c", "match": rf"\b(?:{one_of(list(PROVIDED))})\b"},
         {"name": "constant.numeric.dprobes-c", "match": r"\b(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[A-Za-z]*\b"},
     ]
-    content = {
-        "name": "DProbes C",
-        "scopeName": "source.dprobes-c",
-        "fileTypes": ["dpc"],
-        "patterns": patterns,
-    }
+    return textmate("DProbes C", "dprobes-c", "dpc", patterns)
+
+
+def textmate(name: str, scope: str, suffix: str, patterns: list[dict[str, Any]]) -> str:
+    """Return the TextMate grammar of a language with the comments and the preprocessor of C."""
+    of_c = [
+        {"name": f"comment.line.double-slash.{scope}", "match": r"//.*$"},
+        {"name": f"comment.block.{scope}", "begin": r"/\*", "end": r"\*/"},
+        {"name": f"meta.preprocessor.{scope}", "match": r"^\s*#\s*\w+.*$"},
+    ]
+    content = {"name": name, "scopeName": f"source.{scope}", "fileTypes": [suffix], "patterns": [*of_c, *patterns]}
     return json.dumps(content, indent=2) + "\n"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.dwarf.addresslists import bounds_at, old_bounds_at
 from dprobes.dwarf.bytenumbers import unsigned_at
 from dprobes.dwarf.entries import UNREADABLE
 from dprobes.dwarf.numbers import At
@@ -57,22 +58,18 @@ def listed_expressions(entry: Entry, attribute: int) -> Sequence[ListedExpressio
 def _old_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
     size, order = unit.sizes.address, unit.sizes.order
     data, position, base = section.data, section.start + place, unit.low_pc
-    ones = (1 << 8 * size) - 1
     found: list[ListedExpression] = []
     while len(found) < _ENTRIES_MAX:
         if position + 2 * size > section.end:
             raise IndexError("a list outside of its section")
-        begin = int.from_bytes(data[position : position + size], order)
-        end = int.from_bytes(data[position + size : position + 2 * size], order)
-        position += 2 * size
-        if begin == ones:
-            base = end
-        elif not begin and not end:
+        bounds = old_bounds_at(unit, data, position, base)
+        if bounds is None:
             break
-        else:
+        begin, end, base, position = bounds
+        if begin is not None:
             length = int.from_bytes(data[position : position + 2], order)
             position += 2
-            found.append(ListedExpression(base + begin, base + end, _block(data[position : position + length], length)))
+            found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
             position += length
     return found
 
@@ -116,7 +113,6 @@ def _split_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[
 
 
 def _new_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
-    size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     data, position, base = section.data, section.start + place, unit.low_pc
     found: list[ListedExpression] = []
     while len(found) < _ENTRIES_MAX:
@@ -129,39 +125,16 @@ def _new_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[Li
         match kind:
             case 0:  # end_of_list
                 break
-            case 1:  # base_addressx
-                index, position = unsigned_at(data, position)
-                base = file.indexed_address(unit, index)
-                continue
-            case 2 | 3:  # startx_endx, startx_length
-                index, position = unsigned_at(data, position)
-                second, position = unsigned_at(data, position)
-                begin = file.indexed_address(unit, index)
-                end = begin + second if kind == 3 else file.indexed_address(unit, second)
-            case 4:  # offset_pair
-                begin, position = unsigned_at(data, position)
-                end, position = unsigned_at(data, position)
-                begin, end = base + begin, base + end
             case 5:  # default_location
                 pass
-            case 6:  # base_address
-                base = int.from_bytes(data[position : position + size], order)
-                position += size
-                continue
-            case 7:  # start_end
-                begin = int.from_bytes(data[position : position + size], order)
-                end = int.from_bytes(data[position + size : position + 2 * size], order)
-                position += 2 * size
-            case 8:  # start_length
-                begin = int.from_bytes(data[position : position + size], order)
-                length, position = unsigned_at(data, position + size)
-                end = begin + length
             case 9:  # GNU_view_pair: which of several states of one instruction
                 _, position = unsigned_at(data, position)
                 _, position = unsigned_at(data, position)
                 continue
             case _:
-                raise ValueError(f"a location of kind {kind}")
+                begin, end, base, position = bounds_at(unit, data, position, kind if kind < 5 else kind - 1, base)
+                if begin is None:
+                    continue
         length, position = unsigned_at(data, position)
         found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
         position += length

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dwarf.bytenumbers import unsigned_at
+from dprobes.dwarf.addresslists import bounds_at, old_bounds_at
 from dprobes.dwarf.entries import UNREADABLE
 from dprobes.dwarf.numbers import At
 
@@ -83,65 +83,32 @@ def _old_list(unit: EntryUnit, place: int | None) -> Sequence[AddressRange]:
         return ()
     section, size = unit.file.section(".debug_ranges"), unit.sizes.address
     position, base = section.start + place, unit.low_pc
-    ones = (1 << 8 * size) - 1
     found: list[AddressRange] = []
     while len(found) < _RANGES_MAX:
         if position + 2 * size > section.end:
             raise IndexError("a list outside of its section")
-        begin = int.from_bytes(section.data[position : position + size], unit.sizes.order)
-        end = int.from_bytes(section.data[position + size : position + 2 * size], unit.sizes.order)
-        position += 2 * size
-        if begin == ones:
-            base = end
-        elif not begin and not end:
+        bounds = old_bounds_at(unit, section.data, position, base)
+        if bounds is None:
             break
-        elif begin < end:
-            found.append((base + begin, base + end))
+        begin, end, base, position = bounds
+        if begin is not None and begin < end:
+            found.append((begin, end))
     return found
 
 
 def _new_list(unit: EntryUnit, place: int | None) -> Sequence[AddressRange]:
     if place is None:
         return ()
-    section, size, file = unit.file.section(".debug_rnglists"), unit.sizes.address, unit.file
+    section = unit.file.section(".debug_rnglists")
     data, position, base = section.data, section.start + place, unit.low_pc
     found: list[AddressRange] = []
     while len(found) < _RANGES_MAX:
         if position >= section.end:
             raise IndexError("a list outside of its section")
         kind = data[position]
-        position += 1
-        begin = end = 0
-        match kind:
-            case 0:  # end_of_list
-                break
-            case 1:  # base_addressx
-                index, position = unsigned_at(data, position)
-                base = file.indexed_address(unit, index)
-                continue
-            case 2 | 3:  # startx_endx, startx_length
-                index, position = unsigned_at(data, position)
-                second, position = unsigned_at(data, position)
-                begin = file.indexed_address(unit, index)
-                end = begin + second if kind == 3 else file.indexed_address(unit, second)
-            case 4:  # offset_pair
-                begin, position = unsigned_at(data, position)
-                end, position = unsigned_at(data, position)
-                begin, end = base + begin, base + end
-            case 5:  # base_address
-                base = int.from_bytes(data[position : position + size], unit.sizes.order)
-                position += size
-                continue
-            case 6:  # start_end
-                begin = int.from_bytes(data[position : position + size], unit.sizes.order)
-                end = int.from_bytes(data[position + size : position + 2 * size], unit.sizes.order)
-                position += 2 * size
-            case 7:  # start_length
-                begin = int.from_bytes(data[position : position + size], unit.sizes.order)
-                length, position = unsigned_at(data, position + size)
-                end = begin + length
-            case _:
-                raise ValueError(f"a range of kind {kind}")
-        if begin < end:
+        if not kind:  # end_of_list
+            break
+        begin, end, base, position = bounds_at(unit, data, position + 1, kind, base)
+        if begin is not None and begin < end:
             found.append((begin, end))
     return found
