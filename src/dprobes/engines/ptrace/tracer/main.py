@@ -220,8 +220,7 @@ class Tracer:
                         self._patcher.restore(space)
                     self._inserter.insert(message)
                 case Replace():
-                    for space in self._threads.spaces():
-                        self._patcher.restore(space)
+                    self._patcher.restore_all()
                     self._replacer.replace(message)
                 case End(number):
                     if self._programs.is_the_end(message):

@@ -52,6 +52,8 @@ _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
 _TRIES = 20
 """How often threads are looked at that may be in handlers: of a program that does little else many are."""
+_HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.01
+"""Seconds for which a thread in a handler is let run before it is looked at again."""
 _DIFFERS = "memory holds something else than the file"
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
@@ -274,6 +276,36 @@ class Patcher:
         try:
             space.patches.restore(space.memory, mine)
             space.renew()
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+
+    def restore_all(self) -> None:
+        """
+        Put breakpoints back in the place of all jumps, and let the handlers end that are under way.
+
+        So whoever looks at what a program has counted and recorded finds all of it.
+        """
+        spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.by_site]
+        for space in spaces:
+            self.restore(space)
+        pause = _HANDLER_PAUSE
+        waiting: set[int] | None = None
+        for _ in range(_TRIES if spaces else 0):
+            inside = self._in_handlers(spaces)
+            waiting = inside if waiting is None else waiting & inside
+            if not waiting:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _HANDLER_PAUSE_MAX)
+
+    def _in_handlers(self, spaces: Iterable[AddressSpace]) -> set[int]:
+        """Return the threads that may be in a handler just now."""
+        threads = [(space, thread) for space in spaces for thread in self._threads.in_space(space)]
+        held = self._stopper.stop([thread for _, thread in threads])
+        try:
+            return {thread.tid for space, thread in threads if not is_outside(space, thread)}
         finally:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
