@@ -100,3 +100,33 @@ def test_handlers_in_processes_look_at_tables_and_delete_from_them(build: Builde
     ]
     assert "inline" in done.stderr
     assert "a breakpoint instead of a jump: its instruction may fault" in done.stderr
+
+
+def test_programs_for_several_modules_share_their_variables_and_tables(tmp_path: Path) -> None:
+    (tmp_path / "side.c").write_text("unsigned long side(unsigned long n) { return n * 3; }\n")
+    (tmp_path / "two.c").write_text(
+        "unsigned long side(unsigned long n);\n"
+        "__attribute__((noipa)) unsigned long mine(unsigned long n) { return n + 1; }\n"
+        "int main(void) { unsigned long sum = 0;\n"
+        "for (unsigned long n = 0; n < 50000; n++) sum += side(n) + mine(n);\n"
+        "return sum == 0; }\n"
+    )
+    library, program = tmp_path / "libside.so", tmp_path / "two"
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, tmp_path / "side.c"], check=True)
+    subprocess.run(
+        ["gcc", "-O1", "-o", program, tmp_path / "two.c", f"-L{tmp_path}", "-lside", f"-Wl,-rpath,{tmp_path}"],
+        check=True,
+    )
+    body = "@calls = count(); @of[arg0 % 3] = count(); total += 1; all += 1;"
+    source = (
+        f'long total; global long all; "{program}":mine {{ {body} }} "{library}":side {{ {body} '
+        'if (arg0 == 49999) { printf("%d %d", total, all); } } end { printf("%d in all", total); }'
+    )
+    command = [*DPROBES, "run", "-e", source, *INLINE, "--", str(program)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("  99999 99999")
+    assert "100000 in all" in lines
+    assert "@calls: 100000" in lines
+    assert sorted(line for line in lines if "@of" in line) == ["@of[0]: 33334", "@of[1]: 33334", "@of[2]: 33332"]
+    assert done.stderr.count("inline") == 2

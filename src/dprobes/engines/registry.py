@@ -232,6 +232,7 @@ _INLINE = EngineRow(
     scopes=frozenset({ScopeKind.TREE}),
     capabilities=_PTRACE.capabilities,
     how_to_ask="use --engine inline with -c COMMAND or -p PID",
+    shares_variables=True,
     is_tracer=True,
     waits_for_modules=True,
     probe_notes="dprobes.engines.inline.probenotes:probe_notes",

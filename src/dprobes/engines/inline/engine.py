@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.inline.borrowed import Borrowed
 from dprobes.engines.inline.handlers import InlineHandlers
+from dprobes.engines.inline.sharedstate import SharedState
 from dprobes.engines.overhead import UNLIMITED
-from dprobes.engines.ptrace.engine import PtraceEngine
+from dprobes.engines.ptrace.engine import PtraceEngine, PtraceSession
 
 if TYPE_CHECKING:
     from dprobes.engines.interface import Job, Scope
     from dprobes.engines.options import EngineOptions
-    from dprobes.engines.ptrace.engine import PtraceSession
 
 __all__ = ["InlineEngine", "engine_for"]
 
@@ -28,15 +29,21 @@ class InlineEngine(PtraceEngine):
     def run(self, job: Job) -> PtraceSession:
         """Return the session; entering it starts the tracer and the command, or attaches to the process."""
         session = super().run(job)
-        program = job.program
-        has_state = program.vars or program.gvars or program.cvars or program.tvars or program.tables
-        why_not = None
-        if job.principal is not None and has_state:
-            why_not = "its variables and tables are those of another program"
-        elif job.globals is not None and program.gvars:
-            why_not = "its global variables are those of other programs as well"
-        session.use_native(InlineHandlers(program, job.items, why_not))
+        program, principal, why_not = job.program, None, None
+        if job.principal is not None and (program.vars or program.cvars or program.tvars or program.tables):
+            principal = _state_of(job.principal)
+            if principal is None:
+                why_not = "its variables and tables are those of a program that is not in the process"
+        borrowed = Borrowed(principal, job.globals if program.gvars else None)
+        session.use_native(InlineHandlers(program, job.items, borrowed, why_not))
         return session
+
+
+def _state_of(session: object) -> SharedState | None:
+    """Return what handlers in processes have of a session's variables and tables."""
+    native = session.native if isinstance(session, PtraceSession) else None
+    state = None if native is None else native.state
+    return state if isinstance(state, SharedState) else None
 
 
 def engine_for(options: EngineOptions, scope: Scope) -> InlineEngine:  # noqa: ARG001 - the registry's signature

@@ -18,8 +18,9 @@ from dprobes.engines.tablemaps import zeros_size
 from dprobes.native.routines.ring import RingShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from dprobes.engines.inline.borrowed import Borrowed
     from dprobes.native.memory import MapPlace
     from dprobes.native.routines.hashtable import TableShape
     from dprobes.rpn.program import Program
@@ -78,11 +79,16 @@ class HandlerMaps:
         cpus = power_of_two(os.cpu_count() or 1)
         return Tables(states=_STATES, cpus=cpus, probes=PROBES_MAX)
 
-    def places(self, address: int) -> Mapping[MapName, MapPlace]:
-        """Return where a process has the maps that has the memory at an address."""
+    def places(self, address: int, borrowed: Borrowed, others: Sequence[int] = ()) -> Mapping[MapName, MapPlace]:
+        """
+        Return where a process has the maps that has the memory at an address.
+
+        ``others`` are the addresses of what is ``borrowed``.
+        """
         self.region.place = address
         places = {name: array.place for name, array in self._arrays.items()} | {MapName.RING: self.rings.place}
-        return places | {name: part.place for name, part in self._state.maps.items()}
+        places |= {name: part.place for name, part in self._state.maps.items()}
+        return {**places, **borrowed.places(others)}
 
     @property
     def shapes(self) -> Mapping[MapName, TableShape]:

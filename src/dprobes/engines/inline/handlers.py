@@ -39,6 +39,7 @@ from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps, run_tim
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from dprobes.engines.inline.borrowed import Borrowed
     from dprobes.engines.inline.entryindex import EntryBuffer
     from dprobes.engines.inline.pieces import Piece
     from dprobes.engines.inline.sharedstate import StatePlan
@@ -64,13 +65,18 @@ _CORRECTION = 0.25
 
 
 class InlineHandlers:
-    """The handlers of one program; ``items`` are those of its records, ``why_not`` what speaks against all of them."""
+    """
+    The handlers of one program; ``items`` are those of its records.
 
-    def __init__(self, program: Program, items: Item, why_not: str | None = None) -> None:
+    ``borrowed`` is what they use of other programs', and ``why_not`` what speaks against all of them.
+    """
+
+    def __init__(self, program: Program, items: Item, borrowed: Borrowed, why_not: str | None = None) -> None:
         self._program = program
         self._items = items
         self._writer = PieceWriter(program, items, why_not)
         self.state = None if self._writer.obstacle is not None else new_state(program)
+        self._borrowed = borrowed
         self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
         self._left: LeftThings | None = None
@@ -181,7 +187,7 @@ class InlineHandlers:
     def _share(self, program: int, pid: int) -> ShareMemory:
         assert self._maps is not None
         region = self._maps.region
-        return ShareMemory(program, pid, region.descriptor, region.size, self._calls)
+        return ShareMemory(program, pid, region.descriptor, region.size, self._calls, *self._borrowed.parts)
 
     def _plan(self, memory: MemoryShared, wanted: set[int], answers: Answers) -> PatchSites | None:
         """Return the code and the jumps for probepoints in a process."""
@@ -256,7 +262,8 @@ class InlineHandlers:
         key = memory.page, start - first.address
         if key not in self._code_writers:
             assert self._maps is not None
-            maps = dict(self._maps.places(memory.region))  # before anything in it is asked for its address
+            # Before anything in it is asked for its address.
+            maps = dict(self._maps.places(memory.region, self._borrowed, memory.others))
             maps[MapName.ENTRIES] = MapPlace(memory.page + PAGE_SIZE)
             self._code_writers[key] = CodeWriter(
                 ModuleCode.of(site.resolved.module, start - first.address),

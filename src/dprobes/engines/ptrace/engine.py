@@ -133,8 +133,13 @@ class PtraceSession:
     def use_native(self, native: NativeSide) -> None:
         """Have handlers run in the probed processes where that is possible; to be called before the session begins."""
         self._run.native = native
-        if native.state is not None:
+        if native.state is not None and self._principal is None:
             self._run.counters.use_native(native.state.variables, native.state.tables)
+
+    @property
+    def native(self) -> NativeSide | None:
+        """The handlers that run in the probed processes."""
+        return self._run.native
 
     @property
     def probes(self) -> Sequence[Probepoint]:

@@ -186,7 +186,9 @@ class ShareMemory:
     """
     A request to let a process map memory for handlers that run in it; ``MemoryShared`` answers it.
 
-    ``descriptor`` is a file of the client's. ``calls`` are what handlers keep in memory of the process alone.
+    ``descriptor`` is a file of the client's. ``calls`` are what handlers keep in memory of the process alone, and
+    ``others`` more files, with their sizes, which belong to other programs as well. ``globals`` are the bytes of global
+    variables that all programs have, and the tracer too: they come last.
     """
 
     program: int
@@ -194,6 +196,8 @@ class ShareMemory:
     descriptor: int
     size: int
     calls: CallTable | None = None
+    others: tuple[tuple[int, int], ...] = ()
+    globals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +399,7 @@ class MemoryShared:
     page: int = 0
     region: int = 0
     problem: str = ""
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dprobes.native.processpage import PROCESS_PID
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dprobes.bpf.calltable import CallTable
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -50,9 +50,9 @@ _MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
 _CONTROL_SIZE, _CONTROL_DATA = 24, 16
 
 
-def share_memory(thread: Thread, descriptor: int, size: int, calls: CallTable | None = None) -> NativeMemory:
+def share_memory(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTable | None = None) -> NativeMemory:
     """
-    Let a process map ``size`` bytes of a file of ours, and room for ``calls``; its other threads must be stopped.
+    Let a process map files of ours, (descriptor, size) each, and room for ``calls``; its other threads must be stopped.
 
     Raise ``InjectionError`` if that is not possible; then nothing is left of the attempt.
     """
@@ -60,12 +60,15 @@ def share_memory(thread: Thread, descriptor: int, size: int, calls: CallTable | 
     with injecting(thread) as call:
         page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
         opened: list[int] = []
+        mapped: list[tuple[int, int]] = []
         try:
-            received = _receive(thread, call, page, descriptor, opened)
             _checked(call(MADVISE[_WORD], page, own, _WIPE_ON_FORK))
-            region = _checked(call(MMAP[_WORD], 0, size, _READ_WRITE, _SHARED, received, 0))
+            for descriptor, size in files:
+                received = _receive(thread, call, page, descriptor, opened)
+                mapped.append((_checked(call(MMAP[_WORD], 0, size, _READ_WRITE, _SHARED, received, 0)), size))
         except (InjectionError, OSError) as error:
-            call(MUNMAP[_WORD], page, own)
+            for address, size in ((page, own), *mapped):
+                call(MUNMAP[_WORD], address, size)
             if isinstance(error, OSError):
                 raise InjectionError(reason_of(error)) from error
             raise
@@ -74,7 +77,8 @@ def share_memory(thread: Thread, descriptor: int, size: int, calls: CallTable | 
                 call(_CLOSE, number)
         thread.space.write(page, bytes(_CONTROL + _CONTROL_SIZE))
         thread.space.write(page + PROCESS_PID, thread.pid.to_bytes(4, "little"))
-    return NativeMemory(page, own, region, size, calls)
+    (region, size), *others = mapped
+    return NativeMemory(page, own, region, size, calls, tuple(others))
 
 
 def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:

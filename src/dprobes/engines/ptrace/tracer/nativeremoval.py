@@ -79,5 +79,6 @@ def unmap_native(space: AddressSpace, call: Call) -> None:
         call(MUNMAP[word_size], start, end - start)
     for memory in space.patches.memories.values():
         call(MUNMAP[word_size], memory.page, memory.own)
-        call(MUNMAP[word_size], memory.region, memory.size)
+        for address, size in memory.shared:
+            call(MUNMAP[word_size], address, size)
     space.patches = Patches()

@@ -77,6 +77,7 @@ class Patcher:
     def __init__(self, state: TracerState, stopper: Stopper) -> None:
         self._connection = state.connection
         self._threads = state.threads
+        self._programs = state.programs
         self._stopper = stopper
         self._waiting: list[_Waiting] = []
 
@@ -108,15 +109,18 @@ class Patcher:
         with self._held(pid) as held:
             known = held[0].space.patches.memories.get(number) if held else None
             if known is not None:  # a copy of its parent's
-                self._connection.send(MemoryShared(number, pid, known.page, known.region))
+                self._connection.send(_shared(number, pid, known))
                 return
             if (problem := self._obstacle(pid, held)) is None:
                 try:
-                    descriptor = self._connection.open(message.descriptor)
+                    files: list[tuple[int, int]] = []
                     try:
-                        memory = share_memory(held[0], descriptor, message.size, message.calls)
+                        for descriptor, size in ((message.descriptor, message.size), *message.others):
+                            files.append((self._connection.open(descriptor), size))
+                        memory = share_memory(held[0], [*files, *self._globals(message)], message.calls)
                     finally:
-                        os.close(descriptor)
+                        for opened, _ in files:
+                            os.close(opened)
                 except InjectionError as error:
                     problem = str(error)
                 except OSError as error:
@@ -124,12 +128,17 @@ class Patcher:
                 else:
                     held[0].space.patches.memories[number] = memory
                     self._tell_restorer(held[0].space, memory)
-                    self._connection.send(MemoryShared(number, pid, memory.page, memory.region))
+                    self._connection.send(_shared(number, pid, memory))
                     return
         if problem is _BUSY and self._try_again(message, attempts):
             return
         self._write_breakpoints(pid)
         self._connection.send(MemoryShared(number, pid, problem=problem))
+
+    def _globals(self, message: ShareMemory) -> list[tuple[int, int]]:
+        """Return the file of the global variables, if they are to be mapped: it may be one that nobody can open."""
+        program = self._programs.numbered(message.program)
+        return [] if program is None or not message.globals else [(program.globals_file, message.globals)]
 
     def _write_breakpoints(self, pid: int) -> None:
         """Write the breakpoints of a process in whose place no jumps come."""
@@ -439,6 +448,12 @@ def _move_fault(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], address
     ptracecalls.set_signal_info(thread.tid, info)
     registers[Register.RIP] = address
     ptracecalls.set_registers(thread.tid, registers)
+
+
+def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:
+    """Return the answer that says where memory is."""
+    others = tuple(address for address, _ in memory.others)
+    return MemoryShared(program, pid, memory.page, memory.region, others=others)
 
 
 def _write_code(thread: Thread, message: PatchSites) -> None:

@@ -30,7 +30,7 @@ class NativeMemory:
     Say where a process has what handlers in it share with the client.
 
     ``page`` is what only the process has (``native.processpage``), ``own`` bytes with the ``calls`` behind it, and
-    ``region`` the memory for maps.
+    ``region`` the memory for maps. ``others``, (address, size) each, belong to other programs as well.
     """
 
     page: int
@@ -38,6 +38,12 @@ class NativeMemory:
     region: int
     size: int
     calls: CallTable | None = None
+    others: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def shared(self) -> tuple[tuple[int, int], ...]:
+        """What is mapped of files, (address, size) each."""
+        return (self.region, self.size), *self.others
 
 
 @dataclass(slots=True, eq=False)

@@ -82,6 +82,8 @@ class InsertedProgram:
     """The program whose variables and tables it uses."""
     native: NativeState | None = None
     """What handlers in the probed processes have in common with those here."""
+    globals_file: int = -1
+    """The descriptor of the global variables, if other programs have them, too."""
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class InsertedProgram:
             for index, value in enumerate(kept):
                 cells[index] = value
         counters = SharedCounters(start.counters, local_count, cpu_count, start.tables)
-        if native is not None:
+        if native is not None and principal is None:
             counters.use_native(native.variables, native.tables)
         stores: Sequence[KeyedStore] = []
         if principal is not None:
@@ -149,6 +151,7 @@ class InsertedProgram:
             start.wants_images,
             principal,
             native,
+            start.globals,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
