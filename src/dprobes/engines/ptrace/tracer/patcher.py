@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
-from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.heldsignals import move_signal_address
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
+from dprobes.engines.ptrace.tracer.jumpwriting import DIFFERS, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
@@ -54,7 +53,6 @@ _TRIES = 20
 """How often threads are looked at that may be in handlers: of a program that does little else many are."""
 _HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.01
 """Seconds for which a thread in a handler is let run before it is looked at again."""
-_DIFFERS = "memory holds something else than the file"
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
 _PAUSE, _PAUSE_MAX = 0.01, 2.0
@@ -173,14 +171,14 @@ class Patcher:
                 space.patches.fixups.update(message.fixups)
                 places = ThreadPlaces(space, self._threads.in_space(space), message.patches)
                 waiting: list[SitePatch] = []
-                for patches in _groups(message.patches):
+                for patches in groups_of(message.patches):
                     probes = {probe for patch in patches for probe in patch.probes}
                     why = next(filter(None, map(places.obstacle, patches)), None)
                     if why is not None:
                         waiting += patches
                     else:
                         why = self._write_all(number, space, patches, places)
-                        if why is _DIFFERS and waiting:  # it may rely on one of those
+                        if why is DIFFERS and waiting:  # it may rely on one of those
                             waiting += patches
                     if why is None:
                         done |= probes
@@ -209,8 +207,8 @@ class Patcher:
             present = space.patches.by_site.get(patch.addresses[0])
             if present is not None and present.writes == patch.writes:
                 continue
-            if (why := _obstacle_to(program, space, patch)) is None:
-                why = _write(space, patch, places)
+            if (why := obstacle_to(program, space, patch)) is None:
+                why = write_jump(space, patch, places)
             if why is not None:
                 space.patches.restore(space.memory, written)
                 space.renew()
@@ -373,64 +371,6 @@ class Patcher:
             self.restore(space, sites)
 
 
-def _groups(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
-    """Iterate over the patches that belong together, those first of which the first one comes first."""
-    left = dict.fromkeys(patches)
-    members: dict[tuple[int, int], list[SitePatch]] = {}
-    for patch in left:
-        for group in patch.groups:
-            members.setdefault(group, []).append(patch)
-    while left:
-        found, waiting = [], [next(iter(left))]
-        while waiting:
-            patch = waiting.pop()
-            if patch in left:
-                del left[patch]
-                found.append(patch)
-                waiting += (other for group in patch.groups for other in members[group])
-        yield sorted(found, key=lambda each: -each.start)
-
-
-def _obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | None:
-    """Return why a jump does not do what the breakpoints do in whose place it comes."""
-    for address in patch.addresses:
-        breakpoint_ = space.breakpoints.get(address)
-        if breakpoint_ is None:
-            return "there is no breakpoint any more"
-        if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
-            return "the breakpoint is for something else as well"
-        if any(probe.program.number != program for probe in breakpoint_.probes()):
-            return "several programs have it"
-        if {probe.number for probe in breakpoint_.probes()} != patch.probes_at(address):
-            return "the breakpoint is for other probepoints by now"
-    displaced, written = patch.displaced_bytes(), patch.written_bytes()
-    if any(place in space.breakpoints and place not in patch.addresses for place in displaced):
-        return "a breakpoint for something else is in what it displaces"
-    used = patch.used_bytes()
-    for other in space.patches.near(min(used), max(used) + 1):
-        is_same = set(other.addresses) <= set(patch.addresses)
-        if not is_same and not {*displaced, *written}.isdisjoint((*other.displaced_bytes(), *other.written_bytes())):
-            return "its bytes belong to the jump of another probe"
-    return None
-
-
-def _write(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> str | None:
-    """Write one jump; return why not."""
-    try:
-        if _code_at(space, patch.start, len(patch.code)) != patch.code:
-            return _DIFFERS
-        address, shared = patch.relied_on
-        if shared and space.read(address, len(shared)) != shared:
-            return _DIFFERS
-        places.move(patch)
-        if len(patch.writes) > 1 and patch.start in space.unwritten:
-            os.pwrite(space.memory, INT3, patch.start)  # nobody may see one page with its part and one without
-        space.patches.write(space.memory, patch)
-    except OSError as error:
-        return reason_of(error)
-    return None
-
-
 def _move_calls(program: int, space: AddressSpace, site: int) -> None:
     """Let handlers in the process know of the calls that the tracer has seen begin at a place, and that go on."""
     memory = space.patches.memories.get(program)
@@ -463,17 +403,6 @@ def _write_code(thread: Thread, message: PatchSites) -> None:
     for address, code in message.code:
         if thread.space.write(address, code) < len(code):
             raise InjectionError(f"there is no memory for code at {address:#x}")
-
-
-def _code_at(space: AddressSpace, address: int, size: int) -> bytes:
-    """Return what memory holds besides breakpoints and jumps of ours; raise OSError if there is no memory."""
-    found = bytearray(space.read(address, size))
-    space.patches.hide(address, found)
-    for place in range(address, address + len(found)):
-        breakpoint_ = space.breakpoints.get(place)
-        if breakpoint_ is not None and found[place - address] == INT3[0]:
-            found[place - address] = breakpoint_.original
-    return bytes(found)
 
 
 def _is_current(thread: Thread, message: PatchSites) -> bool:
