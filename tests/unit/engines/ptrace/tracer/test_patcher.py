@@ -1,0 +1,72 @@
+"""What is asked at a moment when nobody can do it is tried again, ever more rarely, and not for ever."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.patcher import Patcher
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
+from dprobes.engines.ptrace.wire import MemoryShared, ShareMemory
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.tracer.state import TracerState
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+
+BUSY = "no thread of the process can make a system call for it now"
+REQUEST = ShareMemory(0, 7, 3, 4096)
+
+
+class Tracer:
+    """A tracer whose only thread never stops for us; ``now`` is the time."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.threads = ThreadTable()
+        self.threads[7] = Thread(7, 7, AddressSpace.closed(8), ThreadState.RUNNING)
+        connection = SimpleNamespace(send=self.sent.append)
+        stopper = SimpleNamespace(stop=lambda _: [], deferred={})
+        state = SimpleNamespace(connection=connection, threads=self.threads)
+        self.patcher = Patcher(cast("TracerState", state), cast("Stopper", stopper))
+        self.now = 100.0
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    made = Tracer()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_nothing_waits_at_first(tracer: Tracer) -> None:
+    assert tracer.patcher.look_after() is None
+
+
+def test_pauses_become_longer_and_end(tracer: Tracer) -> None:
+    tracer.patcher.share(REQUEST)
+    assert tracer.sent == []
+    pauses = []
+    while (pause := tracer.patcher.look_after()) is not None:
+        pauses.append(pause)
+        tracer.now += pause
+    assert pauses[:3] == pytest.approx([0.01, 0.02, 0.04])
+    assert max(pauses) == pytest.approx(2.0)
+    assert len(pauses) == 18
+    assert tracer.sent == [MemoryShared(0, 7, problem=BUSY)]
+
+
+def test_it_is_not_tried_before_its_time(tracer: Tracer) -> None:
+    tracer.patcher.share(REQUEST)
+    tracer.now += 0.004
+    assert tracer.patcher.look_after() == pytest.approx(0.006)
+
+
+def test_a_process_that_has_gone_is_not_waited_for(tracer: Tracer) -> None:
+    tracer.threads.clear()
+    tracer.patcher.share(REQUEST)
+    assert tracer.sent == [MemoryShared(0, 7, problem="the process is not traced any more")]
+    assert tracer.patcher.look_after() is None
