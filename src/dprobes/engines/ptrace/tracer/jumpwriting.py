@@ -51,7 +51,7 @@ def obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | No
         if any(probe.program.number != program for probe in breakpoint_.probes()):
             return "several programs have it"
         if {probe.number for probe in breakpoint_.probes()} != patch.probes_at(address):
-            return "the breakpoint is for other probepoints by now"
+            return "the breakpoint is needed for another probepoint as well"
     displaced, written = patch.displaced_bytes(), patch.written_bytes()
     if any(place in space.breakpoints and place not in patch.addresses for place in displaced):
         return "a breakpoint for something else is in what it displaces"
