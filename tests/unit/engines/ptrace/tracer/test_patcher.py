@@ -10,6 +10,7 @@ import pytest
 
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.patcher import Patcher
+from dprobes.engines.ptrace.tracer.programs import Programs
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
 from dprobes.engines.ptrace.wire import MemoryShared, ShareMemory
 
@@ -30,7 +31,7 @@ class Tracer:
         self.threads[7] = Thread(7, 7, AddressSpace.closed(8), ThreadState.RUNNING)
         connection = SimpleNamespace(send=self.sent.append)
         stopper = SimpleNamespace(stop=lambda _: [], deferred={})
-        state = SimpleNamespace(connection=connection, threads=self.threads)
+        state = SimpleNamespace(connection=connection, programs=Programs([]), threads=self.threads)
         self.patcher = Patcher(cast("TracerState", state), cast("Stopper", stopper))
         self.now = 100.0
 
