@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.gdb.packets import MessageKind, PacketReader, packet
-from dprobes.engines.gdb.transports import Transport
+from dprobes.engines.gdb.transports import adopted_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,25 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["FakeStub"]
 
 _TIMEOUT = 20.0
-
-
-class _Connection(Transport):
-    name = "fake"
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def send(self, data: bytes) -> None:
-        self._connection.sendall(data)
-
-    def _read(self) -> bytes:
-        return self._connection.recv(1 << 16)
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class FakeStub:
@@ -46,7 +27,8 @@ class FakeStub:
 
     def __init__(self, answer: Callable[[bytes], bytes | None], *, acknowledges: bool = True) -> None:
         ours, theirs = socket.socketpair()
-        self.transport = _Connection(ours)
+        self.transport = adopted_transport(ours.detach())
+        self.transport.name = "fake"
         self._connection = theirs
         self._answer = answer
         self._acknowledges = acknowledges

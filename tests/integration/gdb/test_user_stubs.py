@@ -44,6 +44,11 @@ class StubbedProgram:
     def options(self) -> list[str]:
         return ["--engine", f"gdb={self.endpoint}"]
 
+    @property
+    def log(self) -> str:
+        """What was printed so far."""
+        return self._log.read_text()
+
     def output(self) -> str:
         """Return what the program printed, and gdbserver besides, after its end."""
         self.process.wait(TIMEOUT)
@@ -190,6 +195,20 @@ def test_processes_that_are_forked_go_on_without_breakpoints(build: Builder, run
     assert len(result.records) == (10 if again else 5)
     assert "0\n" in program.output()
     assert program.process.returncode == 0
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3])
+def test_a_program_goes_on_unharmed_when_dprobes_is_killed(
+    build: Builder, run: Runner, stub: Any, after: float
+) -> None:
+    path = hotloop(build, stub)
+    program = stub(str(path), "20000")
+    client, output = run.start(handler(path, LOG), [], program.options)
+    await_that(lambda: output.exists() and output.stat().st_size > 0)
+    time.sleep(after)
+    client.kill()
+    client.communicate(timeout=TIMEOUT)
+    await_that(lambda: "199990000" in program.log)
 
 
 def test_what_is_not_a_stub(build: Builder, run: Runner, tmp_path: Path) -> None:

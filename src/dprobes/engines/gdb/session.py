@@ -21,6 +21,7 @@ from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
+from dprobes.engines.gdb.restorer import Restorer
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.stub import Stub
@@ -83,6 +84,7 @@ class StubSession(interface.ControlledSession):
         self._has_complained = False
         self._reached: StubTarget | None = None
         """The target, as soon as it is known."""
+        self._restorer: Restorer | None = None
         self._removals: list[int] = []
         self._returns = AwaitedReturns(resolved.architecture.word_size)
         self._reported: set[tuple[int, ProbeState]] = set()
@@ -94,10 +96,14 @@ class StubSession(interface.ControlledSession):
         processor = processor_of(architecture)
         assert processor is not None, "the engine has looked"
         self._processor: StubProcessor = processor
-        self._stub = Stub(open_transport(self._endpoint))
+        transport = open_transport(self._endpoint)
+        self._stub = Stub(transport)
         try:
             self._stub.start()
-            target = StubTarget(self._stub, architecture.byte_order, processor.default_description())
+            self._restorer = Restorer(transport)
+            self._restorer.tell(f"acknowledgements {self._stub.has_acknowledgements:d}")
+            description, tell = processor.default_description(), self._restorer.tell
+            target = StubTarget(self._stub, architecture.byte_order, description, tell)
             self._target = self._reached = target
             self._context = StubContext(self._target, architecture, processor, lambda text: self._warn(text, None))
             self._runner = HandlerRunner(self._context)
@@ -115,19 +121,26 @@ class StubSession(interface.ControlledSession):
 
     def _leave(self) -> None:
         """Take everything out that is in, and end the connection; the target goes on."""
+        restorer, self._restorer = self._restorer, None
+        reached, self._reached = self._reached, None
         try:
-            if self._reached is not None and not self._reached.is_over:
-                self._reached.let_go()
+            if reached is not None and not reached.is_over:
+                reached.let_go()
         except EngineError as error:
             self._warn(f"breakpoints may be left in the target: {error.message}", None)
+            if restorer is not None:
+                restorer.leave_to_it()
+                restorer = None
         finally:
-            self._reached = None
+            if restorer is not None:
+                restorer.close()
             self._stub.close()
 
     def _begin(self) -> None:
         """Find the files of the process, which may have to begin first, and insert the breakpoints."""
         process = self._process = StubProcess(self._target, self._processor, self._resolved)
         self._context.user, self._context.name = process.uid, process.name
+        self._target.tell(f"process {self._target.process}")
         self._program.reach.pids.add(process.pid)
         if (place := process.linker_place) is not None:
             process.insert(place)

@@ -46,6 +46,8 @@ _OURS = (
     "xmlRegisters=i386,arm,mips,powerpc,s390"
 )
 """What we can, and the processors whose descriptions of registers we understand."""
+_STOPS = (b"S", b"T", b"W", b"X", b"N")
+"""How packets begin that say why a target stands still."""
 _OBJECT_MAX = 64 << 20
 _CHUNK = 0x800
 
@@ -97,6 +99,26 @@ class Stub:
         if self.features.get("QStartNoAckMode") == "+" and self.ask("QStartNoAckMode") == b"OK":
             self._conversation.has_acknowledgements = False
         self.ask("Hgp0.0" if self.knows("multiprocess") else "Hg0")  # before it gdbserver has no target to describe
+
+    @property
+    def has_acknowledgements(self) -> bool:
+        """Whether packets are acknowledged."""
+        return self._conversation.has_acknowledgements
+
+    def take_over(self, *, has_acknowledgements: bool, patience: float) -> StopReply | None:
+        """
+        Go on with a conversation that somebody else has begun; return the stop that comes within so many seconds.
+
+        Whoever it was may have left answers that were not acknowledged, or not read.
+        """
+        self._conversation.has_acknowledgements = has_acknowledgements
+        if has_acknowledgements:
+            self._transport.send(b"+")
+        while (data := self._transport.receive(patience)) is not None:
+            self._take(data)
+        stops = [answer for answer in self._answers if answer[:1] in _STOPS]
+        self._answers.clear()
+        return parse_stop_reply(stops[-1]) if stops else None
 
     def knows(self, feature: str) -> bool:
         """Return whether it said that it has a feature."""

@@ -15,6 +15,8 @@ from dprobes.engines.gdb.stub import BreakpointKind
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
     from dprobes.engines.gdb.stub import Stub
 
@@ -72,10 +74,21 @@ class Registers:
 
 
 class StubTarget:
-    """The target that a ``stub`` stands for; ``order`` is that of its bytes."""
+    """
+    The target that a ``stub`` stands for; ``order`` is that of its bytes.
 
-    def __init__(self, stub: Stub, order: Literal["little", "big"], default: TargetDescription) -> None:
+    ``tell`` gets lines of what is done to it, for ``restorer``.
+    """
+
+    def __init__(
+        self,
+        stub: Stub,
+        order: Literal["little", "big"],
+        default: TargetDescription,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.stub = stub
+        self.tell: Callable[[str], None] = (lambda _: None) if tell is None else tell
         self._order = order
         described = parse_description(lambda name: stub.read_object("features", name))
         self.description = default if described is None or not described.registers else described
@@ -165,10 +178,15 @@ class StubTarget:
         """
         if address in self.inserted:
             return True
+        if self.stub.knows_breakpoints:
+            self.tell(f"+ {address} {size}")
         answer = self.stub.insert(BreakpointKind.SOFTWARE, address, size)
         if answer is None:
             original = self.stub.read(address, len(instruction))
-            if len(original) < len(instruction) or not self.stub.write(address, instruction):
+            if len(original) < len(instruction):
+                return False
+            self.tell(f"+ {address} {size} {original.hex()}")
+            if not self.stub.write(address, instruction):
                 return False
             self._originals[address] = original
         elif not answer:
@@ -184,7 +202,9 @@ class StubTarget:
         original = self._originals.pop(address, None)
         if original is None:
             self.stub.remove(BreakpointKind.SOFTWARE, address, size)
-        elif not self.stub.write(address, original):
+        elif self.stub.write(address, original):
+            self.tell(f"- {address}")
+        else:
             raise EngineError(f"the bytes at {address:#x} cannot be put back through the stub {self.stub.name}")
 
     def forget(self, address: int, size: int) -> None:
@@ -193,6 +213,7 @@ class StubTarget:
             self.inserted.discard(address)
             if (original := self._originals.pop(address, None)) is not None:
                 self.stub.write(address, original)
+                self.tell(f"- {address}")
             else:
                 self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{size:x}")
 
@@ -223,6 +244,8 @@ class StubTarget:
 
     def begin_anew(self) -> None:
         """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
+        for address in self.inserted | self._taken_out:
+            self.tell(f"- {address}")
         for state in (self.inserted, self._taken_out, self._originals, self._blocks):
             state.clear()
 
@@ -231,11 +254,15 @@ class StubTarget:
     def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
         """Let all threads go on, ``thread`` with a signal."""
         self._blocks.clear()
-        self.is_running = True
+        self._set_running()
         if signal and thread is not None:
             self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
         else:
             self.stub.resume([("c", None)])
+
+    def _set_running(self) -> None:
+        self.is_running = True
+        self.tell("running 1")
 
     def step(self, thread: ThreadId | None, pc: int, pc_name: str, *, is_exact: bool) -> StopReply:
         """
@@ -245,7 +272,7 @@ class StubTarget:
         """
         for _ in range(_STEP_ATTEMPTS):
             self._blocks.clear()
-            self.is_running = True
+            self._set_running()
             self.stub.resume([("s", thread)])
             reply = self.await_stop(_STEP_PATIENCE) or self.stop()
             is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != _TRAP
@@ -258,7 +285,9 @@ class StubTarget:
         while True:
             reply = self.stub.wait(timeout)
             if not isinstance(reply, Console):
-                self.is_running &= reply is None
+                if reply is not None:
+                    self.is_running = False
+                    self.tell("running 0")
                 self.is_over |= isinstance(reply, Exited | NoThreads)
                 return reply
 

@@ -26,7 +26,7 @@ from dprobes.errors import EngineError, reason_of
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Transport", "open_transport"]
+__all__ = ["Transport", "adopted_transport", "open_transport"]
 
 _CONNECTION_PATIENCE = 5.0
 """Seconds within which a connection has to come about: a stub that has just been started may not listen yet."""
@@ -40,6 +40,8 @@ class Transport(ABC):
 
     name: str
     is_reliable = True
+    can_be_shared = True
+    """Whether another process can use its descriptor for both directions."""
 
     @abstractmethod
     def fileno(self) -> int:
@@ -127,6 +129,8 @@ class _Line(Transport):
 class _Command(Transport):
     """A command whose input and output are the connection."""
 
+    can_be_shared = False
+
     def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self.name = name
         self._process = process
@@ -178,6 +182,14 @@ def open_transport(endpoint: str, patience: float = _CONNECTION_PATIENCE) -> Tra
     connection = _connect(endpoint, None, address, patience)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _Socket(endpoint, connection)
+
+
+def adopted_transport(descriptor: int) -> Transport:
+    """Return the connection behind a descriptor that another process has handed over."""
+    name = "that was left"
+    if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return _Socket(name, socket.socket(fileno=descriptor))
+    return _Line(name, os.fdopen(descriptor, "r+b", buffering=0))
 
 
 def _connect(endpoint: str, family: int | None, address: str | tuple[str, int], patience: float) -> socket.socket:
