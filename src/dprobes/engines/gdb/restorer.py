@@ -7,6 +7,7 @@ inserted, and whether the target runs, in lines of text::
     + ADDRESS SIZE [BYTES]    a breakpoint, and what was there if it is written into memory
     - ADDRESS                 it is out
     acknowledgements 0|1      whether packets are acknowledged
+    signals 0|1               whether interrupts raise a signal
     process PID               the process, as the stub numbers it
     running 0|1
     end                       nothing is left to be done
@@ -23,7 +24,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.stopreplies import Exited, NoThreads
+from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub import BreakpointKind, Stub
 from dprobes.engines.gdb.transports import adopted_transport
 from dprobes.errors import EngineError
@@ -40,6 +41,8 @@ _PATIENCE = 2.0
 _STOP_LOOK = 0.3
 """Seconds for a stop that is under way."""
 _WAIT = 60.0
+_INTERRUPT = 2
+"""How GDB numbers SIGINT (include/gdb/signals.def)."""
 
 
 class Restorer:
@@ -105,7 +108,7 @@ def main(connection: int, pipe: int) -> None:
 def restore(transport: Transport, lines: list[str]) -> None:
     """Take out what the lines say is in, and let the target go; an error leaves nothing that could still be done."""
     breakpoints: dict[int, tuple[int, bytes]] = {}
-    acknowledges, process, is_running = True, 0, False
+    acknowledges, process, is_running, raises_signals = True, 0, False, False
     for line in lines:
         match line.split():
             case ["+", address, size, *original]:
@@ -114,6 +117,8 @@ def restore(transport: Transport, lines: list[str]) -> None:
                 breakpoints.pop(int(address), None)
             case ["acknowledgements", number]:
                 acknowledges = number == "1"
+            case ["signals", number]:
+                raises_signals = number == "1"
             case ["process", number]:
                 process = int(number)
             case ["running", number]:
@@ -121,7 +126,8 @@ def restore(transport: Transport, lines: list[str]) -> None:
     stub = Stub(transport, _PATIENCE)
     with contextlib.suppress(EngineError):
         reply = stub.take_over(has_acknowledgements=acknowledges, patience=_STOP_LOOK)
-        if is_running and reply is None:
+        is_interrupted = is_running and reply is None
+        if is_interrupted:
             reply = _stop(stub)
         if isinstance(reply, Exited | NoThreads):
             return
@@ -131,6 +137,8 @@ def restore(transport: Transport, lines: list[str]) -> None:
                 stub.write(place, original_there)
             else:
                 stub.ask(f"z{BreakpointKind.SOFTWARE:d},{place:x},{size_there:x}")
+        if is_interrupted and raises_signals and not (isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)):
+            stub.absorb_interrupt()
         stub.detach(process)
     transport.close()
 

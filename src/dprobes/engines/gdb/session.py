@@ -102,6 +102,7 @@ class StubSession(interface.ControlledSession):
             self._stub.start()
             self._restorer = Restorer(transport)
             self._restorer.tell(f"acknowledgements {self._stub.has_acknowledgements:d}")
+            self._restorer.tell(f"signals {self._stub.raises_signals:d}")
             description, tell = processor.default_description(), self._restorer.tell
             target = StubTarget(self._stub, architecture.byte_order, description, tell)
             self._target = self._reached = target

@@ -28,6 +28,8 @@ _PATIENCE = 5.0
 """Seconds within which a stub has to answer."""
 _DRAIN = 0.05
 """Seconds to wait for what a stub says of itself when somebody connects."""
+_UNDER_WAY = 0.5
+"""Seconds within which an interrupt has reached a target that goes on."""
 _DEFAULT_PACKET_SIZE = 400
 _FRAME = 4
 """Bytes of a packet around its payload."""
@@ -373,6 +375,17 @@ class Stub:
     def interrupt(self) -> None:
         """Stop the target; ``wait`` says that it has."""
         self._transport.send(INTERRUPT)
+
+    def absorb_interrupt(self) -> None:
+        """
+        Let a target that another stop came first to run into the signal of an interrupt; no breakpoint may be in.
+
+        Otherwise the signal would reach it when it is let go, and end it.
+        """
+        self.resume([("c", None)])
+        if self.wait(_UNDER_WAY) is None:  # it came when the target stood still, and is lost
+            self.interrupt()
+            self.wait(self._patience)
 
     def drain(self) -> None:
         """

@@ -323,5 +323,7 @@ class StubTarget:
             self.stop()
         for address in sorted(self.inserted):
             self.remove(address, 1)
+        if self.interrupts and self.stub.raises_signals:
+            self.stub.absorb_interrupt()
         with contextlib.suppress(EngineError):
             self.stub.detach(self.process)

@@ -36,6 +36,23 @@ def test_a_target_that_runs_is_stopped() -> None:
         assert fake.asked[-3:] == [b"z0,1000,1", b"M3000,1:55", b"D;7"]
 
 
+def test_an_interrupt_that_has_not_arrived_is_absorbed_before_the_target_is_let_go() -> None:
+    def signals(payload: bytes) -> bytes:
+        return {b"vCont?": b"vCont;c;s", b"vCont;c": b"T02thread:p7.7;"}.get(payload, answer(payload))
+
+    with FakeStub(signals) as fake:
+        original = fake.transport.send
+
+        def send(data: bytes) -> None:
+            original(data)
+            if data == b"\x03":
+                fake.send(packet(b"T05thread:p7.7;"))  # a breakpoint came first
+
+        fake.transport.send = send  # type: ignore[method-assign]
+        restore(fake.transport, [*BEFORE, "signals 1", "running 1"])
+        assert fake.asked[-4:] == [b"M3000,1:55", b"vCont?", b"vCont;c", b"D;7"]
+
+
 def test_a_stop_that_was_under_way_needs_no_interrupt() -> None:
     with FakeStub(answer) as fake:
         fake.send(b"$OK#9a$S05#b8")
