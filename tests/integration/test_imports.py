@@ -39,7 +39,7 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
         (["check", "{source}"], 218, 107),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 324, 185),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 414, 283),
-        (ONE_LINER, 484, 350),
+        (ONE_LINER, 484, 351),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

@@ -38,7 +38,7 @@ def said_of(text: str, *, allow_write: bool = True) -> str:
         ('reg("rip") = 5;', "'reg(\"rip\")' cannot be changed"),
         ('printf("%d", reg("mxcsr"));', "'reg(\"mxcsr\")' cannot be read"),
         ("crash();", "'crash()' is for kernel probes; here it only ends the hit"),
-        ("@[str(arg0, 513)]++;", "a string that is a key has at most 512 bytes, not 513"),
+        ("@[str(arg0, 513)]++;", "a string in a table has at most 512 bytes, not 513"),
     ],
 )
 def test_constructs_are_called_as_they_are_written(statement: str, message: str) -> None:

@@ -76,6 +76,7 @@ class Stub:
         """What is to be sent before the next question, and answered by OK."""
         self._owed: deque[bytes] = deque()
         """What of that has been sent, in its order, and is still to be answered."""
+        self._is_interrupted = False
         self._unknown: set[str] = set()
         self._tried: set[str] = set()
         self._selected: dict[str, str] = {}
@@ -363,9 +364,14 @@ class Stub:
 
     def wait(self, timeout: float) -> StopReply | None:
         """Return why the target has stopped, None if it goes on; raise ``EngineError`` at the connection's end."""
-        answer = self._next_answer(timeout)
-        if answer is None:
-            return None
+        deadline = time.monotonic() + timeout
+        while True:
+            answer = self._next_answer(deadline - time.monotonic())
+            if answer is None:
+                return None
+            if answer != b"OK" or not self._is_interrupted:
+                break  # else QEMU (user mode) took an interrupt for a refusal, and says it once more
+        self._is_interrupted = False
         return parse_stop_reply(answer) if answer else NoThreads()
 
     def fileno(self) -> int:
@@ -374,6 +380,7 @@ class Stub:
 
     def interrupt(self) -> None:
         """Stop the target; ``wait`` says that it has."""
+        self._is_interrupted = True
         self._transport.send(INTERRUPT)
 
     def absorb_interrupt(self) -> None:

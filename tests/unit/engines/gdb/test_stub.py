@@ -232,3 +232,17 @@ def test_letting_go() -> None:
         assert started(fake).detach(1)
     with FakeStub(script({})) as fake:
         assert not started(fake).detach(0)
+
+
+def test_an_answer_that_an_interrupt_has_brought_once_more_is_no_stop() -> None:
+    with FakeStub(lambda payload: None if payload.startswith(b"vCont;") else b"") as fake:
+        stub = started(fake)
+        stub.features["vCont?"] = "+"
+        stub.resume([("c", None)])
+        stub.interrupt()
+        fake.send(b"$OK#9a$T05#b9")
+        assert stub.wait(2) == Stopped(5, None, {})
+        fake.send(b"$OK#9a")
+        with pytest.raises(EngineError) as caught:
+            stub.wait(2)
+    assert caught.value.message == "the stub's answer is no reason for a stop: b'OK'"
