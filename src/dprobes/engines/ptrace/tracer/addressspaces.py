@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AddressSpace", "PageReader"]
 
+_JUMP_SIZE = 5
+"""Bytes of a jump with a distance of 32 bits."""
+
 
 class PageReader:
     """
@@ -150,12 +153,47 @@ class AddressSpace:
         reader = PageReader(space.memory)
         space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
         space.renew()
+        if self.patches.displaced:
+            self._mend_code_of(space)
         reader = PageReader(space.memory)
         for address, original in space.former.items():
             space.restore_byte(address, original, reader)
         parent = PageReader(self.memory)
         space.slots.keep(lambda start, end: reader.reads_as(parent, start, end), reader.has)
         return space
+
+    def _mend_code_of(self, child: AddressSpace) -> None:
+        """
+        Give a forked child the code that there is here where it has the rest of a jump that nobody knows any more.
+
+        A jump may have been taken out, and another one have got its trampoline, since the kernel copied the memory.
+        """
+        reader = PageReader(child.memory)
+        parent = PageReader(self.memory)
+        for address in self.breakpoints:
+            if address in child.patches.by_site:
+                continue
+            with contextlib.suppress(OSError):
+                mine = self._code_at(address, parent)
+                if child._code_at(address, reader) != mine:
+                    marked = bytearray(mine)
+                    for place in range(_JUMP_SIZE):
+                        if address + place in child.breakpoints and child.reads_as_breakpoint(address + place):
+                            marked[place] = INT3[0]
+                    os.pwrite(child.memory, marked, address)
+
+    def reads_as_breakpoint(self, address: int) -> bool:
+        """Return whether memory has a breakpoint instruction at an address."""
+        return os.pread(self.memory, 1, address) == INT3
+
+    def _code_at(self, address: int, reader: PageReader) -> bytes:
+        """Return the code of the file at a breakpoint, as long as a jump there would be."""
+        code = bytearray(reader.read(address, _JUMP_SIZE))
+        self.patches.hide(address, code)
+        for place, byte in enumerate(code):
+            if byte == INT3[0] and (found := self.breakpoints.get(address + place)) is not None:
+                code[place] = found.original
+        return bytes(code)
 
     def unwind_space(self, tid: int) -> ProcessSpace:
         """Return the memory as the walk up a stack sees it; ``tid`` is a thread in it."""
