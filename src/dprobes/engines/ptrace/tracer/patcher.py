@@ -20,7 +20,7 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.heldsignals import move_signal_address
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
-from dprobes.engines.ptrace.tracer.jumpwriting import DIFFERS, groups_of, obstacle_to, write_jump
+from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
