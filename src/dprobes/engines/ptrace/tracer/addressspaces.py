@@ -152,9 +152,9 @@ class AddressSpace:
         )
         reader = PageReader(space.memory)
         space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
-        space.renew()
         if self.patches.displaced:
             self._mend_code_of(space)
+        space.renew()
         reader = PageReader(space.memory)
         for address, original in space.former.items():
             space.restore_byte(address, original, reader)

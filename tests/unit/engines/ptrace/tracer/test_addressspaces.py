@@ -1,12 +1,16 @@
-"""Many places in a process's memory, read page by page, and semaphores in it."""
+"""Many places in a process's memory, read page by page; semaphores in it, and what forked children have of jumps."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.sites import Site
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
@@ -137,3 +141,63 @@ def test_a_breakpoint_that_was_not_written_leaves_nothing(space: AddressSpace) -
     space.write_unwritten()
     assert space.read(FIRST, 1) == b"\x90"
     assert not space.breakpoints
+
+
+# A child that was forked while jumps came and went: what its memory has of them is known to nobody.
+
+CODE = b"\x48\x89\xe5\x55\x53\x90\x90\x90"
+GONE = SitePatch(((0, 0x40),), 0x40, bytes(5), (0x45, b""), ((0x40, b"\xe9abcd"),), (bytes(5),))
+
+
+@pytest.fixture
+def forked() -> Iterator[tuple[AddressSpace, int, int]]:
+    """Yield the space of this process, a child that sleeps, and where both have a page of code."""
+    page = mmap.mmap(-1, PAGE_SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    page.write(CODE)
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    space = AddressSpace.of_thread(os.getpid(), 8)
+    yield space, child, ctypes.addressof(ctypes.c_char.from_buffer(page))
+    space.close()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def adopted_child(parent: AddressSpace, child: int, address: int, code: bytes) -> bytes:
+    """Return what a child whose memory holds ``code`` has there when it is adopted."""
+    memory = os.open(f"/proc/{child}/mem", os.O_RDWR)
+    os.pwrite(memory, code, address)
+    os.close(memory)
+    space = parent.copy_for_child(child)
+    found = space.read(address, len(CODE))
+    space.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left", "adopted"),
+    [
+        (b"\xe9\x01\x02\x03\x04", b"\xcc" + CODE[1:]),  # a whole jump
+        (b"\x48\x01\x02\x03\x04", b"\xcc" + CODE[1:]),  # one whose first byte was restored
+        (b"\xcc\x01\x02\x03\x04", b"\xcc" + CODE[1:]),
+        (b"\x48\x89\xe5\x55\x53", b"\xcc" + CODE[1:]),
+        (b"\xe9\x01\x02\xcc\x04", b"\xcc" + CODE[1:3] + b"\xcc" + CODE[4:]),  # another breakpoint is in its midst
+    ],
+)
+def test_a_child_gets_the_code_of_its_parent_where_it_has_the_rest_of_a_jump(
+    forked: tuple[AddressSpace, int, int], left: bytes, adopted: bytes
+) -> None:
+    parent, child, address = forked
+    parent.place(Breakpoint(address, CODE[0], Site(0, 0, address, CODE[:3], (0, 3))))
+    if adopted[3] == 0xCC:
+        parent.place(Breakpoint(address + 3, CODE[3], Site(0, 0, address + 3, CODE[3:4], (0, 1))))
+    parent.patches.displaced[GONE.start] = GONE
+    assert adopted_child(parent, child, address, left) == adopted
+
+
+def test_a_child_keeps_what_it_has_where_no_jumps_have_been(forked: tuple[AddressSpace, int, int]) -> None:
+    parent, child, address = forked
+    parent.place(Breakpoint(address, CODE[0], Site(0, 0, address, CODE[:3], (0, 3))))
+    assert adopted_child(parent, child, address, b"\x48\x31\xc0") == b"\xcc\x31\xc0" + CODE[3:]
