@@ -19,7 +19,7 @@ from dprobes.bpf.calltable import CallTable
 from dprobes.bpf.layout import PROBE_ENTRY_SIZE, MapName, table_map
 from dprobes.bpf.lower import Placement, Request, Tables, lower
 from dprobes.bpf.lower.callentries import entry_program
-from dprobes.bpf.lower.host import Host
+from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.memory.arrays import SharedArray

@@ -16,7 +16,7 @@ import unicorn
 from a64_processor import A64Processor
 from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.layout import MapName
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.native.a64.assembler import A64Assembler, Gpr
 from dprobes.native.a64.handler import handler_function

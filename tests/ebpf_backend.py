@@ -36,10 +36,10 @@ from dprobes.bpf.layout import (
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
 from dprobes.bpf.lower.callentries import entry_size
-from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
-from dprobes.bpf.lower.host import Host
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.host import Host
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import KeptEntry
+from dprobes.bpf.lower.state.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes

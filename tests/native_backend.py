@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.layout import NOTE_SIZE, MapName
 from dprobes.bpf.lower import Abilities, LoopForm
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.engines.inline.memory.region import Region

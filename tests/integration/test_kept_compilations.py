@@ -84,7 +84,7 @@ def test_the_second_run_compiles_nothing_and_counts_the_same(machine: Machine, e
     assert "@: 5" in first
     second, imported = machine.run(engine)
     assert second == first
-    assert not imported & (COMPILERS | {"dprobes.bpf.lower.lowering", "dprobes.engines.ebpf.attach.siteplanner"})
+    assert not imported & (COMPILERS | {"dprobes.bpf.lower.handler", "dprobes.engines.ebpf.attach.siteplanner"})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -105,7 +105,7 @@ def test_the_second_run_on_all_processes_compiles_nothing(machine: Machine) -> N
     require_bpf()
     machine.run_everywhere()
     imported = machine.run_everywhere()
-    assert not imported & (COMPILERS | {"dprobes.bpf.lower.lowering", "dprobes.engines.ebpf.attach.siteplanner"})
+    assert not imported & (COMPILERS | {"dprobes.bpf.lower.handler", "dprobes.engines.ebpf.attach.siteplanner"})
 
 
 def test_with_other_items_in_records_only_the_code_is_made_anew(machine: Machine) -> None:
@@ -116,7 +116,7 @@ def test_with_other_items_in_records_only_the_code_is_made_anew(machine: Machine
         printed, imported = machine.run("ebpf", text, "--log", "UID")
         assert printed.count("is the argument") == 5
         assert not imported & COMPILERS
-        assert ("dprobes.bpf.lower.lowering" not in imported) == is_known
+        assert ("dprobes.bpf.lower.handler" not in imported) == is_known
 
 
 def test_another_program_in_the_same_file_is_compiled_for(machine: Machine, build: Builder) -> None:

@@ -18,7 +18,7 @@ from differential import HERE, Demand, program_agrees
 from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Register as BpfRegister
 from dprobes.bpf.lower import Placement, Request
-from dprobes.bpf.lower.kernelhost import KernelHost
+from dprobes.bpf.lower.hosts.kernelhost import KernelHost
 from dprobes.engines.ebpf.attach.handlers import load_handler
 from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, kernel_attach_type
 from dprobes.rpn.isa import OperandKind

@@ -201,7 +201,7 @@ PROBE_ENTRY_SIZE = 64
 
 class CpuLoad(IntEnum):
     """
-    Give the offsets of the fields of a CPU_LOAD entry (``bpf.lower.overload``); times are in nanoseconds.
+    Give the offsets of the fields of a CPU_LOAD entry (``bpf.lower.hits.overload``); times are in nanoseconds.
 
     Others that run on the CPU meanwhile may undo what is added to a field: that is rare, and no count depends on it.
 
@@ -297,7 +297,7 @@ STATUS_SIZE = 64
 
 class SwitchOver(IntEnum):
     """
-    Say which hits are a program's while one replaces another (``bpf.lower.switchover``).
+    Say which hits are a program's while one replaces another (``bpf.lower.hits.switchover``).
 
     Each program reads the word of its own STATUS.
     """

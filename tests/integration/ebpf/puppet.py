@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.lower import Placement
-from dprobes.bpf.lower.host import Host
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.host import Host
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.ebpf.attach.handlers import load_handler
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type

@@ -14,7 +14,7 @@ import pytest
 from differential import Demand, compared, program_agrees, random_demand
 from dprobes.arch import architecture
 from dprobes.bpf.lower import Placement
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.pipeline import CompileOptions, parse_source

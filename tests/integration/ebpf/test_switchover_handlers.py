@@ -13,7 +13,7 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.layout import CROSSED_SIZE, STATUS_SIZE, MapName, Status, SwitchOver
 from dprobes.bpf.lower import Placement, Request
-from dprobes.bpf.lower.switchover import write_switch_over
+from dprobes.bpf.lower.hits.switchover import write_switch_over
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, OuterMap
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType

@@ -10,7 +10,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from dprobes.bpf.lower.composer import Composer
-    from dprobes.bpf.lower.lowering import check_lowering, host_of, is_supported, lower, lower_for_word_sizes
+    from dprobes.bpf.lower.handler import check_lowering, host_of, is_supported, lower, lower_for_word_sizes
     from dprobes.bpf.lower.request import (
         Abilities,
         Filter,
@@ -45,7 +45,7 @@ __all__ = [
 
 _HOMES = {
     "composer": ("Composer",),
-    "lowering": ("check_lowering", "host_of", "is_supported", "lower", "lower_for_word_sizes"),
+    "handler": ("check_lowering", "host_of", "is_supported", "lower", "lower_for_word_sizes"),
 }
 """Where names live that are not those of ``request``: whoever asks for code imports what writes it, nobody else."""
 

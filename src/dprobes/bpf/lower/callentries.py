@@ -21,16 +21,16 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import MapName
 from dprobes.bpf.lower.calltable import table_entry_program, take_from_table
-from dprobes.bpf.lower.handlerstate import StateLayout
-from dprobes.bpf.lower.host import CONTEXT
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hits.scopefilter import write_filter
+from dprobes.bpf.lower.hosts.host import CONTEXT
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import Lowered, Placement
-from dprobes.bpf.lower.scopefilter import write_filter
+from dprobes.bpf.lower.state.handlerstate import StateLayout
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.host import Host
+    from dprobes.bpf.lower.hosts.host import Host
     from dprobes.bpf.lower.request import KeptEntry, NestingLayout, Request
 
 __all__ = ["SEEN", "entry_program", "entry_size", "take_entry"]

@@ -12,15 +12,15 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.calltable import KEY, MULTIPLIER, PROBE_SHIFT, REGISTERS, SLOTS_SHIFT, TIME, WINDOW
 from dprobes.bpf.layout import MapName, ProbeField
-from dprobes.bpf.lower.handlerstate import StateLayout
-from dprobes.bpf.lower.host import CONTEXT
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.host import CONTEXT
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import Lowered
+from dprobes.bpf.lower.state.handlerstate import StateLayout
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.bpf.calltable import CallTable
-    from dprobes.bpf.lower.host import Host
+    from dprobes.bpf.lower.hosts.host import Host
     from dprobes.bpf.lower.request import Request
 
 __all__ = ["table_entry_program", "take_from_table"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.rows.world import read_value
-from dprobes.bpf.lower.stack import SCRATCH, store_number
+from dprobes.bpf.lower.state.stack import SCRATCH, store_number
 from dprobes.errors import NotSupportedError
 from dprobes.lazydataclass import dataclass
 

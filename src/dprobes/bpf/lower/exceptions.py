@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.lower.handlerstate import CELLS, FRAME_COUNT, FRAME_SIZE, FRAMES, RANGE_SIZE, Field, Frame
 from dprobes.bpf.lower.loops import switch
-from dprobes.bpf.lower.stack import SCRATCH, TSP
+from dprobes.bpf.lower.state.handlerstate import CELLS, FRAME_COUNT, FRAME_SIZE, FRAMES, RANGE_SIZE, Field, Frame
+from dprobes.bpf.lower.state.stack import SCRATCH, TSP
 from dprobes.rpn.isa import HANDLER_DISPATCH_MAX
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode, Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.stack import Operand
+    from dprobes.bpf.lower.state.stack import Operand
     from dprobes.bpf.lower.writer import Writer
 
 __all__ = [

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import LOOPS_MAX, Alu, Helper, Jump, Register
-from dprobes.bpf.lower.handlerstate import Field
-from dprobes.bpf.lower.host import CONTEXT
+from dprobes.bpf.lower.hosts.host import CONTEXT
 from dprobes.bpf.lower.request import LoopForm
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:

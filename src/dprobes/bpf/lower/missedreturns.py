@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import PROBE_ENTRY_SIZE, MapName, ProbeField
-from dprobes.bpf.lower.host import CONTEXT
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
-from dprobes.bpf.lower.scopefilter import write_filter
+from dprobes.bpf.lower.hits.scopefilter import write_filter
+from dprobes.bpf.lower.hosts.host import CONTEXT
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.calltable import CallTable
-    from dprobes.bpf.lower.handlerstate import StateLayout
+    from dprobes.bpf.lower.state.handlerstate import StateLayout
     from dprobes.target.kernel.tracedfields import TracedEvent
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import power_of_two
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.tables import STRING_SIZE_MAX, KeyKind
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
 from dprobes.bpf.layout import HEAD_CELLS
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.keyed.layout import BIAS, HIST_ZERO
 from dprobes.rpn.tables import TableKind
 

@@ -16,7 +16,7 @@ from dprobes.rpn.isa import Group
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.flow import HandlerFlow
-    from dprobes.bpf.lower.host import Host
+    from dprobes.bpf.lower.hosts.host import Host
 
 __all__ = ["give_variables", "point_to_variables", "uses_variables"]
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import ABORT, Field
 from dprobes.bpf.lower.loops import loops_of, switch
-from dprobes.bpf.lower.stack import SCRATCH, TSP, Operand, VirtualStack, store_number
+from dprobes.bpf.lower.state.handlerstate import ABORT, Field
+from dprobes.bpf.lower.state.stack import SCRATCH, TSP, Operand, VirtualStack, store_number
 from dprobes.rpn.isa import NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.flow import HandlerFlow
-    from dprobes.bpf.lower.handlerstate import StateLayout
-    from dprobes.bpf.lower.host import Host
+    from dprobes.bpf.lower.hosts.host import Host
     from dprobes.bpf.lower.request import Request
+    from dprobes.bpf.lower.state.handlerstate import StateLayout
     from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.point import Point
 

@@ -22,7 +22,7 @@ from dprobes.bpf.asm.isa import Class, Helper, Jump
 from dprobes.bpf.calltable import CallTable
 from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
 from dprobes.bpf.lower.callentries import entry_program
-from dprobes.bpf.lower.host import Host
+from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
 from dprobes.engines.inline.handlermaps import STATE_MAX, HandlerMaps

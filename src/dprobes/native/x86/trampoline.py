@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
 from dprobes.native.footprint import footprint
 from dprobes.native.frame import frame_size

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dprobes.arch.x86 import I386, X86_64
-from dprobes.bpf.lower import callentries, dispatch, threadvariables, trampolinehost, vma
+from dprobes.bpf.lower import callentries, dispatch, threadvariables
 from dprobes.bpf.lower.callentries import SEEN, entry_size
+from dprobes.bpf.lower.hosts import trampolinehost, vma
 from dprobes.bpf.lower.request import KeptEntry
 
 STACK = 512

@@ -15,8 +15,8 @@ from dprobes.bpf.asm.isa import Helper, Register
 from dprobes.bpf.calltable import REGISTERS, SLOTS_SHIFT, WINDOW, CallTable, call_key
 from dprobes.bpf.layout import PROBE_ENTRY_SIZE, MapName, ProbeField
 from dprobes.bpf.lower.calltable import table_entry_program, take_from_table
-from dprobes.bpf.lower.host import CONTEXT, Host
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.host import CONTEXT, Host
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import Abilities, KeptEntry, Request
 from dprobes.native.code import Surroundings
 from dprobes.native.memory import MapPlace

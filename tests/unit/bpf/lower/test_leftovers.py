@@ -9,7 +9,7 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.lower.flow import analyse
-from dprobes.bpf.lower.unwritten import may_read_unwritten
+from dprobes.bpf.lower.state.unwritten import may_read_unwritten
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.pipeline import CompileOptions, parse_source

@@ -23,7 +23,7 @@ from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.host import Host
+    from dprobes.bpf.lower.hosts.host import Host
     from dprobes.vm import Point
 
 HANDLERS = {

@@ -17,7 +17,7 @@ import pytest
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import MapName
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import Surroundings
 from dprobes.native.memory import MapPlace
 from dprobes.native.routines.ring import RingShape

@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.lower.stack import ADDRESS
+from dprobes.bpf.lower.state.stack import ADDRESS
 from dprobes.rpn.arithmetic import BINARY, COMPARISONS, FILLS, complement
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:
-    from dprobes.bpf.lower.stack import Operand
+    from dprobes.bpf.lower.state.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.arithmetic import Binary
     from dprobes.rpn.decoder import EncodedInstruction

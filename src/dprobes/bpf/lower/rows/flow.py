@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
-from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, FRAMES, RANGES, REMOVE_PROBE, SKIP, Field, Frame
-from dprobes.bpf.lower.stack import SCRATCH, store_number
+from dprobes.bpf.lower.state.handlerstate import (
+    ABORT,
+    EXIT,
+    EXIT_WITH,
+    FRAMES,
+    RANGES,
+    REMOVE_PROBE,
+    SKIP,
+    Field,
+    Frame,
+)
+from dprobes.bpf.lower.state.stack import SCRATCH, store_number
 from dprobes.rpn.isa import CALL_DEPTH_MAX, ExceptionCode
 
 if TYPE_CHECKING:

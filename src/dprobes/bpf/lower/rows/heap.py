@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import CELLS, Field
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import CELLS, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
 from dprobes.bpf.lower.logbuffer import (
     append,
     begin,
@@ -19,7 +18,8 @@ from dprobes.bpf.lower.logbuffer import (
     room,
     write_prefix,
 )
-from dprobes.bpf.lower.stack import SCRATCH, store_number
+from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.stack import SCRATCH, store_number
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:

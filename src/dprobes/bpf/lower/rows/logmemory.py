@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
 from dprobes.bpf.lower.logbuffer import (
     advance,
     append,
@@ -19,7 +18,8 @@ from dprobes.bpf.lower.logbuffer import (
     write_prefix,
 )
 from dprobes.bpf.lower.rows.world import PAGE, next_page, read_byte
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import KERNEL_FRAMES_MAX, ExceptionCode, Token
 
 if TYPE_CHECKING:

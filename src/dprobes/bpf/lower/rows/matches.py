@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode
 
 if TYPE_CHECKING:

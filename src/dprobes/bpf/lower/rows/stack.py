@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.lower.handlerstate import Field
-from dprobes.bpf.lower.stack import SCRATCH, TSP
+from dprobes.bpf.lower.state.handlerstate import Field
+from dprobes.bpf.lower.state.stack import SCRATCH, TSP
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 if TYPE_CHECKING:
-    from dprobes.bpf.lower.stack import Operand
+    from dprobes.bpf.lower.state.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapName, table_map
-from dprobes.bpf.lower.handlerstate import KEY_HEAD, Field
 from dprobes.bpf.lower.rows.flow import invalid_opcode
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import KEY_HEAD, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.bpf.lower.tablekeys import clear, pop_keys
 from dprobes.bpf.lower.tablevalues import load_shown, prepare_value, retries, write_value
 from dprobes.rpn.tables import table_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import MapName, power_of_two
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
-from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.logbuffer import move_back, move_to
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import FRAMES, RANGES, Field, Frame
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode, Token
 
 if TYPE_CHECKING:

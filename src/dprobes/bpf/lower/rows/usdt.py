@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch.arguments import RegisterPart
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.lower.rows.world import nobody, read_value
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.errors import NotSupportedError
 
 if TYPE_CHECKING:

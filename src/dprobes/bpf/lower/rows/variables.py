@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
 from dprobes.bpf.layout import MapName, ProbeField, power_of_two
-from dprobes.bpf.lower.handlerstate import ABORT, PREFIX_SIZE, Field
 from dprobes.bpf.lower.logbuffer import append, begin, check_prefix, end, overflow_if, room, write_prefix
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import ABORT, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.bpf.lower.threadvariables import point_to_variables
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import ExceptionCode, Token
 
 if TYPE_CHECKING:
-    from dprobes.bpf.lower.stack import Operand
+    from dprobes.bpf.lower.state.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
 

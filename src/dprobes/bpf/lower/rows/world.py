@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower.handlerstate import ABORT, KEPT, Field
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
-from dprobes.bpf.lower.stack import SCRATCH
-from dprobes.bpf.lower.vma import BUSY, VM_WRITE
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.vma import BUSY, VM_WRITE
+from dprobes.bpf.lower.state.handlerstate import ABORT, KEPT, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Register as CpuRegister
     from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.host import Host
+    from dprobes.bpf.lower.hosts.host import Host
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
 

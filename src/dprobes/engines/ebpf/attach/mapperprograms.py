@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import LOOPS_MAX, NO_OVERWRITE, Alu, Helper, Jump, Register, RingOutput, Size
 from dprobes.bpf.layout import ARRIVAL, MapName, Status
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
-from dprobes.bpf.lower.scopefilter import write_filter
+from dprobes.bpf.lower.hits.scopefilter import write_filter
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.ebpf.attach.tracepoints import (
     add_to_status,
     begin_exit,

@@ -56,7 +56,7 @@ _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
 
 def state_count() -> int:
     """Return how many handlers can run at once: a few on each CPU, because handlers may sleep and be preempted."""
-    # A handler takes one of those of its CPU (``bpf.lower.prologue``).
+    # A handler takes one of those of its CPU (``bpf.lower.hits.prologue``).
     return max(_STATES_MIN, power_of_two(_STATES_FOR_CPU * (max(online_cpus()) + 1)))
 
 

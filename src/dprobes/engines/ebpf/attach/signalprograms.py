@@ -2,9 +2,9 @@
 The program that tells the reader of signals for faults: the record of the instruction is not one of success.
 
 A program on the tracepoint ``signal_deliver`` writes ``Entry.SIGNAL`` when a thread is about to get a signal for a
-fault, and gives back what its hit has drawn (``bpf.lower.tickets``). Where a uprobe had the instruction executed out of
-line, the kernel has set the instruction pointer back by then (``arch_uprobe_abort_xol``), so ``ip`` is that of the
-probepoint. A fault that the kernel resolves sends no signal.
+fault, and gives back what its hit has drawn (``bpf.lower.hits.tickets``). Where a uprobe had the instruction executed
+out of line, the kernel has set the instruction pointer back by then (``arch_uprobe_abort_xol``), so ``ip`` is that of
+the probepoint. A fault that the kernel resolves sends no signal.
 """
 
 from __future__ import annotations

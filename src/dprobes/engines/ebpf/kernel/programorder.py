@@ -1,7 +1,7 @@
 """
 The order in which the kernel runs the programs at one place, found out by a trial in memory of our own.
 
-Replacing a program depends on it (``bpf.lower.switchover``), and no document promises it: the list of a uprobe's
+Replacing a program depends on it (``bpf.lower.hits.switchover``), and no document promises it: the list of a uprobe's
 consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``, before and since Linux kernel commit
 cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12)).
 """

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Register
+from dprobes.bpf.lower.hosts.vma import Answer, VmaQuestions
 from dprobes.bpf.lower.request import MappedModule, VmaLayout
-from dprobes.bpf.lower.vma import Answer, VmaQuestions
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType

@@ -1,5 +1,5 @@
 """
-How a session takes the place of another one, hit by hit (``bpf.lower.switchover``).
+How a session takes the place of another one, hit by hit (``bpf.lower.hits.switchover``).
 
 Everything that can fail comes first, and leaves the other session as it is: the new program is loaded and attached
 while no hit is its own. Then a word in memory decides, for all handlers at once, and the old links are closed.

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.bpf.layout import KEY_POSITION, SNAPSHOT, SNAPSHOT_REGISTERS, TALLY
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.linux.threadstack import COLUMNS_OF, logged_stack
 from dprobes.errors import TargetError
 from dprobes.record.codec import decode_record

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
 from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, SNAPSHOT_REGISTERS, MapName, ProbeField, Status
 from dprobes.bpf.lower.dispatch import COOKIE
-from dprobes.bpf.lower.handlerstate import Field
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers
+from dprobes.bpf.lower.hosts.vma import Answer, VmaQuestions, ask_once, write_module_test
 from dprobes.bpf.lower.request import Placement, Watched
-from dprobes.bpf.lower.stack import SCRATCH
-from dprobes.bpf.lower.vma import Answer, VmaQuestions, ask_once, write_module_test
+from dprobes.bpf.lower.state.handlerstate import Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -329,7 +329,7 @@ class Host:
         The entry that it is found by is put together at ``area`` of the state; ``work`` are four words for that. R1
         is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words.
         """
-        from dprobes.bpf.lower.snapshot import write_snapshot
+        from dprobes.bpf.lower.state.snapshot import write_snapshot
 
         layout = self._request.abilities.stack
         write_snapshot(self._asm, self, area, work, log_mask, self._word_size, key, layout)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, MapName, ProbeField
 from dprobes.bpf.lower.callentries import SEEN, take_entry
-from dprobes.bpf.lower.handlerstate import FRAMES, KEPT, LOG, RANGES, Field, Frame
-from dprobes.bpf.lower.host import CONTEXT
+from dprobes.bpf.lower.hits.scopefilter import write_filter
+from dprobes.bpf.lower.hits.switchover import write_switch_over
+from dprobes.bpf.lower.hosts.host import CONTEXT
 from dprobes.bpf.lower.request import Filter
-from dprobes.bpf.lower.scopefilter import write_filter
-from dprobes.bpf.lower.stack import SCRATCH
-from dprobes.bpf.lower.switchover import write_switch_over
+from dprobes.bpf.lower.state.handlerstate import FRAMES, KEPT, LOG, RANGES, Field, Frame
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.bpf.lower.threadvariables import give_variables, uses_variables
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import RPN_STACK_CELLS
@@ -27,9 +27,9 @@ from dprobes.rpn.needs import ELAPSED
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.overload import Overload
-    from dprobes.bpf.lower.ringentries import RingEntries
-    from dprobes.bpf.lower.tickets import Ticket
+    from dprobes.bpf.lower.hits.overload import Overload
+    from dprobes.bpf.lower.hits.ringentries import RingEntries
+    from dprobes.bpf.lower.hits.tickets import Ticket
     from dprobes.bpf.lower.writer import Writer
 
 __all__ = ["Prologue"]

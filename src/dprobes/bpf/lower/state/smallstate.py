@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Class, Mode, Register, Size, X
 from dprobes.bpf.layout import power_of_two
-from dprobes.bpf.lower.handlerstate import LOG, RECORD_SPACE, Field
 from dprobes.bpf.lower.request import LoopForm
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import LOG, RECORD_SPACE, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.bpf.lower.tablevalues import retries
 from dprobes.bpf.lower.threadvariables import uses_variables
 from dprobes.lazynamedtuple import NamedTuple

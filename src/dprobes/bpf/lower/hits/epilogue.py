@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, REMOVE, MapName, ProbeField
-from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, SKIP, Field
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import ABORT, EXIT, EXIT_WITH, SKIP, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.overload import Overload
-    from dprobes.bpf.lower.ringentries import RingEntries
-    from dprobes.bpf.lower.tickets import Ticket
+    from dprobes.bpf.lower.hits.overload import Overload
+    from dprobes.bpf.lower.hits.ringentries import RingEntries
+    from dprobes.bpf.lower.hits.tickets import Ticket
     from dprobes.bpf.lower.writer import Writer
 
 __all__ = ["Epilogue"]

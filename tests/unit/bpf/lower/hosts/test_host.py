@@ -11,7 +11,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.lower import LoopForm, Request
-from dprobes.bpf.lower.host import Host
+from dprobes.bpf.lower.hosts.host import Host
 from dprobes.diagnostics import Diagnostics
 from dprobes.record.layout import Item, LogRecord
 from dprobes.rpn.encoder import encode

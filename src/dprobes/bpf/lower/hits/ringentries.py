@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry, ProbeField
-from dprobes.bpf.lower.handlerstate import LOG, Field
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import LOG, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, LOAD_WINDOW, CpuLoad, Entry, ProbeField, ProbeLoad
 from dprobes.bpf.lower import Filter, Request
-from dprobes.bpf.lower.overload import MEASURED_EVERY
+from dprobes.bpf.lower.hits.overload import MEASURED_EVERY
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.pipeline import CompileOptions, parse_source

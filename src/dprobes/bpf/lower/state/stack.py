@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Register
-from dprobes.bpf.lower.handlerstate import CELLS, Field
+from dprobes.bpf.lower.state.handlerstate import CELLS, Field
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.arithmetic import mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import CPU_LOAD_SIZE, LOAD_WINDOW, PROBE_LOAD_SIZE, CpuLoad, MapName, ProbeLoad
-from dprobes.bpf.lower.handlerstate import Field
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label

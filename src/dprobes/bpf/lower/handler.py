@@ -10,20 +10,20 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower import exceptions
 from dprobes.bpf.lower.composer import call_extensions
-from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
-from dprobes.bpf.lower.handlerstate import KEPT_MAX, StateLayout
-from dprobes.bpf.lower.host import Host
-from dprobes.bpf.lower.prologue import Prologue
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hits.epilogue import Epilogue
+from dprobes.bpf.lower.hits.prologue import Prologue
+from dprobes.bpf.lower.hits.ringentries import RingEntries
+from dprobes.bpf.lower.hits.tickets import ticket_of
+from dprobes.bpf.lower.hosts.host import Host
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import Abilities, Lowered, Placement, Request
-from dprobes.bpf.lower.ringentries import RingEntries
 from dprobes.bpf.lower.rows import ROW_TEMPLATES
 from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.rows.trace import write_trace_routine
-from dprobes.bpf.lower.smallstate import begin_small, may_be_small, move_to_stack
-from dprobes.bpf.lower.tickets import ticket_of
-from dprobes.bpf.lower.unwritten import may_read_unwritten
+from dprobes.bpf.lower.state.handlerstate import KEPT_MAX, StateLayout
+from dprobes.bpf.lower.state.smallstate import begin_small, may_be_small, move_to_stack
+from dprobes.bpf.lower.state.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import Item
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.arch import Register as CpuRegister
-    from dprobes.bpf.lower.overload import Overload
+    from dprobes.bpf.lower.hits.overload import Overload
     from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.isa import Row
@@ -99,14 +99,14 @@ def host_of(request: Request) -> type[Host]:
     if not request.in_kernel:
         return Host
     if request.placement is Placement.TRACEPOINT:
-        from dprobes.bpf.lower.tracepointhost import TracepointHost
+        from dprobes.bpf.lower.hosts.tracepointhost import TracepointHost
 
         return TracepointHost
     if request.placement.is_trampoline:
-        from dprobes.bpf.lower.trampolinehost import TrampolineHost
+        from dprobes.bpf.lower.hosts.trampolinehost import TrampolineHost
 
         return TrampolineHost
-    from dprobes.bpf.lower.kernelhost import KernelHost
+    from dprobes.bpf.lower.hosts.kernelhost import KernelHost
 
     return KernelHost
 
@@ -131,7 +131,7 @@ def lower_for_word_sizes(
 
     An event runs one program only, whoever it interrupts; in code of a word size without a form nothing is done.
     """
-    from dprobes.bpf.lower.kernelhost import AnywhereHost
+    from dprobes.bpf.lower.hosts.kernelhost import AnywhereHost
 
     host = host_of(request) if request.in_kernel else AnywhereHost
     asm = Assembler()
@@ -257,7 +257,7 @@ def _overload_of(writer: Writer) -> Overload | None:
     """Return the overload guard of a handler; None if its hits are not measured."""
     if (limit := writer.request.load_limit) is None:
         return None
-    from dprobes.bpf.lower.overload import Overload
+    from dprobes.bpf.lower.hits.overload import Overload
 
     return Overload(writer, limit)
 

@@ -21,9 +21,9 @@ from dprobes.bpf.layout import (
     Entry,
     power_of_two,
 )
-from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower.handlerstate import Field
-from dprobes.bpf.lower.host import CONTEXT
-from dprobes.bpf.lower.kernelhost import KernelHost
+from dprobes.bpf.lower.hosts.host import CONTEXT
+from dprobes.bpf.lower.hosts.kernelhost import KernelHost
 from dprobes.bpf.lower.request import ARGUMENT_REGISTERS, Placement
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.state.handlerstate import Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 
 __all__ = ["TrampolineHost"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, NOTE_SIZE, REMOVE, REMOVED_BY, MapName, ProbeField
-from dprobes.bpf.lower.host import CONTEXT
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.host import CONTEXT
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label

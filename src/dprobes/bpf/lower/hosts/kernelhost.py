@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower.host import CONTEXT, Host
-from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers, task_registers
+from dprobes.bpf.lower.hosts.host import CONTEXT, Host
+from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers, task_registers
 from dprobes.bpf.lower.request import Placement
 
 if TYPE_CHECKING:

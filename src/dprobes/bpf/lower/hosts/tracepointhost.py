@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import Field
-from dprobes.bpf.lower.host import CONTEXT
-from dprobes.bpf.lower.kernelhost import KernelHost
-from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.hosts.host import CONTEXT
+from dprobes.bpf.lower.hosts.kernelhost import KernelHost
+from dprobes.bpf.lower.state.handlerstate import Field
+from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.target.kernel.tracedfields import Form
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What handlers ask of the kernel, for each kind of place that a handler can stand at."""
