@@ -595,11 +595,18 @@ class EbpfRunner:
         ids = self._context.ids
         return struct.pack("=Q", ids["tid"] & 0xFFFF_FFFF or (ids["cpu"] + 1 << 32) & 0xFFFF_FFFF_FFFF_FFFF)
 
-    def _tally(self, body: bytes) -> None:
+    def _change_table(self, body: bytes, *, is_removal: bool) -> None:
         """Do what the reader of the ring does; the stack in the key is made up already."""
         assert self._tables is not None
         number, _, value = TALLY.unpack_from(body)
-        self._tables.stores[number].tally(body[TALLY.size :], value)
+        store = self._tables.stores[number]
+        key, kept = body[TALLY.size :][: store.table.key_size], body[TALLY.size + store.table.key_size :]
+        if is_removal:
+            store.delete(key)
+        elif kept:
+            store.keep(key, kept)
+        else:
+            store.tally(key, value)
 
     def _entries(self) -> list[tuple[Entry, int, bytes]]:
         """Take everything out of the ring: kind, thread id and body."""
@@ -607,8 +614,8 @@ class EbpfRunner:
         entries = []
         for entry in ring.drain():
             word, tid = ENTRY_HEAD.unpack_from(entry)
-            if word >> 24 == Entry.TALLY:
-                self._tally(entry[ENTRY_HEAD.size :])
+            if word >> 24 in (Entry.TALLY, Entry.UNTALLY):
+                self._change_table(entry[ENTRY_HEAD.size :], is_removal=word >> 24 == Entry.UNTALLY)
                 continue
             assert word & 0xFF_FFFF == _PROBE
             entries.append((Entry(word >> 24), tid, entry[ENTRY_HEAD.size :]))
@@ -711,7 +718,7 @@ def is_applicable(
     for code in program.bodies():
         for instruction in code.instructions:
             table = table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None
-            if table is not None and table.has_user_stack and instruction.row.operator != "tally":
+            if table is not None and table.has_user_stack and instruction.row.operator == "push":
                 return False
             register = target.register(instruction.operand) if isinstance(instruction.operand, str) else None
             if not is_supported(instruction.row, register, offered):

@@ -203,6 +203,35 @@ def test_a_call_stack_is_a_key(engine: str, tmp_path: Path) -> None:
     assert [(row["keys"], row["value"]) for row in rows["at"]] == [(["leaf [stacked]"], 600)]
 
 
+KEPT = """
+name = stacked
+table = last, last, word, value = ustack[3]
+table = names, last, ustack[2], value = comm
+offset = leaf
+    push r, arg0; tally last
+    tally names
+    push 7; delete last
+    abort
+"""
+
+
+@ENGINES
+def test_a_call_stack_is_kept_and_taken_out(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "stacked.c").write_text(STACKED.replace("i < 300", "i < 10"))
+    source, program = tmp_path / "kept.rpn", tmp_path / "stacked"
+    source.write_text(KEPT)
+    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-o", program, tmp_path / "stacked.c"], check=True)
+    rows, _ = run(engine, source, "--", program)
+
+    def functions(frames: list[str]) -> list[str]:
+        return [frame.partition("+")[0].partition(" ")[0] for frame in frames]
+
+    kept = {row["keys"][0]: functions(row["value"]) for row in rows["last"]}
+    assert kept == {1: ["leaf", "two", "main"]} | {n: ["leaf", "one", "two"] for n in range(10) if n not in (1, 7)}
+    named = sorted((functions(row["keys"][0]), row["value"]) for row in rows["names"])
+    assert named == [(["leaf", "one"], "stacked"), (["leaf", "two"], "stacked")]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the ebpf engine needs root")
 def test_memory_is_bounded_however_many_keys_there_are(build: Builder, tmp_path: Path) -> None:
     """Each of a million calls has another key; the map has the size that it had at first."""

@@ -349,9 +349,11 @@ class Entry(IntEnum):
     """
     TALLY = 6
     """
-    A number for a table with call stacks as keys: ``TALLY``, and the key without the stacks (``keyed.layout``). The
-    SNAPSHOT before it has the stack, unless the key has a ``StackEnd`` as its first address.
+    What a table with call stacks takes in: ``TALLY``, the key without the stacks, and what is kept if that is no number
+    (``keyed.layout``). The SNAPSHOT before it has the stack, unless there is a ``StackEnd`` as its first address.
     """
+    UNTALLY = 7
+    """What is taken out of such a table: ``TALLY`` and the key, as above."""
 
 
 ENTRY_HEAD = struct.Struct("=II")

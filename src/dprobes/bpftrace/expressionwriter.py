@@ -257,6 +257,9 @@ class ExpressionWriter:
                 return Value(self.table(map_), form=Form.TEXT)
             case Kept.STACK:
                 return Value(self.table(map_), form=Form.STACK)
+            case Kept.USER_STACK:
+                message = f"'@{map_.name}' keeps call stacks of programs, which only printing the table shows"
+                return self.wrong(map_.span, message, "have 'ustack' as a key where you print or count")
         return _NOTHING  # where it is assigned, it has been reported
 
     def _field(self, field: tree.Field) -> Value:

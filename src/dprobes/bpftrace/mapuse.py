@@ -22,7 +22,6 @@ _CONVERSION = lazy_pattern(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j|t)?([a-zA-Z%
 
 _SYMBOLS = frozenset({"ksym", "usym", "sym"})
 _TEXTS = frozenset({"str", "strftime", "ntop", "buf", "path"})
-_STACKS = frozenset({"kstack", "ustack"})
 
 
 class Kept(enum.Enum):
@@ -32,7 +31,8 @@ class Kept(enum.Enum):
     SYMBOL = "symbols"
     NAMES = "names"
     TEXT = "strings"
-    STACK = "call stacks"
+    STACK = "call stacks of the kernel"
+    USER_STACK = "call stacks of programs"
     TUPLE = "tuples"
 
 
@@ -127,16 +127,16 @@ def _kept_by(value: tree.Expression, strings: Mapping[str, Kept]) -> Kept:
             return Kept.SYMBOL
         case tree.Name("comm" | "username"):
             return Kept.TEXT
-        case tree.Name(name) if name in _STACKS:
+        case tree.Name("kstack") | tree.Call("kstack"):
             return Kept.STACK
+        case tree.Name("ustack") | tree.Call("ustack"):
+            return Kept.USER_STACK
         case tree.Variable(name):
             return strings.get(name, Kept.NUMBER)
         case tree.Call(function) if function in _SYMBOLS:
             return Kept.SYMBOL
         case tree.Call(function) if function in _TEXTS:
             return Kept.TEXT
-        case tree.Call(function) if function in _STACKS:
-            return Kept.STACK
         case tree.Conditional(_, then, _):
             return _kept_by(then, strings)
     return Kept.NUMBER

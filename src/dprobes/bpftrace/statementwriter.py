@@ -93,7 +93,7 @@ class StatementWriter:
             case tree.Call("str" | "buf" | "ksym" | "usym" | "kstack" | "ustack" | "ntop"):
                 return False
             case tree.Map(name):
-                return self._maps.kept.get(name) not in (Kept.TEXT, Kept.STACK)
+                return self._maps.kept.get(name) not in (Kept.TEXT, Kept.STACK, Kept.USER_STACK)
             case tree.Variable(name):
                 return name not in self._values.variables
         return True
@@ -239,7 +239,7 @@ class StatementWriter:
         match self._maps.kept[target.name]:
             case Kept.NUMBER | Kept.SYMBOL:
                 yield f"{table} {operator}= {values.number(value)};"
-            case Kept.TEXT | Kept.STACK if not operator:
+            case Kept.TEXT | Kept.STACK | Kept.USER_STACK if not operator:
                 yield f"{table} = {self._kept(value)};"
             case kept:
                 values.wrong(value.span, f"a table keeps numbers, strings and call stacks, not {kept.value}")
@@ -247,12 +247,9 @@ class StatementWriter:
     def _kept(self, value: tree.Expression) -> str:
         """Return a string or a call stack that a table keeps."""
         found = self._values.value(value)
-        if found.form is Form.STACK and found.text.startswith("ustack"):
-            hint = "have 'ustack' as a key where you print or count"
-            self._values.wrong(value.span, "a table keeps no call stacks of programs", hint)
-        elif found.form is Form.NUMBER:  # an array of characters
+        if found.form is Form.NUMBER:  # an array of characters
             return f"str({found.text})"
-        elif found.form not in (Form.TEXT, Form.STACK):
+        if found.form not in (Form.TEXT, Form.STACK):
             self._values.wrong(value.span, f"a table does not keep {found.form.value}")
         return found.text
 

@@ -2,8 +2,8 @@
 The maps of keyed tables, and what they hold (``bpf.layout.MapName``, ``keyed.layout``).
 
 A hash is made with all its memory, so that a handler never waits for some, and has values for each CPU unless all
-share them or that would take too much memory. Tables with call stacks as keys are kept by the reader of the ring, which
-follows these.
+share them or that would take too much memory. Tables with call stacks of programs are kept by the reader of the ring,
+which follows these.
 """
 
 from __future__ import annotations
@@ -175,6 +175,11 @@ class _SharedStore(TableStore):
         """Take a signed number in."""
         with self._lock:
             super().tally(key, value)
+
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Take in what is kept, a string or a call stack."""
+        with self._lock:
+            super().keep(key, value)
 
     def delete(self, key: bytes) -> None:
         """Take a key out, if it is there."""

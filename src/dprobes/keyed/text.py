@@ -64,8 +64,10 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
 
 def lost_text(contents: TableContents) -> str:
     """Return how many values found no room for their keys."""
-    values = f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
-    return f"{values} found no room: there are {contents.table.capacity} keys already ('room =')"
+    table, values = contents.table, f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
+    if table.has_user_stack and len(contents.rows) < table.capacity:
+        return f"{values} found no room: there are more call stacks than are followed ('--ring-size')"
+    return f"{values} found no room: there are {table.capacity} keys already ('room =')"
 
 
 def shown_name(table: Table) -> str:

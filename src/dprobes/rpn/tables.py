@@ -138,6 +138,7 @@ VALUE_KINDS = (
     KeyKind.STRING,
     KeyKind.COMM,
     KeyKind.TEXT,
+    KeyKind.USER_STACK,
     KeyKind.KERNEL_STACK,
     KeyKind.FRAMES,
 )
@@ -273,8 +274,8 @@ class Table:
 
     @property
     def has_user_stack(self) -> bool:
-        """Whether a key is the call stack of a program."""
-        return any(key.kind is KeyKind.USER_STACK for key in self.keys)
+        """Whether a key, or what is kept, is the call stack of a program."""
+        return any(part.kind is KeyKind.USER_STACK for part in self.parts)
 
     @property
     def key_size(self) -> int:

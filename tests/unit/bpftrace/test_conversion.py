@@ -64,6 +64,11 @@ def test_maps_keep_strings_and_call_stacks() -> None:
         "@c = comm;",
         '@[@p[tid], @c != "sh"] = count();',
     ]
+    assert body_of("uprobe:f:g { @s[arg0] = ustack; @l = ustack(3); delete(@s[arg0]); }") == [
+        "@s[arg0] = ustack();",
+        "@l = ustack(3);",
+        "delete(@s[arg0]);",
+    ]
     assert body_of('kprobe:f { @s[arg0] = kstack; @[@s[arg0]] = count(); printf("%s", @s[arg0]) }') == [
         "@s[arg0] = kstack();",
         "@[@s[arg0]] = count();",
@@ -330,9 +335,10 @@ def test_what_a_program_is_run_with() -> None:
          ("s.bt:1:19: error: 'struct sock' is not declared in the script\n"
          "    uprobe:f:g { $s = (struct sock *)arg0; @ = sum($s->x) }\n                      ^~~~~~~~~~~~~~~~~~~\n"
          "hint: declare it with the fields that are used: its place in memory counts")),
-        ("uprobe:libc:f { @n[tid] = ustack }",
-         ("s.bt:1:27: error: a table keeps no call stacks of programs\n"
-         "    uprobe:libc:f { @n[tid] = ustack }\n                              ^~~~~~\n"
+        ("uprobe:libc:f { @n[tid] = ustack; @[@n[tid]] = count() }",
+         ("s.bt:1:37: error: '@n' keeps call stacks of programs, which only printing the table shows\n"
+         "    uprobe:libc:f { @n[tid] = ustack; @[@n[tid]] = count() }\n"
+         "                                        ^~~~~~~\n"
          "hint: have 'ustack' as a key where you print or count")),
         ("kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }",
          ("s.bt:1:34: error: how many bytes '$p' has is not known\n"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.store import TableStore
-from dprobes.keyed.text import table_lines
+from dprobes.keyed.text import lost_text, table_lines
 from dprobes.rpn.tables import Key, KeyKind, Table, TableKind, Unit
 
 if TYPE_CHECKING:
@@ -82,3 +83,23 @@ def test_what_is_kept_is_shown_in_the_order_of_keys() -> None:
         "    call before f+0x10 of None",
         "",
     ]
+
+
+def test_a_program_s_call_stack_that_is_kept_is_named_by_its_process() -> None:
+    store = TableStore(Table("s", TableKind.LAST, value=Key(KeyKind.USER_STACK, 2)))
+    store.keep(b"", b"".join(word.to_bytes(8, "little") for word in (7, 0x5000, 0x1010)))
+    assert list(table_lines(store.contents(), names=NAMES)) == [
+        "@s: ",
+        "    0x5000",
+        "    call before f+0x10 of 7",
+        "",
+    ]
+
+
+def test_why_values_found_no_room_is_said() -> None:
+    row = TableRow(bytes(24), (1,))
+    table = Table("s", TableKind.COUNT, (Key(KeyKind.USER_STACK, 2),), room=2)
+    full = TableContents(table, (row, row), 1)
+    assert lost_text(full) == "1 value found no room: there are 2 keys already ('room =')"
+    more = "3 values found no room: there are more call stacks than are followed ('--ring-size')"
+    assert lost_text(TableContents(table, (row,), 3)) == more

@@ -332,16 +332,9 @@ def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
     if row is None or row.group is not Group.TABLE:
         return
     table = table_of(instruction.operand, image.tables)
-    if table is None or not table.has_user_stack:
-        return
-    if table.keeps_bytes:
+    if table is not None and table.has_user_stack and row.operator == "push":
         raise NotSupportedError(
-            f"table '{table.name}' keeps no numbers, and its call stacks are followed outside of the kernel",
-            hint="use --engine ptrace",
-        ).of_instruction(instruction.offset)
-    if row.operator != "tally":
-        raise NotSupportedError(
-            f"'{row.operator}' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
+            f"'push' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
             hint="use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows",
         ).of_instruction(instruction.offset)
 

@@ -11,7 +11,7 @@ from dprobes.dpc.types.ctype import LONG_LONG, Enumeration, Integer, Pointer, St
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import PROCESS_NAME_SIZE
-from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED, Key
+from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED, Key, KeyKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ _KEY_STRING, _KEPT_STRING = 64, 128
 """How many bytes of ``str(p)`` are a key, and are kept."""
 
 _WORDS = {LONG: "64 bits", "word": "word"}
-_STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
+_STACK_HINT = "print the table, or keep a number in another one beside it"
 _SUMS = {"+": 1, "-": -1}
 
 
@@ -181,6 +181,9 @@ class TableTyper:
         key = known.kept if known is not None else None
         if key is None:
             return None
+        if key.kind is KeyKind.USER_STACK:
+            message = f"'@{access.name}' keeps call stacks of the program, which only printing the table shows"
+            raise self._values.wrong(access.span, message, _STACK_HINT)
         kinds, keys = self._keys(access)
         self._check(access, kinds)
         cells = key.bytes // self._values.types.word_size
@@ -238,8 +241,6 @@ class TableTyper:
             raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n)")
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(value.span, "a table keeps no network addresses", "keep its number")
-        if isinstance(text, typed.StackTrace) and not text.is_kernel:
-            raise self._values.wrong(value.span, "a table keeps no call stacks of programs", _STACK_HINT)
         return Kept("last", value=self._part(text, value.span)), text
 
     def _number(self, expression: tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:

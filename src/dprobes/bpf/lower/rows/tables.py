@@ -60,7 +60,7 @@ def _tally(w: Writer, table: Table, number: int) -> None:
             w.stack.release()
     pop_keys(w, table.parts if table.keeps_bytes else table.keys)
     if table.has_user_stack:
-        _send(w, table, number)
+        _send(w, table, number, Entry.TALLY)
         return
     prepare_value(w, table)
     again = None
@@ -84,8 +84,8 @@ def _tally(w: Writer, table: Table, number: int) -> None:
     w.defer(count_lost)
 
 
-def _send(w: Writer, table: Table, number: int) -> None:
-    """Put key and number into the ring: the reader follows the stack, and takes the number in."""
+def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
+    """Put key and value into the ring: the reader follows the stack, and takes the value in, or the key out."""
     asm, done = w.asm, w.asm.label()
     entry = w.state.key - KEY_HEAD
 
@@ -93,19 +93,21 @@ def _send(w: Writer, table: Table, number: int) -> None:
         asm.mov(_R.R2, SCRATCH)
         asm.alu(Alu.ADD, _R.R2, entry)
 
-    asm.load(_R.R1, SCRATCH, w.work(0))
-    if not w.wide and table.value is None:
-        asm.alu(Alu.LSH, _R.R1, 32)
-        asm.alu(Alu.ARSH, _R.R1, 32)
+    has_number = kind is Entry.TALLY and table.kind.takes_value and not table.keeps_bytes
+    if has_number:
+        asm.load(_R.R1, SCRATCH, w.work(0))
+        if not w.wide and table.value is None:
+            asm.alu(Alu.LSH, _R.R1, 32)
+            asm.alu(Alu.ARSH, _R.R1, 32)
     point_to_entry()
-    asm.store(_R.R2, 0, Entry.TALLY << KIND_SHIFT, Size.W)
+    asm.store(_R.R2, 0, kind << KIND_SHIFT, Size.W)
     asm.store(_R.R2, 4, 0, Size.W)
     asm.store(_R.R2, ENTRY_HEAD.size, number, Size.W)
-    asm.store(_R.R2, ENTRY_HEAD.size + 8, _R.R1 if table.kind.takes_value else 0)
+    asm.store(_R.R2, ENTRY_HEAD.size + 8, _R.R1 if has_number else 0)
     asm.load(_R.R1, SCRATCH, Field.NUMBER)
     asm.alu(Alu.ADD, _R.R1, 1)
     asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
-    asm.mov(_R.R3, KEY_HEAD + table.key_size)
+    asm.mov(_R.R3, KEY_HEAD + table.key_size + (table.kept_bytes if kind is Entry.TALLY else 0))
     w.host.output()
     asm.jump_if(Jump.JEQ, _R.R0, 0, done)
     _count_lost(w, number)
@@ -217,6 +219,9 @@ def _push_kept(w: Writer, table: Table, number: int) -> None:
 
 def _delete(w: Writer, table: Table, number: int) -> None:
     pop_keys(w, table.keys)
+    if table.has_user_stack:
+        _send(w, table, number, Entry.UNTALLY)
+        return
     if table.keys:
         _call(w, number, Helper.MAP_DELETE_ELEM)
         return

@@ -30,6 +30,7 @@ __all__ = ["EntryReader"]
 
 _HEAD_SIZE = ENTRY_HEAD.size
 _TRACE = int(Entry.TRACE)  # enum members are slow to look up
+_OF_TABLES = (int(Entry.TALLY), int(Entry.UNTALLY))
 _NAME_FLAG_BYTE, _NAME_FLAG = 1, Item.PROCESS_NAME >> 8
 _TID_AT, _TID_SIZE = HEADER_SIZE + 4, 4
 _MIXED_MIN = 4096
@@ -155,9 +156,9 @@ class EntryReader:
                 records.append((probe, record))
                 tids.append(tid)
                 continue
-            if kind == Entry.TALLY:
+            if kind in _OF_TABLES:
                 if stacks is not None:
-                    stacks.tally(data, start, stop)
+                    stacks.change(data, start, stop, is_removal=kind == Entry.UNTALLY)
                 continue
             if kind == Entry.SNAPSHOT:
                 if stacks is not None:

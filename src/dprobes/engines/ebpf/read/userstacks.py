@@ -189,23 +189,30 @@ class UserStacks:
         if (process := self._processes.pop(pid, None)) is not None:
             process.close()
 
-    def tally(self, data: bytes, start: int, stop: int) -> None:
-        """Take the number of the TALLY entry in bytes from ``start`` to ``stop`` into its table."""
+    def change(self, data: bytes, start: int, stop: int, *, is_removal: bool = False) -> None:
+        """Do what the TALLY or UNTALLY entry in bytes from ``start`` to ``stop`` says to its table."""
         number, state, value = TALLY.unpack_from(data, start)
         store = self._stores[number]
         places = self._waiting.get(state, {})
         stack = places.pop(KEY_POSITION, None)
         if not places:
             self._waiting.pop(state, None)
-        key = bytearray(data[start + TALLY.size : stop])
+        table = store.table
+        parts = bytearray(data[start + TALLY.size : stop])
         position = 0
-        for part in store.table.keys:
+        for part in table.keys if is_removal else table.parts:
             if part.kind is KeyKind.USER_STACK:
                 frames = (StackEnd.NO_COPY,) if stack is None else stack[: part.size]
                 words = b"".join(frame.to_bytes(8, sys.byteorder) for frame in frames)
-                key[position + 8 : position + part.bytes] = words.ljust(part.bytes - 8, b"\0")
+                parts[position + 8 : position + part.bytes] = words.ljust(part.bytes - 8, b"\0")
             position += part.bytes
-        store.tally(bytes(key), value)
+        key, kept = bytes(parts[: table.key_size]), bytes(parts[table.key_size :])
+        if is_removal:
+            store.delete(key)
+        elif table.keeps_bytes:
+            store.keep(key, kept)
+        else:
+            store.tally(key, value)
 
     def completed(self, record: bytes) -> bytes:
         """Return a record with the stacks in it that its handler has taken snapshots for."""
