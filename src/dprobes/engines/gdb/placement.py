@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dprobes.arch.processor import Register
     from dprobes.engines.gdb.program import StubProbe, StubProgram
     from dprobes.engines.gdb.target import StubTarget
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
 
@@ -37,7 +38,7 @@ class PlacedProbes:
         breakpoint_: bytes,
         program: Program,
         placed: StubProgram,
-        resolved: ResolvedModule,
+        resolved: ResolvedModule | ResolvedKernel,
     ) -> None:
         self._target = target
         self._breakpoint = breakpoint_

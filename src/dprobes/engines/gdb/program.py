@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Job
     from dprobes.extensions import Extension
     from dprobes.keyed.store import KeyedStore
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
 
 __all__ = ["StubProbe", "StubProgram"]
@@ -64,7 +65,7 @@ class StubProgram:
     def __init__(
         self,
         job: Job,
-        resolved: ResolvedModule,
+        resolved: ResolvedModule | ResolvedKernel,
         extensions: Mapping[str, Extension],
         tables: Sequence[KeyedStore],
         warn: Callable[[str, str | None], None],

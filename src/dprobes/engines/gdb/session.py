@@ -13,9 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from dprobes.engines import interface
+from dprobes.engines.gdb.controls import StubControls
 from dprobes.engines.gdb.emulation import Emulator
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
@@ -30,20 +30,24 @@ from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import open_transport
 from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner
-from dprobes.engines.interface import Begun, Counts, Finished, Notice, RecordBatch, StateEvent
-from dprobes.errors import EngineError, NotSupportedError
+from dprobes.engines.interface import Begun, Finished, Notice, RecordBatch, StateEvent
+from dprobes.errors import EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
+from dprobes.resolve.probepoints import ResolvedModule
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from dprobes.arch import Architecture
+    from dprobes.engines import interface
+    from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.program import StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
     from dprobes.engines.gdb.target import Registers
-    from dprobes.keyed.contents import TableContents
-    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
+    from dprobes.resolve.kernelplaces import ResolvedKernel
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
 __all__ = ["StubSession"]
 
@@ -61,13 +65,15 @@ _FAULTS = frozenset({4, 8, 10, 11})
 """SIGILL, SIGFPE, SIGBUS and SIGSEGV."""
 
 
-class StubSession(interface.ControlledSession):
-    """One run."""
+class StubSession(StubControls):
+    """One run, on a process."""
 
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
+    steps_exactly = True
+    """Whether a step always executes an instruction."""
 
-    def __init__(self, job: interface.Job, resolved: ResolvedModule, endpoint: str) -> None:
+    def __init__(self, job: interface.Job, resolved: ResolvedModule | ResolvedKernel, endpoint: str) -> None:
         self.probes = resolved.probepoints
         self.left_out = resolved.left_out
         self._job, self._resolved, self._endpoint = job, resolved, endpoint
@@ -104,9 +110,8 @@ class StubSession(interface.ControlledSession):
             self._restorer.tell(f"acknowledgements {self._stub.has_acknowledgements:d}")
             self._restorer.tell(f"signals {self._stub.raises_signals:d}")
             description, tell = processor.default_description(), self._restorer.tell
-            target = StubTarget(self._stub, architecture.byte_order, description, tell)
-            self._target = self._reached = target
-            self._context = StubContext(self._target, architecture, processor, lambda text: self._warn(text, None))
+            self._target = self._reached = self._target_of(architecture.byte_order, description, tell)
+            self._context = self._context_of(architecture, processor)
             self._runner = HandlerRunner(self._context)
             code = processor.breakpoint
             self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
@@ -116,6 +121,14 @@ class StubSession(interface.ControlledSession):
             self._leave()
             raise
         return self
+
+    def _target_of(
+        self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
+    ) -> StubTarget:
+        return StubTarget(self._stub, order, default, tell)
+
+    def _context_of(self, architecture: Architecture, processor: StubProcessor) -> StubContext:
+        return StubContext(self._target, architecture, processor, lambda text: self._warn(text, None))
 
     def __exit__(self, *exception: object) -> None:
         self._leave()
@@ -139,6 +152,7 @@ class StubSession(interface.ControlledSession):
 
     def _begin(self) -> None:
         """Find the files of the process, which may have to begin first, and insert the breakpoints."""
+        assert isinstance(self._resolved, ResolvedModule), "processes have files"
         process = self._process = StubProcess(self._target, self._processor, self._resolved)
         self._context.user, self._context.name = process.uid, process.name
         self._target.tell(f"process {self._target.process}")
@@ -151,7 +165,7 @@ class StubSession(interface.ControlledSession):
 
     def _place_probes(self) -> None:
         """Insert the probepoints of the module where it is loaded now, unless they are there."""
-        bias = self._process.bias_of_module()
+        bias = self._bias()
         if bias == self._placed.bias:
             return
         self._returns.clear()
@@ -160,13 +174,25 @@ class StubSession(interface.ControlledSession):
         for state, numbers in states.items():
             if (new := tuple(number for number in numbers if (number, state) not in self._reported)) != ():
                 self._reported.update((number, state) for number in new)
-                self._events.append(StateEvent(new, self._process.pid, state))
+                self._events.append(StateEvent(new, self._process_id, state))
+
+    def _bias(self) -> int | None:
+        """Return how far the module is above its link addresses, None if it is not there."""
+        return self._process.bias_of_module()
+
+    @property
+    def _process_id(self) -> int:
+        return self._process.pid
+
+    @property
+    def _own_places(self) -> set[int]:
+        """Where breakpoints of the engine's own are, at which modules may have come or gone."""
+        return set() if self._process.linker_place is None else {self._process.linker_place}
 
     @property
     def _needed(self) -> set[int]:
         """Where breakpoints have to be."""
-        linker = set() if self._process.linker_place is None else {self._process.linker_place}
-        return self._placed.at.keys() | self._placed.entries.keys() | self._returns.addresses | linker
+        return self._placed.at.keys() | self._placed.entries.keys() | self._returns.addresses | self._own_places
 
     def _remove_unneeded(self) -> None:
         for address in sorted(self._target.inserted - self._needed):
@@ -237,9 +263,9 @@ class StubSession(interface.ControlledSession):
                     return True
                 self._target.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
                 return False
-            if at == self._process.linker_place:
+            self._select(thread, registers)
+            if at in self._own_places:
                 self._place_probes()
-            self._context.select(thread, registers, self._process.pid)
             self._on_returns(at, thread, registers)
             self._on_entry(at, thread, registers)
             outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
@@ -248,6 +274,10 @@ class StubSession(interface.ControlledSession):
             self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
+
+    def _select(self, thread: ThreadId | None, registers: Registers) -> None:
+        """Have handlers speak of a thread."""
+        self._context.select(thread, registers, self._process.pid)
 
     def _on_change(self, reply: Stopped) -> None:
         """Take notice of a process that was forked, which is not in scope, or of another program in this one."""
@@ -319,7 +349,7 @@ class StubSession(interface.ControlledSession):
             return Stopped(_TRAP, thread, {})
         self._target.write_back(thread, registers)
         self._target.remove(at, self._breakpoint_size)
-        reply = self._target.step(thread, at, self._processor.pc, is_exact=True)
+        reply = self._target.step(thread, at, self._processor.pc, is_exact=self.steps_exactly)
         if isinstance(reply, Stopped) and at in self._needed:
             self._target.insert_again(at, self._breakpoint_size, self._processor.breakpoint)
         return reply
@@ -356,42 +386,3 @@ class StubSession(interface.ControlledSession):
         for probe in gone:
             probe.state = ProbeState.REMOVED
         self._drop(gone)
-
-    # What others ask
-
-    def stop(self) -> None:
-        """Ask for the end."""
-        self._is_stopping = True
-
-    def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far."""
-        return tuple(each.copy() for each in self._program.tallies)
-
-    def remove(self, probes: Sequence[int]) -> None:
-        """Have probepoints removed."""
-        with self._lock:
-            self._removals += probes
-
-    def local_variables(self) -> list[int]:
-        """Return the local variables."""
-        return list(self._program.local_variables)
-
-    def cpu_variables(self) -> list[list[int]]:
-        """Return the variables of the one CPU that there is."""
-        return [list(self._program.cpu_variables)]
-
-    def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold."""
-        with self._lock:
-            return tuple(store.contents() for store in self._tables)
-
-    def change(self, changes: Sequence[interface.Change]) -> None:
-        """Change local variables and tables between two hits."""
-        raise NotSupportedError(f"the gdb engine does not let others change variables and tables: {len(changes)}")
-
-    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set local and CPU variables to zero."""
-        with self._lock:
-            for cells in (self._program.local_variables, self._program.cpu_variables):
-                count = len(cells[first : None if last is None else last + 1])
-                cells[first : first + count] = [0] * count

@@ -1,0 +1,66 @@
+"""What other threads ask of a run behind a stub while it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines import interface
+from dprobes.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from dprobes.engines.gdb.program import StubProgram
+    from dprobes.engines.interface import Counts
+    from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.store import KeyedStore
+
+__all__ = ["StubControls"]
+
+
+class StubControls(interface.ControlledSession):
+    """The part of a session by which others look at it; all is done between two hits, or before the next one."""
+
+    _program: StubProgram
+    _tables: Sequence[KeyedStore]
+    _lock: threading.Lock
+    _is_stopping: bool
+    _removals: list[int]
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self._is_stopping = True
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far."""
+        return tuple(each.copy() for each in self._program.tallies)
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Have probepoints removed."""
+        with self._lock:
+            self._removals += probes
+
+    def local_variables(self) -> list[int]:
+        """Return the local variables."""
+        return list(self._program.local_variables)
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the variables of the one CPU that there is."""
+        return [list(self._program.cpu_variables)]
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what the keyed tables hold."""
+        with self._lock:
+            return tuple(store.contents() for store in self._tables)
+
+    def change(self, changes: Sequence[interface.Change]) -> None:
+        """Change local variables and tables between two hits."""
+        raise NotSupportedError(f"the gdb engine does not let others change variables and tables: {len(changes)}")
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set local and CPU variables to zero."""
+        with self._lock:
+            for cells in (self._program.local_variables, self._program.cpu_variables):
+                count = len(cells[first : None if last is None else last + 1])
+                cells[first : first + count] = [0] * count
