@@ -25,7 +25,8 @@ from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, prepare, run_definition
 from dprobes.vm import Ending
 from dprobes.vm.translate import Translator
-from ebpf_backend import EbpfRunner, is_applicable, loop_forms
+from ebpf_abilities import is_applicable, loop_forms
+from ebpf_backend import EbpfRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

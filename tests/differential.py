@@ -21,7 +21,8 @@ from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import ROWS, OperandKind
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Ending, Interpreter, Point
-from ebpf_backend import Stage, loop_forms
+from ebpf_abilities import loop_forms
+from ebpf_backend import Stage
 from random_programs import RandomPrograms, random_context
 from specified import results, specified_results
 

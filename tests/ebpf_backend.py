@@ -2,22 +2,17 @@
 Handlers compiled to eBPF as a back end of the tests: the kernel runs them, on memory and registers that are made up.
 
 ``BPF_PROG_TEST_RUN`` runs a SYSCALL program in this process: its argument is a made-up ``pt_regs``, and
-the memory of ``FakeContext`` is mapped into this process at the very addresses. What no test can make up (identities,
-the clock) comes from ``MadeUpHost``.
+the memory of ``FakeContext`` is mapped into this process at the very addresses (``ebpf_world``).
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
 import os
 import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Jump, Register, Size
 from dprobes.bpf.layout import (
     CPU_LOAD_SIZE,
     ENTRY_HEAD,
@@ -34,19 +29,15 @@ from dprobes.bpf.layout import (
     ProbeLoad,
     power_of_two,
 )
-from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
+from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, lower
 from dprobes.bpf.lower.callentries import entry_size
-from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import KeptEntry
 from dprobes.bpf.lower.state.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
-from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.engines.linux.bpfcalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.engines.tablemaps import TableMaps, zeros_size
 from dprobes.keyed.store import TableStore, cells_of
@@ -55,35 +46,22 @@ from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
 from dprobes.rpn.decoder import decode_all
 from dprobes.rpn.encoder import CodeImage
 from dprobes.rpn.isa import RPN_STACK_CELLS, Group
-from dprobes.rpn.tables import TableKind, table_of
-from dprobes.target.btf import Kind
-from dprobes.testing import PAGE, FakeContext
+from dprobes.rpn.tables import TableKind
+from dprobes.testing import FakeContext
 from dprobes.vm import Ending, Outcome, Point
+from ebpf_abilities import abilities
+from ebpf_world import host_of, memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from dprobes.arch import Architecture
     from dprobes.arch import Register as CpuRegister
-    from dprobes.bpf.asm.assembler import Assembler, Label
+    from dprobes.bpf.lower.hosts.host import Host
     from dprobes.keyed.contents import TableContents
-    from dprobes.rpn.program import Program as ProbeProgram
     from dprobes.rpn.tables import Table
 
-__all__ = [
-    "EbpfRunner",
-    "FinalState",
-    "NotMappableError",
-    "RejectedError",
-    "Stage",
-    "abilities",
-    "is_applicable",
-    "loop_forms",
-    "memory_of",
-    "obstacle",
-    "write_name",
-    "write_words",
-]
+__all__ = ["EbpfRunner", "FinalState", "RejectedError", "Stage", "obstacle"]
 
 _REGISTERS_SIZE, _EVENT_SIZE, _EVENT_ADDRESS = 168, 184, 176
 _PROBES, _PROBE = 4, 2
@@ -92,92 +70,6 @@ _PROBES, _PROBE = 4, 2
 
 class RejectedError(AssertionError):
     """Report that the verifier does not take a program."""
-
-
-class NotMappableError(Exception):
-    """Report memory of a made-up world that this process cannot have."""
-
-
-def write_words(asm: Assembler, words: Sequence[int], word_size: int) -> None:
-    """Write up to R2 bytes of words to R1, as ``Host.kernel_stack`` does; R0 is their number. Takes R3."""
-    done = asm.label()
-    asm.mov(Register.R0, 0)
-    for n, word in enumerate(words):
-        end = (n + 1) * word_size
-        asm.jump_if(Jump.JLT, Register.R2, end, done)
-        asm.mov(Register.R3, word)
-        asm.store(Register.R1, n * word_size, Register.R3, Size.DW if word_size == 8 else Size.W)
-        asm.mov(Register.R0, end)
-    asm.place(done)
-
-
-def write_name(asm: Assembler, context: FakeContext) -> None:
-    """Write the made-up name of the process to R1, as ``Host.process_name`` does. Takes R2."""
-    name = context.process_name().ljust(NAME_SIZE, b"\0")
-    for start in range(0, NAME_SIZE, 8):
-        asm.mov(Register.R2, int.from_bytes(name[start : start + 8], "little"))
-        asm.store(Register.R1, start, Register.R2)
-
-
-def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
-    """Return a host that answers with the identities of a made-up world; ``function`` is the one that returns."""
-
-    class MadeUpHost(Host):
-        def _answer(self, name: str) -> None:
-            self._asm.mov(Register.R0, context.ids[name])
-
-        def pid(self) -> None:
-            self._answer("pid")
-
-        def tid(self) -> None:
-            self._answer("tid")
-
-        def uid(self) -> None:
-            self._answer("uid")
-
-        def cpu(self) -> None:
-            self._answer("cpu")
-
-        def task(self) -> None:
-            self._answer("task")
-
-        def time(self) -> None:
-            self._answer("time")
-
-        def global_pid(self) -> None:
-            self._answer("pid")
-
-        def global_tid(self) -> None:
-            self._answer("tid")
-
-        def process_name(self) -> None:
-            write_name(self._asm, context)
-
-        def kernel_stack(self) -> None:
-            write_words(self._asm, context.frames_in_kernel, self._word_size)
-
-        def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
-            write_words(self._asm, context.frames_in_program, self._word_size if key is None else 8)
-
-        def traced_field(self, name: str, nobody: Label) -> None:
-            if name in context.traced_fields:
-                self._asm.mov(Register.R0, context.traced_fields[name])
-            else:
-                self._asm.jump(nobody)
-
-        def stop_process(self) -> None:
-            pass
-
-        def override_return(self) -> None:
-            pass
-
-        def cookie(self) -> None:
-            self._asm.mov(Register.R0, cookie)
-
-        def function_ip(self) -> None:
-            self._asm.mov(Register.R0, function)
-
-    return MadeUpHost
 
 
 def store_of(contents: TableContents) -> TableStore:
@@ -214,81 +106,6 @@ class FinalState(NamedTuple):
 
     def peek(self, index: int = 0) -> int:
         return self.cells[(self.tsp + index) % RPN_STACK_CELLS]
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
-
-
-@functools.cache
-def _iterator_functions() -> tuple[int, int, int]:
-    types = KernelTypes()
-    try:
-        new, following, destroy = (types.find(Kind.FUNC, f"bpf_iter_num_{n}") for n in ("new", "next", "destroy"))
-    finally:
-        types.close()
-    return new, following, destroy
-
-
-@functools.cache
-def _vma_layout() -> VmaLayout | None:
-    try:
-        return vma_layout(KernelTypes())
-    except FileNotFoundError:
-        return None
-
-
-@functools.cache
-def loop_forms() -> tuple[LoopForm, ...]:
-    """Return the forms that loops may have on this kernel, the best first."""
-    features = Features()
-    needed = {
-        LoopForm.MAY_GOTO: Feature.MAY_GOTO,
-        LoopForm.ITERATOR: Feature.ITERATORS,
-        LoopForm.CALLBACK: Feature.BPF_LOOP,
-    }
-    return tuple(form for form, feature in needed.items() if feature in features)
-
-
-def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abilities:
-    """Return what handlers are compiled with: nothing that writes, as lockdown may forbid it."""
-    loops = loops or loop_forms()[0]
-    iterator = _iterator_functions() if loops is LoopForm.ITERATOR else (0, 0, 0)
-    return Abilities(loops, sleepable=sleepable, iterator=iterator, vma=_vma_layout(), overrides_returns=True)
-
-
-class memory_of:  # noqa: N801 - used like a function
-    """Have the memory of a made-up world in this process for a while."""
-
-    def __init__(self, context: FakeContext) -> None:
-        self._context = context
-        self._mapped: list[int] = []
-
-    def __enter__(self) -> None:
-        fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
-        for page in self._context._pages:
-            address = page * PAGE
-            found = None
-            if 0 <= address < 1 << 47:
-                found = _libc().mmap(address, PAGE, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
-            if found != (address or None):  # ctypes says None for 0
-                self.__exit__()
-                raise NotMappableError(f"no memory can be mapped at {address:#x} in this process")
-            self._mapped.append(address)
-            ctypes.memmove(address, bytes(self._context._pages[page]), PAGE)
-            if page in self._context._read_only:
-                _libc().mprotect(address, PAGE, mmap.PROT_READ)
-
-    def __exit__(self, *exception: object) -> None:
-        for address in self._mapped:
-            _libc().munmap(address, PAGE)
-        self._mapped.clear()
 
 
 class EbpfRunner:
@@ -706,21 +523,3 @@ def obstacle() -> str | None:
     except OSError as error:
         return f"the kernel runs no BPF programs for this user: {error.strerror}"
     return None
-
-
-def is_applicable(
-    program: ProbeProgram, target: Architecture, context: FakeContext, offered: Abilities | None = None
-) -> bool:
-    """Return whether a program needs nothing that eBPF lacks by its nature, or where this is offered."""
-    offered = offered or abilities()
-    if target.name not in ("i386", "x86_64") or context._registers[True]:
-        return False
-    for code in program.bodies():
-        for instruction in code.instructions:
-            table = table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None
-            if table is not None and table.has_user_stack and instruction.row.operator == "push":
-                return False
-            register = target.register(instruction.operand) if isinstance(instruction.operand, str) else None
-            if not is_supported(instruction.row, register, offered):
-                return False
-    return True

@@ -28,7 +28,8 @@ from dprobes.native.x86.assembler import Gpr, X86Assembler
 from dprobes.native.x86.handler import handler_function
 from dprobes.native.x86.runtime import make_runtime
 from dprobes.testing import PAGE
-from ebpf_backend import EbpfRunner, Stage, memory_of
+from ebpf_backend import EbpfRunner, Stage
+from ebpf_world import memory_of
 from machine_code import FaultHandler, call_stub, function_at, handle_faults, place, reserve
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ NATIVE = Abilities(
     verified=False,
     polled=True,
 )
-"""What handlers are compiled with; how a function is skipped is made up (``ebpf_backend.host_of``)."""
+"""What handlers are compiled with; how a function is skipped is made up (``ebpf_world.host_of``)."""
 
 _REGION_SIZE = 16 << 20
 _ROOM = 1 << 20

@@ -23,7 +23,9 @@ from dprobes.engines.ebpf.attach.handlers import load_handler
 from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, kernel_attach_type
 from dprobes.rpn.isa import OperandKind
 from dprobes.target.kernel.runningkernel import RunningKernel
-from ebpf_backend import EbpfRunner, NotMappableError, Stage, loop_forms, memory_of, write_name, write_words
+from ebpf_abilities import loop_forms
+from ebpf_backend import EbpfRunner, Stage
+from ebpf_world import NotMappableError, memory_of, write_name, write_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

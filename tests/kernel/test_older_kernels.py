@@ -105,7 +105,7 @@ RANDOM_PROGRAMS = """
 from dataclasses import replace
 from random import Random
 from differential import bytes_agree, program_agrees, random_demand
-from ebpf_backend import loop_forms
+from ebpf_abilities import loop_forms
 
 print(*(form.name for form in loop_forms()))
 agreed = {{}}

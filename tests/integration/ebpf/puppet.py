@@ -25,7 +25,8 @@ from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.target.elf.file import ElfFile
 from dprobes.testing import PAGE, FakeContext
-from ebpf_backend import EbpfRunner, Stage, write_name, write_words
+from ebpf_backend import EbpfRunner, Stage
+from ebpf_world import write_name, write_words
 from integration.ebpf.kernel import file_offset
 from integration.support import TIMEOUT
 

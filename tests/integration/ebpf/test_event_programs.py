@@ -44,7 +44,7 @@ from dprobes.engines.tablemaps import zeros_size
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.testing import prepare
-from ebpf_backend import abilities, loop_forms
+from ebpf_abilities import abilities, loop_forms
 from integration.ebpf.kernel import require_bpf
 from random_programs import RandomPrograms, random_context
 

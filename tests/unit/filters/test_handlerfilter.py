@@ -32,7 +32,8 @@ from dprobes.trace.filter import compile_filter
 from dprobes.trace.frames import RECORDS_HEAD, records_frame
 from dprobes.vm.interpreter import Interpreter
 from dprobes.vm.machine import Ending
-from ebpf_backend import EbpfRunner, loop_forms, obstacle
+from ebpf_abilities import loop_forms
+from ebpf_backend import EbpfRunner, obstacle
 
 if TYPE_CHECKING:
     from dprobes.filters.tree import Value

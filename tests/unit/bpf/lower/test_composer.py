@@ -18,7 +18,8 @@ from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, loop_forms, obstacle
+from ebpf_abilities import loop_forms
+from ebpf_backend import EbpfRunner, obstacle
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower import Composer

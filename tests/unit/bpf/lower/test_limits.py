@@ -18,7 +18,8 @@ from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, host_of, obstacle
+from ebpf_backend import EbpfRunner, obstacle
+from ebpf_world import host_of
 from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:

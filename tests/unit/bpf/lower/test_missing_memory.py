@@ -16,7 +16,8 @@ from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, _libc, obstacle
+from ebpf_backend import EbpfRunner, obstacle
+from ebpf_world import libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,9 +62,9 @@ def can_run() -> None:
 def no_rights() -> Iterator[None]:
     """Map a page without rights behind the memory of the tests."""
     fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
-    assert _libc().mmap(END, PAGE, 0, fixed, -1, 0) == END
+    assert libc().mmap(END, PAGE, 0, fixed, -1, 0) == END
     yield
-    _libc().munmap(END, PAGE)
+    libc().munmap(END, PAGE)
 
 
 def outcomes(handler: str, context: FakeContext, *, sleepable: bool) -> tuple[Outcome, Outcome]:
@@ -104,10 +105,10 @@ def untouched(tmp_path: Path) -> Iterator[int]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        address = _libc().mmap(None, 2 * PAGE, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
+        address = libc().mmap(None, 2 * PAGE, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
     assert not resident(address)
     yield address
-    _libc().munmap(address, 2 * PAGE)
+    libc().munmap(address, 2 * PAGE)
 
 
 def resident(address: int) -> bool:

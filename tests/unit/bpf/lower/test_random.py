@@ -13,7 +13,8 @@ import pytest
 
 from differential import Demand, bytes_agree, program_agrees, random_demand
 from dprobes.bpf.lower import LoopForm
-from ebpf_backend import loop_forms, obstacle
+from ebpf_abilities import loop_forms
+from ebpf_backend import obstacle
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 ROUNDS = 10_000 if IS_TORTURE else 400

@@ -1,0 +1,76 @@
+"""What handlers of tests may use: what this kernel offers, and which programs need no more."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower import Abilities, LoopForm, VmaLayout, is_supported
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.vmas import vma_layout
+from dprobes.rpn.isa import Group
+from dprobes.rpn.tables import table_of
+from dprobes.target.btf import Kind
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.rpn.program import Program
+    from dprobes.testing import FakeContext
+
+__all__ = ["abilities", "is_applicable", "loop_forms"]
+
+
+@functools.cache
+def _iterator_functions() -> tuple[int, int, int]:
+    types = KernelTypes()
+    try:
+        new, following, destroy = (types.find(Kind.FUNC, f"bpf_iter_num_{n}") for n in ("new", "next", "destroy"))
+    finally:
+        types.close()
+    return new, following, destroy
+
+
+@functools.cache
+def _vma_layout() -> VmaLayout | None:
+    try:
+        return vma_layout(KernelTypes())
+    except FileNotFoundError:
+        return None
+
+
+@functools.cache
+def loop_forms() -> tuple[LoopForm, ...]:
+    """Return the forms that loops may have on this kernel, the best first."""
+    features = Features()
+    needed = {
+        LoopForm.MAY_GOTO: Feature.MAY_GOTO,
+        LoopForm.ITERATOR: Feature.ITERATORS,
+        LoopForm.CALLBACK: Feature.BPF_LOOP,
+    }
+    return tuple(form for form, feature in needed.items() if feature in features)
+
+
+def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abilities:
+    """Return what handlers are compiled with: nothing that writes, as lockdown may forbid it."""
+    loops = loops or loop_forms()[0]
+    iterator = _iterator_functions() if loops is LoopForm.ITERATOR else (0, 0, 0)
+    return Abilities(loops, sleepable=sleepable, iterator=iterator, vma=_vma_layout(), overrides_returns=True)
+
+
+def is_applicable(
+    program: Program, target: Architecture, context: FakeContext, offered: Abilities | None = None
+) -> bool:
+    """Return whether a program needs nothing that eBPF lacks by its nature, or where this is offered."""
+    offered = offered or abilities()
+    if target.name not in ("i386", "x86_64") or context._registers[True]:
+        return False
+    for code in program.bodies():
+        for instruction in code.instructions:
+            table = table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None
+            if table is not None and table.has_user_stack and instruction.row.operator == "push":
+                return False
+            register = target.register(instruction.operand) if isinstance(instruction.operand, str) else None
+            if not is_supported(instruction.row, register, offered):
+                return False
+    return True

@@ -1,0 +1,150 @@
+"""
+The world that a test makes up for a handler compiled to eBPF: its memory, and the answers of its host.
+
+What no test can make up in this process (identities, the clock, call stacks) comes from ``MadeUpHost``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Jump, Register, Size
+from dprobes.bpf.layout import NAME_SIZE
+from dprobes.bpf.lower.hosts.host import Host
+from dprobes.testing import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.bpf.asm.assembler import Assembler, Label
+    from dprobes.testing import FakeContext
+
+__all__ = ["NotMappableError", "host_of", "libc", "memory_of", "write_name", "write_words"]
+
+
+class NotMappableError(Exception):
+    """Report memory of a made-up world that this process cannot have."""
+
+
+def write_words(asm: Assembler, words: Sequence[int], word_size: int) -> None:
+    """Write up to R2 bytes of words to R1, as ``Host.kernel_stack`` does; R0 is their number. Takes R3."""
+    done = asm.label()
+    asm.mov(Register.R0, 0)
+    for n, word in enumerate(words):
+        end = (n + 1) * word_size
+        asm.jump_if(Jump.JLT, Register.R2, end, done)
+        asm.mov(Register.R3, word)
+        asm.store(Register.R1, n * word_size, Register.R3, Size.DW if word_size == 8 else Size.W)
+        asm.mov(Register.R0, end)
+    asm.place(done)
+
+
+def write_name(asm: Assembler, context: FakeContext) -> None:
+    """Write the made-up name of the process to R1, as ``Host.process_name`` does. Takes R2."""
+    name = context.process_name().ljust(NAME_SIZE, b"\0")
+    for start in range(0, NAME_SIZE, 8):
+        asm.mov(Register.R2, int.from_bytes(name[start : start + 8], "little"))
+        asm.store(Register.R1, start, Register.R2)
+
+
+def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
+    """Return a host that answers with the identities of a made-up world; ``function`` is the one that returns."""
+
+    class MadeUpHost(Host):
+        def _answer(self, name: str) -> None:
+            self._asm.mov(Register.R0, context.ids[name])
+
+        def pid(self) -> None:
+            self._answer("pid")
+
+        def tid(self) -> None:
+            self._answer("tid")
+
+        def uid(self) -> None:
+            self._answer("uid")
+
+        def cpu(self) -> None:
+            self._answer("cpu")
+
+        def task(self) -> None:
+            self._answer("task")
+
+        def time(self) -> None:
+            self._answer("time")
+
+        def global_pid(self) -> None:
+            self._answer("pid")
+
+        def global_tid(self) -> None:
+            self._answer("tid")
+
+        def process_name(self) -> None:
+            write_name(self._asm, context)
+
+        def kernel_stack(self) -> None:
+            write_words(self._asm, context.frames_in_kernel, self._word_size)
+
+        def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
+            write_words(self._asm, context.frames_in_program, self._word_size if key is None else 8)
+
+        def traced_field(self, name: str, nobody: Label) -> None:
+            if name in context.traced_fields:
+                self._asm.mov(Register.R0, context.traced_fields[name])
+            else:
+                self._asm.jump(nobody)
+
+        def stop_process(self) -> None:
+            pass
+
+        def override_return(self) -> None:
+            pass
+
+        def cookie(self) -> None:
+            self._asm.mov(Register.R0, cookie)
+
+        def function_ip(self) -> None:
+            self._asm.mov(Register.R0, function)
+
+    return MadeUpHost
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """Return the C library, whose calls map memory at given addresses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+class memory_of:  # noqa: N801 - used like a function
+    """Have the memory of a made-up world in this process for a while."""
+
+    def __init__(self, context: FakeContext) -> None:
+        self._context = context
+        self._mapped: list[int] = []
+
+    def __enter__(self) -> None:
+        fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+        for page in self._context._pages:
+            address = page * PAGE
+            found = None
+            if 0 <= address < 1 << 47:
+                found = libc().mmap(address, PAGE, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
+            if found != (address or None):  # ctypes says None for 0
+                self.__exit__()
+                raise NotMappableError(f"no memory can be mapped at {address:#x} in this process")
+            self._mapped.append(address)
+            ctypes.memmove(address, bytes(self._context._pages[page]), PAGE)
+            if page in self._context._read_only:
+                libc().mprotect(address, PAGE, mmap.PROT_READ)
+
+    def __exit__(self, *exception: object) -> None:
+        for address in self._mapped:
+            libc().munmap(address, PAGE)
+        self._mapped.clear()
