@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dprobes.errors import SinkError
 from dprobes.lazydataclass import dataclass
 from dprobes.record.boot import boot_id
 from dprobes.record.clock import WallClock
@@ -20,7 +19,6 @@ from dprobes.record.mixed import MixedRecords
 from dprobes.record.packed import PackedRecords
 from dprobes.trace.framefile import FrameFile, older_part
 from dprobes.trace.frames import (
-    JSON_MAX,
     RECORD_HEAD,
     RECORDS_HEAD,
     VERSION,
@@ -32,6 +30,7 @@ from dprobes.trace.frames import frame as binary_frame
 from dprobes.trace.mixedblock import mixed_frame
 from dprobes.trace.packedblock import packed_frame
 from dprobes.trace.recordbatches import joined, packed, size_of
+from dprobes.trace.writtenprogram import WrittenProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,8 +45,6 @@ __all__ = ["TraceFileWriter", "older_part"]
 
 _FRAME_BYTES = 1 << 20
 """Records that take more are written in several frames."""
-_FRAME_PLACES = 10_000
-
 
 _KEPT_BYTES = 256 << 10
 _KEPT_NANOSECONDS = 1_000_000_000
@@ -56,20 +53,6 @@ _SMALL_BYTES = 512
 """Frames that take less together are not worth compressing."""
 _COMPRESSED_BYTES = 4 << 20
 """Frames that take more are compressed in several groups."""
-
-
-@dataclass(slots=True)
-class _Program:
-    """A program, and how much of it the file knows; ``lost`` records are to be noted, ``given`` of them by ``lose``."""
-
-    name: str
-    major: int
-    details: dict[str, Any]
-    places: list[PlaceEntry] = field(default_factory=list)
-    is_announced: bool = False
-    announced_places: int = 0
-    lost: int = 0
-    given: int = 0
 
 
 @dataclass(slots=True)
@@ -107,7 +90,7 @@ class TraceFileWriter:
             from dprobes.trace.compression import compressor
 
             self._compress = compressor(compress)
-        self._programs: dict[int, _Program] = {}
+        self._programs: dict[int, WrittenProgram] = {}
         self._ended: set[int] = set()
         """Programs that are kept until the file knows them and their lost records."""
         self._next = 1
@@ -144,8 +127,8 @@ class TraceFileWriter:
     def add_program(self, name: str, major: int, details: dict[str, Any]) -> int:
         """Announce a program, of which ``details`` says more (``RecordSource``); return its number in this file."""
         number = self._next
-        program = _Program(name, major, details)
-        _program_frame(number, program)  # it may be too large
+        program = WrittenProgram(number, name, major, details)
+        program.frame()  # it may be too large
         self._next += 1
         self._programs[number] = program
         self._announce(number)
@@ -242,11 +225,7 @@ class TraceFileWriter:
 
         The second number is that of those that the caller knows of, by ``lose``.
         """
-        lost = {}
-        for number, program in self._programs.items():
-            lost[number] = program.lost, program.given
-            program.lost = program.given = 0
-        return lost
+        return {number: program.take_lost() for number, program in self._programs.items()}
 
     def flush(self) -> bool:
         """Write what is kept back, and return whether that was possible; if not, it is lost."""
@@ -255,14 +234,10 @@ class TraceFileWriter:
         is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
         if not is_written:
             self._undo(batch)
-        for number in [each for each in self._ended if self._is_noted(self._programs[each])]:
+        for number in [each for each in self._ended if self._programs[each].is_noted]:
             self._ended.remove(number)
             del self._programs[number]
         return is_written
-
-    @staticmethod
-    def _is_noted(program: _Program) -> bool:
-        return program.is_announced and not program.lost
 
     def close(self) -> None:
         """Write what is kept back, and give up the file."""
@@ -324,20 +299,18 @@ class TraceFileWriter:
             self._offset = offset
             self._add(json_frame(FrameKind.CLOCK, {"wall_offset": offset}))
         if not program.is_announced:
-            self._add(_program_frame(number, program))
+            self._add(program.frame())
             program.is_announced = True
             batch.announced.add(number)
-        for first in range(program.announced_places, len(program.places), _FRAME_PLACES):
-            places = program.places[first : first + _FRAME_PLACES]
-            self._add(json_frame(FrameKind.PLACES, {"id": number, "first": first, "places": places}))
+        first = program.announced_places
+        for frame in program.place_frames():
+            self._add(frame)
             batch.places.setdefault(number, first)
-            program.announced_places = first + len(places)
         if program.lost:
-            now = time.monotonic_ns()
-            self._add(json_frame(FrameKind.LOST, {"id": number, "count": program.lost, "time": now}))
-            batch.records[number] += program.lost
-            batch.given[number] += program.given
-            program.lost = program.given = 0
+            self._add(program.lost_frame(time.monotonic_ns()))
+            lost, given = program.take_lost()
+            batch.records[number] += lost
+            batch.given[number] += given
 
     def _add(self, frame: bytes) -> None:
         if self._held:
@@ -407,15 +380,4 @@ class TraceFileWriter:
         if self._file.begin_another():
             self._has_head = self._has_names = False
             for program in self._programs.values():
-                program.is_announced, program.announced_places = False, 0
-
-
-def _program_frame(number: int, program: _Program) -> bytes:
-    content = {"id": number, "name": program.name, "major": program.major, "details": program.details}
-    frame = json_frame(FrameKind.PROGRAM, content)
-    if len(frame) > JSON_MAX:
-        raise SinkError(
-            f"what is to be recorded of '{program.name}' takes {len(frame)} bytes, at most {JSON_MAX} are possible",
-            hint="most of it are templates",
-        )
-    return frame
+                program.forget()
