@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.inline.eligibility import obstacle_in_process
 from dprobes.engines.inline.trampolines import Trampoline, make_displacing_trampoline
 from dprobes.engines.x86.patches.placer import MANY, Placement, Placer, Shared
-from dprobes.engines.x86.patches.plans import Refusal
+from dprobes.engines.x86.patches.plans import Method, Refusal
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.code import Surroundings
 from dprobes.native.x86.runtime import make_runtime
@@ -77,6 +77,8 @@ class CodeWriter:
         self._placer = Placer(module, space, 0)
         self._handlers: dict[int, dict[int, Sequence[Assembled]]] = {}
         """The handlers that each jump leads to, by where it is: by the addresses of their instructions."""
+        self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
+        """How many bytes handlers take, about, by the operations that they consist of."""
 
     def new_regions(self) -> list[tuple[int, int]]:
         """Return (start, end) of all that is to be mapped, and was not returned before."""
@@ -121,9 +123,10 @@ class CodeWriter:
             return [], dict.fromkeys(handlers, problem)
         groups = {site: group for group in bound for site in group}
         live = set(self._handlers)
+        known = frozenset((*handlers, *others))
         placed: dict[int, Placement] = {}
         for site in sorted(handlers.keys() - refused.keys(), reverse=True):
-            found = self._placement(site, handlers[site], [*handlers, *others], set() if site not in groups else live)
+            found = self._placement(site, handlers[site], known, set() if site not in groups else live)
             if isinstance(found, str):
                 refused[site] = found
             else:
@@ -189,18 +192,24 @@ class CodeWriter:
     def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[Assembled]]) -> PlacedJump | None:
         trampoline = make_displacing_trampoline(placement.plan, placement.trampoline, handlers, self._around())
         if len(trampoline.code.code) > placement.room:
-            larger = self._placer.enlarge(placement, len(trampoline.code.code) + _SLACK)
-            if larger is None:
-                return None
-            return self._jump(larger, handlers)
+            needed = len(trampoline.code.code) + _SLACK
+            larger = None if placement.plan.method is Method.PUN else self._placer.enlarge(placement, needed)
+            return None if larger is None else self._jump(larger, handlers)
         return PlacedJump(tuple(sorted(handlers)), placement, trampoline)
 
     def _room(self, handlers: Mapping[int, Sequence[Assembled]]) -> int:
         """Return how many bytes are enough for some handlers and what is displaced."""
         assert self._runtime is not None
         near, around = self._runtime.code.address, self._around()
-        code = (make_trampoline(near, site, each, around, lambda _: None) for site, each in handlers.items())
-        return sum(len(each.code) + _SLACK for each in code) + _DISPLACED_MAX
+        total = _DISPLACED_MAX
+        for site, each in handlers.items():
+            shape = tuple(tuple(insn.opcode for insn in assembled.code) for assembled in each)
+            size = self._sizes.get(shape)
+            if size is None:
+                size = len(make_trampoline(near, site, each, around, lambda _: None).code) + _SLACK
+                self._sizes[shape] = size
+            total += size
+        return total
 
     def _around(self) -> Surroundings:
         runtime = self._runtime

@@ -26,9 +26,11 @@ from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
 from dprobes.engines.inline.handlermaps import STATE_MAX, HandlerMaps
+from dprobes.engines.inline.numberedcode import HandlerFamily
 from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.errors import NotSupportedError
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.native.trim import trimmed
 from dprobes.record.layout import Item
 from dprobes.rpn.needs import entry_registers
 from dprobes.target.functionexits import ExitKind
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.client.answers import CompiledSite
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.vm import Point
 
 __all__ = ["Order", "Piece", "PieceWriter", "call_table_of"]
 
@@ -102,6 +105,7 @@ class PieceWriter:
             cvars=program.cvars,
             tvars=program.tvars,
         )
+        self._families: dict[tuple[object, ...], HandlerFamily] = {}
 
     def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:
         """Return the pieces for a probepoint, or why its handler cannot run in the process."""
@@ -159,14 +163,26 @@ class PieceWriter:
         return found
 
     def _lowered(self, probe: Probepoint, site: CompiledSite, request: Request) -> Assembled:
+        """Return the code of a handler; those of a definition are the same but for what is said of the probepoint."""
+        assert request.probe is not None
+        shape = probe.number, replace(site.point, offset=0), request.placement, request.return_bytes, id(site.resolved)
+        family = self._families.setdefault(shape, HandlerFamily())
+
+        def compiled(distance: int) -> Assembled:
+            point = replace(site.point, offset=site.point.offset + distance)
+            return self._compiled(probe, site, point, replace(request, link=request.link + distance))
+
+        return family.handler(request.probe, compiled)
+
+    def _compiled(self, probe: Probepoint, site: CompiledSite, point: Point, request: Request) -> Assembled:
         image = site.resolved.image
-        handler = image, architecture(_NAME), image.handlers[probe.number], site.point
+        handler = image, architecture(_NAME), image.handlers[probe.number], point
         lowered = lower(*handler, request)
         if not _has_records(lowered):  # so nothing of a header is needed
             lowered = lower(*handler, replace(request, items=Item(0)))
         if lowered.state.size > STATE_MAX:
             raise NotSupportedError("its handler needs too much memory")
-        return lowered.assembled
+        return trimmed(lowered.assembled)  # nobody asks for what it would only do for the record, say
 
 
 def _kept(program: Program, definition: ProbeDefinition) -> KeptEntry | None:

@@ -84,3 +84,18 @@ def test_the_table_of_calls_has_room_for_what_is_asked(program_file: Path) -> No
     assert table("push elapsed\nlog 1\nexit") == CallTable(64)
     registers = "".join(f"push entry, {name}\n" for name in ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "rbx"))
     assert table(f"{registers}log 7\nexit") == CallTable(128)
+
+
+@pytest.mark.parametrize("body", ["abort", "push r, rdi\nlog 1\nexit", "push other\nlog 1\nexit", "log st\nexit"])
+def test_many_probepoints_have_the_code_that_each_would_have_alone(program_file: Path, body: str) -> None:
+    program = parsed(program_file, "offset = *\nlogonfault = yes\n" + body)
+    resolved = resolve(program, Module.load(program_file), Diagnostics())
+    writer, found = PieceWriter(program, Item.PID | Item.IP), 0
+    for number, probe in enumerate(resolved.probepoints):
+        point = Point.of(program, probe.definition, probe.offset, probe.arguments)
+        site = CompiledSite(resolved, point, (0, 0))
+        for distance in (0, 4000):  # numbers that take one byte, and more
+            alone = PieceWriter(program, Item.PID | Item.IP).pieces(number + distance, probe, site)
+            assert writer.pieces(number + distance, probe, site) == alone
+        found += not isinstance(alone, str)
+    assert found > 4

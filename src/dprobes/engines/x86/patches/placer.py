@@ -85,7 +85,8 @@ class Placer:
         wanted = sorted(set(sites), reverse=True)
         if windows_first is None:
             windows_first = len(wanted) > MANY
-        others = frozenset((*wanted, *others))
+        if not (isinstance(others, frozenset) and others.issuperset(wanted)):
+            others = frozenset((*wanted, *others))
         room = self._room if room is None else room
         for address in wanted:
             placed = self._displaced.get(address)
