@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.directives import read_directives
 from dprobes.bpftrace.expressionwriter import ExpressionWriter, Fields
-from dprobes.bpftrace.mapuse import Kept, MapUses, expressions_of
+from dprobes.bpftrace.mapuse import MapUses, expressions_of
 from dprobes.bpftrace.parser import parse
 from dprobes.bpftrace.place import LONG_NAMES, PlaceKind, places_of
 from dprobes.bpftrace.statementwriter import StatementWriter
@@ -135,20 +135,10 @@ class _Converter:
     def _of_tool(self, kind: str, probe: tree.Probe) -> str | None:
         """Return a block of the tool; None if nothing is left of it."""
         word = {"BEGIN": "begin", "END": "end"}.get(kind) or f"every {self._time(probe)}"
-        kept = tuple(each for each in probe.body if not self._is_name(each))
         values = ExpressionWriter((), self._maps, Fields(), self._structures, self._constants, self._diagnostics)
-        lines = StatementWriter(values, self._maps, in_tool=True).block(kept)
+        lines = StatementWriter(values, self._maps, in_tool=True).block(probe.body)
         self.options += [each for each in values.options if each not in self.options]
         return "\n".join([f"{word} {{", *(f"    {line}" for line in lines), "}"]) if lines else None
-
-    def _is_name(self, statement: tree.Statement) -> bool:
-        """Return whether a statement is about a dictionary of names, which no table keeps."""
-        match statement:
-            case tree.Assignment(tree.Map(name), "", tree.String()):
-                return self._maps.kept[name] is Kept.NAMES
-            case tree.Do(tree.Call("clear" | "zero" | "print", [tree.Map(name), *_])):
-                return self._maps.kept.get(name) is Kept.NAMES
-        return False
 
     def _time(self, probe: tree.Probe) -> str:
         match probe.points[0].parts:

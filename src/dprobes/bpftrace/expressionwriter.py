@@ -246,14 +246,11 @@ class ExpressionWriter:
         match self._maps.kept.get(map_.name):
             case Kept.SYMBOL:
                 return Value(self.table(map_), form=Form.SYMBOL)
-            case Kept.NAMES if len(map_.keys) == 1:
-                self.note(map_.span, f"a table keeps no names: the key of '@{map_.name}' is taken instead of its name")
-                return self.value(map_.keys[0])
             case None:
                 return self.wrong(map_.span, f"nothing is put into '@{map_.name}'")
             case Kept.NUMBER:
                 return Value(self.table(map_))
-            case Kept.TEXT:
+            case Kept.TEXT | Kept.NAMES:
                 return Value(self.table(map_), form=Form.TEXT)
             case Kept.STACK:
                 return Value(self.table(map_), form=Form.STACK)

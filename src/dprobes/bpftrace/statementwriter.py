@@ -93,7 +93,7 @@ class StatementWriter:
             case tree.Call("str" | "buf" | "ksym" | "usym" | "kstack" | "ustack" | "ntop"):
                 return False
             case tree.Map(name):
-                return self._maps.kept.get(name) not in (Kept.TEXT, Kept.STACK, Kept.USER_STACK)
+                return self._maps.kept.get(name) not in (Kept.TEXT, Kept.NAMES, Kept.STACK, Kept.USER_STACK)
             case tree.Variable(name):
                 return name not in self._values.variables
         return True
@@ -239,7 +239,9 @@ class StatementWriter:
         match self._maps.kept[target.name]:
             case Kept.NUMBER | Kept.SYMBOL:
                 yield f"{table} {operator}= {values.number(value)};"
-            case Kept.TEXT | Kept.STACK | Kept.USER_STACK if not operator:
+            case Kept.NAMES if not operator and isinstance(value, tree.String) and not self._in_tool:
+                values.wrong(value.span, "a hit keeps no text in quotes", "put it there in BEGIN")
+            case Kept.TEXT | Kept.NAMES | Kept.STACK | Kept.USER_STACK if not operator:
                 yield f"{table} = {self._kept(value)};"
             case kept:
                 values.wrong(value.span, f"a table keeps numbers, strings and call stacks, not {kept.value}")
@@ -249,7 +251,7 @@ class StatementWriter:
         found = self._values.value(value)
         if found.form is Form.NUMBER:  # an array of characters
             return f"str({found.text})"
-        if found.form not in (Form.TEXT, Form.STACK):
+        if found.form not in (Form.TEXT, Form.STACK) and not (self._in_tool and found.form is Form.LITERAL):
             self._values.wrong(value.span, f"a table does not keep {found.form.value}")
         return found.text
 

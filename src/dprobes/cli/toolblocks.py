@@ -38,7 +38,7 @@ __all__ = ["ToolBlocks"]
 
 class ToolBlocks:
     """
-    Execute the blocks of a program, one at a time (``dpc.toolinterpreter.ToolHost``).
+    Execute the blocks of a program, one at a time (``dpc.toolhost.ToolHost``).
 
     ``tables`` print tables. With ``as_json`` a ``printf`` is an object in a line; with ``aside`` it goes to standard
     error.
@@ -162,6 +162,10 @@ class ToolBlocks:
 
     def tally(self, table: int, key: bytes, value: int) -> None:
         """Take a signed number into a table."""
+        self._session.change([TableChange(table, key, value)])
+
+    def keep(self, table: int, key: bytes, value: bytes) -> None:
+        """Let a table keep a string or call stack, as it lies in memory."""
         self._session.change([TableChange(table, key, value)])
 
     def delete(self, table: int, key: bytes) -> None:

@@ -68,9 +68,6 @@ def _problems(
     for statement in typedstatement.statements_in(body):
         if isinstance(statement, typedstatement.Steps):
             continue
-        if isinstance(statement, typedstatement.Tally) and isinstance(statement.value, typed.CommName | typed.Kept):
-            yield statement.span, "strings that a table is to keep"
-            continue
         for value in _values(statement):
             problem = _problem(value, functions, seen)
             if problem is not None:
@@ -126,7 +123,7 @@ def _problem(value: typed.Argument, functions: Mapping[str, TypedFunction], seen
             return found or _problem_of_function(name, functions, seen)
         case typed.KeptTest(typed.Kept(_, keys)) | typed.TableValue(_, keys) | typed.Kept(_, keys):
             return next((p for each in keys if (p := _problem(each, functions, seen)) is not None), None)
-        case typed.CommName():
+        case typed.CommName() | typed.Literal():
             return None
     inner = (*operands_of(value), *_indices(value))
     return next((p for each in inner if (p := _problem(each, functions, seen)) is not None), None)

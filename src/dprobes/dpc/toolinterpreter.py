@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.folder import cut
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.dpc.toolblock import ToolProgram
+    from dprobes.dpc.toolhost import ToolHost
     from dprobes.dpc.typedtree.typedprogram import TypedBlock
     from dprobes.dpc.types.ctype import CType
     from dprobes.source import Span
 
-__all__ = ["ToolError", "ToolHost", "ToolInterpreter"]
+__all__ = ["ToolError", "ToolInterpreter"]
 
 NAME = "dprobes"
 """The process name in blocks of the tool."""
@@ -32,48 +33,14 @@ NAME = "dprobes"
 _CALLS_MAX = 100
 """How deep calls may be nested, as on the RPN stack of a hit."""
 
-_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress)
+_STRINGS = (typed.Literal, typed.CommName, typed.Kept)
+"""What the tool puts into tables that is no number."""
+
+_NO_NUMBERS = (*_STRINGS, typed.Text, typed.Bytes, typed.StackTrace, typed.NetworkAddress)
 
 _MASK = (1 << 64) - 1
 _WIDE_BITS = 32
 _WIDE_WORD = (1 << _WIDE_BITS) - 1
-
-
-class ToolHost(Protocol):
-    """What blocks of the tool act on; variables and tables are those of the probes."""
-
-    def variable(self, kind: typed.VariableKind, index: int) -> int:
-        """Return the 64 bits of a variable."""
-
-    def set_variable(self, kind: typed.VariableKind, index: int, value: int) -> None:
-        """Set a variable."""
-
-    def table_value(self, table: int, key: bytes) -> int:
-        """Return the number under a key, 0 if there is nothing."""
-
-    def table_kept(self, table: int, key: bytes) -> bytes:
-        """Return the string or call stack under a key, as it lies in memory; zeros if there is nothing."""
-
-    def tally(self, table: int, key: bytes, value: int) -> None:
-        """Take a signed number into a table."""
-
-    def delete(self, table: int, key: bytes) -> None:
-        """Take a key out of a table."""
-
-    def clear(self, table: int) -> None:
-        """Take all keys out of a table."""
-
-    def show(self, table: int, rows: int | None) -> None:
-        """Print at most ``rows`` rows of a table."""
-
-    def print(self, template: str, data: bytes) -> None:
-        """Print what a template makes of the bytes of a record."""
-
-    def quit(self) -> None:
-        """Ask for the end of the run."""
-
-    def system(self, name: str) -> int:
-        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time`` of the tool."""
 
 
 class ToolError(Exception):
@@ -157,6 +124,8 @@ class _Frame:
                 self.value(value)
             case typedstatement.Log(_, items, template):
                 self._host.print(template, b"".join(map(self._bytes, items)))
+            case typedstatement.Tally(table, keys, (typed.Literal() | typed.CommName() | typed.Kept()) as value):
+                self._host.keep(self._numbers[table], self._key(keys), self._in_memory(value))
             case typedstatement.Tally(table, keys, value):
                 assert not isinstance(value, _NO_NUMBERS)
                 number = 0 if value is None else self.value(value)
@@ -355,10 +324,14 @@ class _Frame:
 
     def _bytes(self, item: typed.Argument) -> bytes:
         """Return the bytes that a handler would log of a value."""
-        if isinstance(item, typed.CommName):
-            return b""  # it is in the header
-        if isinstance(item, typed.Kept):
-            return self._kept_item(item)
+        match item:
+            case typed.CommName():
+                return b""  # it is in the header
+            case typed.Kept(_, _, _, Stack()):
+                return self._stack_item(self._kept(item))
+            case typed.Kept() | typed.Literal():
+                text = self._in_memory(item).partition(b"\0")[0]
+                return bytes([Token.STRING]) + len(text).to_bytes(2, "little") + text
         assert not isinstance(item, _NO_NUMBERS)
         size = size_of(item.type) or self._program.word_size
         return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
@@ -367,24 +340,27 @@ class _Frame:
         """Return the bytes of what a table keeps."""
         return self._host.table_kept(self._numbers[kept.table], self._key(kept.keys))
 
-    def _kept_item(self, kept: typed.Kept) -> bytes:
-        """Return what a table keeps as an item of a record."""
-        found, size = self._kept(kept), self._program.word_size
-        if isinstance(kept.type, Stack):
-            words = found.rstrip(b"\0")
-            count = -(-len(words) // size)
-            return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
-        text = found.partition(b"\0")[0]
-        return bytes([Token.STRING]) + len(text).to_bytes(2, "little") + text
+    def _stack_item(self, found: bytes) -> bytes:
+        """Return a call stack that a table keeps as an item of a record."""
+        words, size = found.rstrip(b"\0"), self._program.word_size
+        count = -(-len(words) // size)
+        return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
+
+    def _in_memory(self, value: typed.Literal | typed.CommName | typed.Kept) -> bytes:
+        """Return the bytes of a string or call stack in a table."""
+        match value:
+            case typed.Literal(text, limit):
+                return text.encode().ljust((limit // 8 + 1) * 8, b"\0")
+            case typed.CommName():
+                return NAME.encode().ljust(PROCESS_NAME_SIZE, b"\0")
+            case typed.Kept():
+                return self._kept(value)
 
     def _key(self, keys: Sequence[typed.Argument]) -> bytes:
         found = []
         for key in keys:
-            if isinstance(key, typed.CommName):
-                found.append(NAME.encode().ljust(PROCESS_NAME_SIZE, b"\0"))
-                continue
-            if isinstance(key, typed.Kept):
-                found.append(self._kept(key))
+            if isinstance(key, _STRINGS):
+                found.append(self._in_memory(key))
                 continue
             assert not isinstance(key, _NO_NUMBERS)
             bits = 8 * max(self._program.word_size, size_of(key.type) or 0)

@@ -261,12 +261,13 @@ class TableChange(NamedTuple):
     """
     What is done to a keyed table by its number.
 
-    A signed ``value`` is taken in under a ``key``; with None the key is taken out, and without a key all keys.
+    A signed ``value`` is taken in under a ``key``, and bytes, of a string or a call stack, are kept there; with None
+    the key is taken out, and without a key all keys.
     """
 
     table: int
     key: bytes | None = None
-    value: int | None = None
+    value: int | bytes | None = None
 
 
 Change = VariableChange | TableChange

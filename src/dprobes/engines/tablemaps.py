@@ -105,6 +105,10 @@ class _Hash(Generic[H]):
             cells = [0] * self._table.value_cells
         self._map[key] = self._layout.pack(*changed(self._table, cells, value))
 
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Take in what is kept, which all CPUs share; raise ``OSError`` if there is no room."""
+        self._map[key] = value
+
     def delete(self, key: bytes) -> None:
         """Take a key out, if it is there."""
         self._map.discard(key)
@@ -142,6 +146,13 @@ class _Cells(Generic[A]):
         """Take a number into the value that all CPUs share."""
         words, end = self._map.words, self._stride
         for cell, number in enumerate(changed(self._table, words[HEAD_CELLS:end].tolist(), value), HEAD_CELLS):
+            words[cell] = number
+        words[0] = 1
+
+    def keep(self, key: bytes, value: bytes) -> None:  # noqa: ARG002 - there is none
+        """Take in what is kept, which all CPUs share."""
+        words = self._map.words
+        for cell, number in enumerate(memoryview(value).cast("Q").tolist(), HEAD_CELLS):
             words[cell] = number
         words[0] = 1
 
@@ -239,7 +250,10 @@ class TableMaps(Generic[A, H]):
         if isinstance(found, _Hash | _Cells) and not found.is_shared:
             found = self._added.setdefault(number, TableStore(self._tables[number]))
         try:
-            found.tally(key, value)
+            if isinstance(value, bytes):
+                found.keep(key, value)
+            else:
+                found.tally(key, value)
         except OSError:
             self._lost.words[number] += 1
 

@@ -74,6 +74,7 @@ class ValueKind(enum.IntEnum):
     COMM = 22
     KEPT = 23
     KEPT_TEST = 24
+    LITERAL = 25
 
 
 _SIGNED, _BOOL = 0x80, 0x40

@@ -169,12 +169,13 @@ class _Statements:
     def _tally(self, span: Span) -> typedstatement.Tally:
         values, at = self._values, self._reader.offset
         table = values.table()
-        keys, number = values.keys(table), values.optional()
+        keys = values.keys(table)
+        if table.keeps_bytes:
+            return typedstatement.Tally(table.name, keys, values.kept_by(table), span)
+        number = values.optional()
         if table.kind.takes_value != (number is not None):
             expected = "a value" if table.kind.takes_value else "no value"
             self._reader.fail(f"expected {expected} for the table '{table.name}'", at)
-        if table.keeps_bytes:
-            self._reader.fail(f"expected a table that keeps numbers, found '{table.name}'", at)
         return typedstatement.Tally(table.name, keys, number, span)
 
     def _switch(self, span: Span, leaving: frozenset[Jumping]) -> typedstatement.Switch:

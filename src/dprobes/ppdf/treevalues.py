@@ -14,8 +14,8 @@ from dprobes.dpc.typedtree.typed import VariableKind
 from dprobes.dpc.types.ctype import CType, Integer, Stack, String, size_of
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.ppdf.treeforms import DEPTH_MAX, OPERATORS, ValueKind, type_of
-from dprobes.rpn.isa import PROCESS_NAME_SIZE
-from dprobes.rpn.tables import KeyKind
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, text_problem
+from dprobes.rpn.tables import STRING_SIZE_MAX, KeyKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +76,8 @@ class ValueReader:
             reader.fail("the name of the process is no number", at)
         if kind is ValueKind.KEPT:
             reader.fail("what a table keeps is no number", at)
+        if kind is ValueKind.LITERAL:
+            reader.fail("a text is no number", at)
         self.deeper()
         found = self._of_kind(kind, at)
         self.depth -= 1
@@ -121,10 +123,11 @@ class ValueReader:
         match value:
             case typed.CommName():
                 return key.kind is KeyKind.COMM
+            case typed.Literal(_, limit):
+                return key.kind.is_string and limit == (key.size or PROCESS_NAME_SIZE - 1)
             case typed.Kept():
-                return value.cells == key.popped(self._around.word_size) and isinstance(
-                    value.type, String if key.kind is KeyKind.TEXT else Stack
-                )
+                of_type = String if key.kind.is_string else Stack
+                return value.cells * self._around.word_size == key.bytes and isinstance(value.type, of_type)
         return key.kind in _NUMBERS
 
     def wide_cells(self, type_: CType) -> int:
@@ -138,10 +141,27 @@ class ValueReader:
         kind = self._kind()
         if kind is ValueKind.COMM:
             return typed.CommName(self._type())
+        if kind is ValueKind.LITERAL:
+            return self._literal(at)
         reader.back(at)
         if kind is ValueKind.KEPT:
             return self._kept()
         return self.value("a value")
+
+    def kept_by(self, table: Table) -> typed.Argument:
+        """Read the string or call stack that a table is to keep."""
+        at = self._reader.offset
+        found = self._argument()
+        if table.value is None or not self._fits(table.value, found):
+            self._reader.fail(f"expected what the table '{table.name}' keeps, found another value", at)
+        return found
+
+    def _literal(self, at: int) -> typed.Literal:
+        self._type()
+        text, limit = self._reader.text("a text"), self._reader.u32("the size of a string")
+        if len(text.encode()) > limit or limit > STRING_SIZE_MAX or text_problem(text) is not None:
+            self._reader.fail(f"expected a text of at most {limit} bytes, found another one", at)
+        return typed.Literal(text, limit, String(limit))
 
     def _kept(self) -> typed.Kept:
         reader, at = self._reader, self._reader.offset

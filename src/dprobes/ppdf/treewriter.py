@@ -220,6 +220,10 @@ class _Trees:
                 out.u8(int(is_prefix))
             case typed.CommName(type_):
                 self._typed(ValueKind.COMM, type_)
+            case typed.Literal(text, limit, type_):
+                self._typed(ValueKind.LITERAL, type_)
+                out.block(text.encode())
+                out.u32(limit)
             case typed.Kept(table, keys, _, type_):
                 self._typed(ValueKind.KEPT, type_)
                 out.u32(self._tables[table])

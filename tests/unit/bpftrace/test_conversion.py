@@ -248,7 +248,7 @@ def test_statements(statement: str, line: str) -> None:
          ("kernel:f {\n    @start[tid] = nsecs;\n}\nreturn kernel:f when (@start[tid]) {\n"
          "    @ = hist(nsecs - @start[tid]);\n}\n")),
         ("BEGIN { @cap[0] = \"CHOWN\"; } kprobe:f { printf(\"%-9s|\\n\", @cap[arg1]) }",
-         'kernel:f {\n    printf("%-9d|", arg1);\n}\n'),
+         'begin {\n    @cap[0] = "CHOWN";\n}\nkernel:f {\n    printf("%-9s|", @cap[arg1]);\n}\n'),
         ("t:syscalls:sys_enter_execve { printf(\"%d \", pid); join(args->argv) }",
          ("syscall execve {\n    char **words1 = (char **)args.argv;\n"
          '    if (!words1[1]) printf("%d %s", pid, words1[0]);\n'
@@ -305,9 +305,19 @@ def test_blocks_of_the_tool() -> None:
     )
 
 
-def test_names_of_a_dictionary_are_left_out() -> None:
+def test_names_of_a_dictionary_are_put_there_by_the_tool() -> None:
     text = 'BEGIN { @cap[0] = "CHOWN" } kprobe:f { printf("%s\\n", @cap[arg1]) } END { clear(@cap) }'
-    assert converted(text).text == 'kernel:f {\n    printf("%d", arg1);\n}\n'
+    assert converted(text).text == textwrap.dedent("""\
+        begin {
+            @cap[0] = "CHOWN";
+        }
+        kernel:f {
+            printf("%s", @cap[arg1]);
+        }
+        end {
+            clear(@cap);
+        }
+    """)
 
 
 def test_what_a_program_is_run_with() -> None:
@@ -340,6 +350,9 @@ def test_what_a_program_is_run_with() -> None:
          "    uprobe:libc:f { @n[tid] = ustack; @[@n[tid]] = count() }\n"
          "                                        ^~~~~~~\n"
          "hint: have 'ustack' as a key where you print or count")),
+        ('kprobe:f { @state = "open" }',
+         ("s.bt:1:21: error: a hit keeps no text in quotes\n"
+         '    kprobe:f { @state = "open" }\n                        ^~~~~~\nhint: put it there in BEGIN')),
         ("kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }",
          ("s.bt:1:34: error: how many bytes '$p' has is not known\n"
          "    kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }\n                                     ^~\n"

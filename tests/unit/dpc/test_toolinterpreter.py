@@ -51,6 +51,9 @@ class Host:
     def tally(self, table: int, key: bytes, value: int) -> None:
         self.tables[table].tally(key, value)
 
+    def keep(self, table: int, key: bytes, value: bytes) -> None:
+        self.tables[table].keep(key, value)
+
     def delete(self, table: int, key: bytes) -> None:
         self.tables[table].delete(key)
 
@@ -209,6 +212,33 @@ def test_what_tables_keep_is_printed_tested_and_a_key() -> None:
         ("%(path)*s", b"\1\0\0"),
         ("n", None, [((path + stack).hex(), 1)]),
     ]
+
+
+def test_texts_are_kept_as_the_tables_of_handlers_have_them() -> None:
+    text = """
+    f(char *p) { @path[1] = str(p, 12); @comm = comm; @n[comm, str(p, 7)] = count(); }
+    begin {
+        @path[2] = "/etc"; @path[3] = @path[2]; @comm = "sh"; @own = "own"; @copy = @own;
+        @n["sh", "x"] = count(); @more["z"] += 2; delete(@n["sh", "never"]);
+        printf("%s %s %s|%5s|%d", @path[3], @comm, @copy, "in", @more["z"]);
+    }
+    """
+    program, tool = compiled(text)
+    assert [str(table) for table in program.tables] == [
+        "path, last, word, value = str[12]",
+        "comm, last, value = comm",
+        "n, count, comm, str[7]",
+        "own, last, value = str[128]",
+        "copy, last, value = text[128]",
+        "more, sum, str",
+        "__faults, count, word, word",
+    ]
+    host = Host(program)
+    ToolInterpreter(tool, host).execute(tool.blocks[0])
+    assert host.tables[0].kept((3).to_bytes(8, "little")) == b"/etc".ljust(16, b"\0")
+    assert host.tables[2].value(b"sh".ljust(16, b"\0") + b"x".ljust(8, b"\0")) == 1
+    items = b"".join(b"\1" + len(each).to_bytes(2, "little") + each for each in (b"/etc", b"sh", b"own", b"in"))
+    assert host.done == [("%(path)*s %(comm)*s %(copy)*s|%(value)*5s|%(more)qd", items + (2).to_bytes(8, "little"))]
 
 
 def test_keys_are_words_of_the_modules() -> None:

@@ -47,6 +47,8 @@ end {
     if (startswith(comm, "dpr") && comm != "bash") printf("%s has %d", comm, @last);
     if (@name[pid] || @name[7] == "x") printf("%s", @name[pid]);
     @named[@name[7], 1] = count(); delete(@named[@name[7], 1]);
+    @name[8] = comm; @texts[1] = "one"; @texts[2] = @texts[1]; @by["two"] = count();
+    if (@texts[2] == "one") printf("%s %s", @texts[1], "three");
     print(@sizes, 2); clear(@sizes);
 }
 """

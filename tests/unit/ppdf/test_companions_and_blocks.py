@@ -61,7 +61,7 @@ def test_companions_and_blocks_come_back() -> None:
     assert list(found.blocks.functions) == ["power", "nothing"]  # nothing of what no block calls
     assert (
         found.blocks.tables
-        == ("sizes", "last", "count", "name", "flags", "sizes2", "named")[: len(found.blocks.tables)]
+        == ("sizes", "last", "count", "name", "flags", "sizes2", "named", "texts", "by")[: len(found.blocks.tables)]
     )
 
 
@@ -202,9 +202,10 @@ def evaluated(value: bytes) -> bytes:
         (bytes([StatementKind.CLEAR]) + SPAN + b"\x63\0\0\0", "expected the number of a table below "),
         (bytes([StatementKind.QUIT]) + b"\xff\xff\0\0", "expected the number of a span below "),
         (evaluated(b"\0"), "expected a value, found none"),
-        (evaluated(b"\x19"), "expected the kind of a value, found 25"),
+        (evaluated(b"\x1a"), "expected the kind of a value, found 26"),
         (evaluated(bytes([ValueKind.COMM, 0])), "the name of the process is no number"),
         (evaluated(bytes([ValueKind.KEPT, 0])), "what a table keeps is no number"),
+        (evaluated(bytes([ValueKind.LITERAL, 0])), "a text is no number"),
         (evaluated(bytes([ValueKind.CONSTANT, 3])), "expected a type, found 0x3"),
         (evaluated(bytes([ValueKind.NEGATION, 0]) + ONE), "expected a type of numbers, found another one"),
         (evaluated(bytes([ValueKind.SYSTEM, 8]) + SPAN), "expected one of pid, tid, uid, procid, time, found '"),
@@ -222,11 +223,16 @@ def evaluated(value: bytes) -> bytes:
         ),
         (
             bytes([StatementKind.TALLY]) + SPAN + bytes([3, 0, 0, 0, 1, 0, 0, 0]) + ONE + ONE,
-            "expected a table that keeps numbers, found 'name'",
+            "expected what the table 'name' keeps, found another value",
         ),
         (
             bytes([StatementKind.LOG]) + SPAN + bytes([0, 0, 0, 0, 1, 0, 0, 0, ValueKind.KEPT, 0, 1, 0, 0, 0]),
             "expected a table that keeps strings or call stacks, found 'last'",
+        ),
+        (
+            bytes([StatementKind.LOG]) + SPAN + bytes([0, 0, 0, 0, 1, 0, 0, 0, ValueKind.LITERAL, 0])
+            + b"\3\0\0\0two\2\0\0\0",
+            "expected a text of at most 2 bytes, found another one",
         ),
         (
             evaluated(bytes([ValueKind.KEPT_TEST, 8]) + ONE),

@@ -47,7 +47,7 @@ def _raises(value: typed.Argument) -> bool:
             return True
         case typed.Kept(_, keys):
             return any(map(_raises, keys))
-        case typed.CommName() | typed.StackTrace():
+        case typed.CommName() | typed.StackTrace() | typed.Literal():
             return False
         case typed.Assign(target, operand):
             return _is_risky(target) or _raises(operand)

@@ -20,7 +20,9 @@ __all__ = ["LogEmitter"]
 _LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
 """What instructions that log numbers of less than a word have before their number."""
 
-_NO_NUMBERS = (typed.Text, typed.Bytes, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress)
+_NO_NUMBERS = (
+    typed.Text, typed.Bytes, typed.Literal, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress
+)  # fmt: skip
 """What is logged and is no number."""
 
 _GROUP_MAX = 16
@@ -76,8 +78,8 @@ class LogEmitter:
                 w.op(f"log {name}" if frames is None else f"log {name}, {frames}")
             case typed.Memory(address, type_):
                 self._log_read(address, lambda: w.number(size_of(type_) or self._word_size), "log mrf")
-            case typed.CommName():
-                pass
+            case typed.CommName() | typed.Literal():
+                pass  # that of a text in quotes is for the tool
             case typed.NetworkAddress():
                 self._log_network_address(item)
             case typed.Kept():

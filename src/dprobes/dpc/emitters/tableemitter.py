@@ -42,7 +42,7 @@ class TableEmitter:
                 case typed.Kept(table, keys, count):
                     self._w.op(f"push table, {table}", count - self.cells(keys))
                     cells += count
-                case typed.CommName() | typed.StackTrace() | typed.Bytes() | typed.NetworkAddress():
+                case typed.CommName() | typed.StackTrace() | typed.Bytes() | typed.NetworkAddress() | typed.Literal():
                     pass
                 case _:
                     self._values.exact(part)

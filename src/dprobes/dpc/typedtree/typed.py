@@ -324,6 +324,15 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Literal:
+    """A text in quotes, in a block of the tool: what a table keeps, or its key, has room for ``limit`` bytes of it."""
+
+    text: str
+    limit: int
+    type: CType
+
+
+@dataclass(frozen=True, slots=True)
 class CommName:
     """The process name, which is in the header of each record."""
 
@@ -358,4 +367,4 @@ class NetworkAddress:
     type: CType
 
 
-Argument = Value | Text | Bytes | CommName | StackTrace | Kept | NetworkAddress
+Argument = Value | Text | Bytes | Literal | CommName | StackTrace | Kept | NetworkAddress

@@ -28,7 +28,9 @@ __all__ = [
 def is_item(argument: typed.Argument) -> bool:
     """Return whether an argument is logged as an item, because reading it may fail."""
     return not isinstance(argument, typed.CommName) and (
-        isinstance(argument, typed.Text | typed.Bytes | typed.StackTrace | typed.Kept | typed.NetworkAddress)
+        isinstance(
+            argument, typed.Text | typed.Bytes | typed.Literal | typed.StackTrace | typed.Kept | typed.NetworkAddress
+        )
         or reads_memory(argument)
     )
 

@@ -53,12 +53,20 @@ _STACK_HINT = "keep the addresses of callers to subtract from where something be
 
 
 class CallTyper:
-    """Type calls; ``values`` types their arguments. What is hit at a return is the function that began at its entry."""
+    """
+    Type calls; ``values`` types their arguments.
 
-    def __init__(self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], *, at_return: bool) -> None:
+    What is hit at a return is the function that began at its entry. In a block of the tool, ``is_tool``, a text in
+    quotes is a string.
+    """
+
+    def __init__(
+        self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], *, at_return: bool, is_tool: bool
+    ) -> None:
         self._values = values
         self._functions = functions
         self._at_return = at_return
+        self._is_tool = is_tool
 
     def call(self, call: tree.Call) -> Value:
         """Return the value of a call."""
@@ -136,6 +144,10 @@ class CallTyper:
         match expression:
             case tree.TableAccess():
                 return self._values.kept(expression)
+            case tree.StringLiteral(text) if self._is_tool:
+                if (problem := text_problem(text)) is not None:
+                    raise self._values.wrong(expression.span, f"this is no string of a table: {problem}")
+                return typed.Literal(text, limit, String(limit))
             case tree.Name("comm"):
                 return typed.CommName(String(PROCESS_NAME_SIZE))
             case tree.Name("func" | "probe"):

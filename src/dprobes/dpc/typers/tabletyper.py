@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Note
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed, typedstatement
+from dprobes.dpc.typers.tablewrites import TEXT
 from dprobes.dpc.types.ctype import LONG_LONG, Enumeration, Integer, Pointer, Stack, String
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
@@ -89,9 +90,16 @@ class Tables:
         return self._tables.get(name or UNNAMED)
 
     def written(self, name: str) -> Kept | None:
-        """Return what numbers are put into a table further below; None if there are none."""
+        """Return what is put into a table further below; None if that is not known."""
         kind = self._written().get(name)
+        if kind == TEXT:
+            return Kept("last", value=f"str[{_KEPT_STRING}]")
         return None if kind is None else Kept(kind)
+
+    def written_key(self, name: str) -> Key | None:
+        """Return what string is put into a table further below; None if it keeps numbers, or nothing is known."""
+        written = self.written(name)
+        return Key.parsed(written.value) if written is not None and written.value else None
 
     def check(self) -> None:
         """Report the tables that are printed or cleared, and into which nothing is put."""
@@ -126,12 +134,13 @@ def _word(key: str) -> str:
 
 
 class TableTyper:
-    """Type the uses of tables; ``values`` types numbers, ``strings`` strings and stacks."""
+    """Type the uses of tables; ``values`` types numbers, ``strings`` strings and stacks. ``is_tool`` is a block's."""
 
-    def __init__(self, values: ExpressionTyper, strings: TextTyper, tables: Tables) -> None:
+    def __init__(self, values: ExpressionTyper, strings: TextTyper, tables: Tables, *, is_tool: bool) -> None:
         self._values = values
         self._strings = strings
         self._tables = tables
+        self._is_tool = is_tool
 
     def assignment(self, target: tree.TableAccess, operator: str, value: tree.Expression) -> typedstatement.Tally:
         """Return what ``@name[keys] = value`` does: ``value`` may be what is to be kept, ``hist(x)``."""
@@ -178,7 +187,7 @@ class TableTyper:
     def kept(self, access: tree.TableAccess) -> typed.Kept | None:
         """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
         known = self._tables.find(access.name)
-        key = known.kept if known is not None else None
+        key = known.kept if known is not None else self._tables.written_key(access.name)
         if key is None:
             return None
         if key.kind is KeyKind.USER_STACK:
@@ -241,7 +250,8 @@ class TableTyper:
             raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n)")
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(value.span, "a table keeps no network addresses", "keep its number")
-        return Kept("last", value=self._part(text, value.span)), text
+        kind, text = self._fitting(text, known.value if known is not None else "", value.span)
+        return Kept("last", value=kind), text
 
     def _number(self, expression: tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:
         """Return a number that is taken in, and what it is if it is no word."""
@@ -265,7 +275,7 @@ class TableTyper:
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is no key", "use its number")
         if text is not None:
-            return self._part(text, key.span), text
+            return self._fitting(text, known, key.span)
         value = self._values.value(key)
         match value.type:
             case Pointer():
@@ -280,12 +290,28 @@ class TableTyper:
                 return "address" if is_address else "word", value
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
 
+    def _fitting(self, text: Argument, known: str, span: Span) -> tuple[str, Argument]:
+        """Return the kind of a part that is no number, and its value; the tool has strings as they are ``known``."""
+        if not self._is_tool or not isinstance(text, typed.Literal | typed.Kept) or not isinstance(text.type, String):
+            return self._part(text, span), text
+        key = Key.parsed(known) if known else None
+        if key is None or not key.kind.is_string:
+            return self._part(text, span), text
+        limit = key.size or PROCESS_NAME_SIZE - 1
+        if isinstance(text, typed.Kept):
+            return known if text.type.limit == limit else self._part(text, span), text
+        if len(text.text.encode()) > limit:
+            raise self._values.wrong(span, f"this table has room for {limit} bytes of a string")
+        return known, typed.Literal(text.text, limit, String(limit))
+
     def _part(self, text: Argument, span: Span) -> str:
         """Return the kind of a key, or of what is kept, that is no number."""
         match text:
             case typed.CommName():
                 return "comm"
-            case typed.Text(_, limit):
+            case typed.Literal(content, limit) if len(content.encode()) > limit:
+                raise self._values.wrong(span, f"this table has room for {limit} bytes of a string")
+            case typed.Text(_, limit) | typed.Literal(_, limit):
                 if limit > STRING_SIZE_MAX:
                     message = f"a string in a table has at most {STRING_SIZE_MAX} bytes, not {limit}"
                     raise self._values.wrong(span, message)

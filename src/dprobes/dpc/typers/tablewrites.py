@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
     from dprobes.dpc.syntax.programtree import ProgramTree
 
-__all__ = ["numbers_written"]
+__all__ = ["TEXT", "values_written"]
+
+TEXT = "text"
+"""What a text in quotes is, and a string that is as long as nothing says."""
 
 _BOUNDS = "lhist"
 """What tables keep with bounds, which only types tell: it has to be put before it is read."""
 
 
-def numbers_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
-    """Return what the tables keep whose first use that puts something puts a number, by their names."""
+def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
+    """Return what the tables keep whose first use that puts something puts a number, or a text in quotes, by names."""
     found: dict[str, str] = {}
     bodies = [probe.body for probe in program.probes]
     bodies += [function.body for function in program.functions]
@@ -49,7 +52,9 @@ def _kind(value: tree.Expression, kinds: frozenset[str]) -> str:
             return _kind(kept, kinds)
         case tree.Call(function) if function in kinds:
             return function
-        case tree.Call("str" | "mem" | "kstack" | "ustack" | "ntop") | tree.Name("comm") | tree.StringLiteral():
+        case tree.StringLiteral() | tree.Call("str", [_]):
+            return TEXT
+        case tree.Call("str" | "mem" | "kstack" | "ustack" | "ntop") | tree.Name("comm"):
             return ""
         case tree.TableAccess():
             return ""

@@ -63,8 +63,10 @@ class ValueTyper:
         self.types = types
         self.scope = scope
         self._functions = functions
-        self.calls = CallTyper(self, functions, at_return=where.at_return and not where.is_traced)
-        self.tables = TableTyper(self, self.calls, tables)
+        self.calls = CallTyper(
+            self, functions, at_return=where.at_return and not where.is_traced, is_tool=where.is_tool
+        )
+        self.tables = TableTyper(self, self.calls, tables, is_tool=where.is_tool)
         self._diagnostics = diagnostics
         self.operators = OperatorTyper(types, diagnostics)
         self.names = NameTyper(self, functions, where)

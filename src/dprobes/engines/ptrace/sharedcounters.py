@@ -103,6 +103,8 @@ def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables
                 tables[table].delete(key)
             case TableChange(table, bytes() as key, int() as value):
                 tables[table].tally(key, value)
+            case TableChange(table, bytes() as key, bytes() as value):
+                tables[table].keep(key, value)
 
 
 class SharedCounters:

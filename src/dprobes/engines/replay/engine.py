@@ -212,6 +212,8 @@ class ReplaySession(interface.ControlledSession):
                     self._tables[table].delete(key)
                 case interface.TableChange(table, bytes() as key, int() as value):
                     self._tables[table].tally(key, value)
+                case interface.TableChange(table, bytes() as key, bytes() as value):
+                    self._tables[table].keep(key, value)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""
