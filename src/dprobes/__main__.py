@@ -60,9 +60,15 @@ def _run() -> int:
     from dprobes import startup
 
     startup.install()
+    head_start = None
+    if "-e" in sys.argv:
+        from dprobes.cli.headstarts import HeadStart
+
+        head_start = HeadStart(sys.argv[1:])
+        head_start.begin()
     from dprobes.cli.main import run
 
-    return run(sys.argv[1:])
+    return run(sys.argv[1:], head_start)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from _thread import get_ident
 
 # Nothing that takes long is imported here: no pathlib, no typing.
 
-__all__ = ["cache_directory", "read_cached", "write_cached"]
+__all__ = ["cache_directory", "make_room", "read_cached", "write_cached"]
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _PRIVATE = 0o700
@@ -62,6 +62,14 @@ def write_cached(directory: str, name: str, content: bytes) -> bool:
             os.unlink(draft)  # noqa: PTH108
         return False
     return True
+
+
+def make_room(directory: str, most: int) -> None:
+    """Remove the oldest files of a directory, until there is room for one more of so many."""
+    with contextlib.suppress(OSError):
+        files = sorted(os.scandir(directory), key=lambda file: file.stat().st_mtime_ns)
+        for file in files[: 1 - most]:
+            os.unlink(file.path)  # noqa: PTH108
 
 
 def _is_ours(status: os.stat_result) -> bool:

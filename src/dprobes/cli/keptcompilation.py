@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cachefiles import cache_directory, read_cached
+from dprobes.cli.headstarts import SWITCH, code_state, file_state
 from dprobes.lazydataclass import dataclass
-from dprobes.target.notedfiles import noted_files, state_of
+from dprobes.target.notedfiles import noted_files
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.target.notedfiles import FileState
 
-__all__ = ["SWITCH", "Entry", "KeptCompilation"]
-
-SWITCH = "DPROBES_NO_CACHE"
-"""The environment variable that switches it off."""
+__all__ = ["Entry", "KeptCompilation"]
 
 FORMAT = 2
 """The number of this form of entries."""
@@ -85,9 +83,10 @@ class KeptCompilation:
         self._is_kept = is_plain and SWITCH not in os.environ
         self._key = ""
         self.known: Entry | None = None
+        self._entry: Entry | None = None
         if self._is_kept:
             self._key = repr((FORMAT, __version__, sys.version, text, options, module, engine, _directory()))
-            self.known = self._recalled()
+            self.known = self._entry = self._recalled()
         self._answers = self._count_answers()
 
     @property
@@ -109,9 +108,9 @@ class KeptCompilation:
         from dprobes.errors import TargetError
         from dprobes.target.modules import find_module
 
-        if any(_state(path) != state for path, state in entry.files.items()):
+        if any(file_state(path) != state for path, state in entry.files.items()):
             return False
-        if any(_code_state(path) != (path, *state) for path, *state in entry.code):
+        if any(code_state(each[0]) != each for each in entry.code):
             return False
         try:
             found = find_module(entry.program.name, pid=self._vantage.tid, command=self._vantage.command)
@@ -157,19 +156,25 @@ class KeptCompilation:
             assert compiled.resolved is not None
             path = str(compiled.resolved.module.path)
             known = loaded.program, loaded.templates, compiled.resolved
-            self._write(Entry(self._key, path, self._files, _code(), *known))
+            self._entry = Entry(self._key, path, self._files, _code(), *known)
+            self._write(self._entry)
+
+    @property
+    def sources(self) -> tuple[Mapping[str, FileState | None] | None, tuple[tuple[str, int, int], ...]]:
+        """The files, and those of our code, that what is kept was made from; no files if nothing is kept."""
+        return (None, ()) if self._entry is None else (self._entry.files, self._entry.code)
 
     def _count_answers(self) -> int:
         known = self.known.resolved.answers if self.known is not None else None
         return 0 if known is None else len(known)
 
     def _write(self, entry: Entry) -> None:
-        from dprobes.cachefiles import write_cached
+        from dprobes.cachefiles import make_room, write_cached
         from dprobes.cli.compilationpickle import pickled
 
         if (content := pickled(entry)) is None:
             return
-        self._make_room()
+        make_room(self._directory, _ENTRIES_MAX)
         write_cached(self._directory, self._name, crc32(content).to_bytes(_NUMBER, "little") + content)
 
     def _may_be_kept(self, loaded: CompiledProgram, compiled: Compiled) -> bool:
@@ -188,19 +193,12 @@ class KeptCompilation:
             and not any(path.startswith("/proc/") for path in self._files)
         )
 
-    def _make_room(self) -> None:
-        """Remove the oldest entries, if there are many."""
-        with contextlib.suppress(OSError):
-            entries = sorted(os.scandir(self._directory), key=lambda entry: entry.stat().st_mtime_ns)
-            for entry in entries[: 1 - _ENTRIES_MAX]:
-                os.unlink(entry.path)  # noqa: PTH108
-
 
 def _code() -> tuple[tuple[str, int, int], ...]:
     """Return the states of the files of our code that this process has imported, and of the decoder's."""
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("dprobes", "iced_x86")]
     sources = sorted({source for module in modules if (source := getattr(module, "__file__", None))})
-    return tuple(state for source in sources if (state := _code_state(source)) is not None)
+    return tuple(state for source in sources if (state := code_state(source)) is not None)
 
 
 def _directory() -> str:
@@ -209,18 +207,3 @@ def _directory() -> str:
         return os.getcwd()  # noqa: PTH109 - no Path is needed
     except OSError:
         return ""
-
-
-def _state(path: str) -> FileState | None:
-    try:
-        return state_of(os.stat(path))  # noqa: PTH116
-    except (OSError, ValueError):
-        return None
-
-
-def _code_state(path: str) -> tuple[str, int, int] | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return None
-    return path, status.st_mtime_ns, status.st_size

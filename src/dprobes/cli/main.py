@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+    from dprobes.cli.headstarts import HeadStart
+
 __all__ = ["COMPLETE_VARIABLE", "VERBS", "command_group", "command_of", "run"]
 
 VERBS = {
@@ -138,8 +140,8 @@ def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
     return translated.arguments, True
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Carry out a command line and return the exit status."""
+def run(arguments: Sequence[str], head_start: HeadStart | None = None) -> int:
+    """Carry out a command line, which may have a head start, and return the exit status."""
     from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
@@ -151,7 +153,7 @@ def run(arguments: Sequence[str]) -> int:
             from dprobes.cli.completions import register
 
             register()
-        result = command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
+        result = command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False, obj=head_start)
     except click.UsageError as error:
         _show_usage_error(error)
         return 2

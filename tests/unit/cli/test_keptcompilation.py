@@ -11,7 +11,8 @@ import pytest
 
 from dprobes.api.compiledprogram import CompiledProgram
 from dprobes.cli import keptcompilation
-from dprobes.cli.keptcompilation import SWITCH, KeptCompilation
+from dprobes.cli.headstarts import SWITCH, code_state
+from dprobes.cli.keptcompilation import KeptCompilation
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.insertion import Vantage
 from dprobes.resolve.knownanswers import KnownAnswers
@@ -121,9 +122,9 @@ def test_a_file_that_was_missed_and_has_come_counts_as_changed(program: Path, tm
 
 def test_another_code_of_ours_compiles_again(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_into(kept_of(program), program)
-    states = keptcompilation._code_state  # what the disk says
+    states = code_state  # what the disk says
     monkeypatch.setattr(
-        keptcompilation, "_code_state", lambda path: (path, 0, 0) if "pipeline" in path else states(path)
+        keptcompilation, "code_state", lambda path: (path, 0, 0) if "pipeline" in path else states(path)
     )
     assert kept_of(program).known is None
 

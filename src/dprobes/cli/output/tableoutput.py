@@ -62,11 +62,17 @@ class TableOutput:
         """What gets the tables besides every so many seconds."""
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Print the tables every so many seconds, and end the session after its time, until the end of the context."""
+    def shown(self, lead: float = 0.0) -> Iterator[None]:
+        """
+        Print the tables every so many seconds, and end the session after its time, until the end of the context.
+
+        Of its time ``lead`` seconds have passed already.
+        """
+        interval, duration = self._options.interval, self._options.duration
+        left = None if duration is None else max(0.0, duration - lead)
         timers = [
             threading.Thread(target=work, args=(seconds,), daemon=True)
-            for work, seconds in ((self._repeat, self._options.interval), (self._end, self._options.duration))
+            for work, seconds in ((self._repeat, interval), (self._end, left))
             if seconds is not None
         ]
         for timer in timers:

@@ -11,6 +11,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, verbose_option
 from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
+from dprobes.cli.headstarts import HeadStart
 from dprobes.cli.interrupts import EarlyInterrupt
 from dprobes.cli.keptcompilation import KeptCompilation
 from dprobes.cli.logoptions import has_structure, log_format_option
@@ -303,6 +304,8 @@ def command(
         engine = prepared.engine.name
     compiled = prepared.compiled
     progress.end()
+    head_start = click.get_current_context().find_object(HeadStart) or HeadStart(())
+    head_start.settle(is_possible=engine == "ebpf" and not loaded.is_joined)
     note_engine(engine, prepared.reason, verbose=verbose)
     # That the module is not there yet is of interest where it may still come.
     waits = compiled.resolved is None and engine_row(engine).waits_for_modules
@@ -324,14 +327,16 @@ def command(
     with (
         Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,
         EarlyInterrupt(deferred=not scope.command) as early,
+        head_start.noting(),
         inserted as session,
     ):
         kept.keep(loaded, compiled)
+        head_start.keep(scope.pid, *kept.sources)
         tables.also = outputs.send_tables
         if top:
             progress.end()  # the table is redrawn in its place
         run = Run(compiled.program, session, outputs, scope, progress, exit_status=exit_status, filters=filters)
-        with views.shown(compiled.program, session), tables.shown():
+        with views.shown(compiled.program, session), tables.shown(head_start.lead):
             if blocks is None:
                 finished = run.follow(early)
             else:

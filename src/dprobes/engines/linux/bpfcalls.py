@@ -1,5 +1,5 @@
 """
-bpf(2) through ctypes, for programs and links: the only file that makes this system call (``mapcalls`` has the maps).
+What bpf(2) does with programs and links (``mapcalls`` has the maps, ``kernelobjects`` makes the system call).
 
 x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``, of which
 a kernel takes as much as it knows if the rest is zero. Every function raises OSError as the kernel answers; what that
@@ -14,8 +14,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.proxy import call_in_proxy
-from dprobes.errors import system_error
+from dprobes.engines.linux.kernelobjects import Request, issue, made, system_call
 from dprobes.lazydataclass import dataclass
 from dprobes.quickenum import IntEnum, IntFlag
 
@@ -33,7 +32,6 @@ __all__ = [
     "ProgramRunner",
     "ProgramType",
     "UprobeMulti",
-    "address_of",
     "attributes_of",
     "call",
     "enable_statistics",
@@ -49,13 +47,6 @@ __all__ = [
     "program_info",
     "verifier_log",
 ]
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong)
-_syscall.restype = ctypes.c_long
-
-_SYS_BPF = 321
 
 
 class Command(IntEnum):
@@ -78,11 +69,7 @@ class Command(IntEnum):
 
 def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
     """Make the system call, and return its result."""
-    result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise system_error(number, f"bpf {command.name}")
-    return result
+    return system_call(command, attributes)
 
 
 def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
@@ -90,16 +77,6 @@ def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[c
     buffer = ctypes.create_string_buffer(layout.size)
     layout.pack_into(buffer, 0, *values)
     return buffer
-
-
-def address_of(data: ctypes.Array[ctypes.c_char] | None) -> int:
-    """Return where a buffer is, 0 if there is none."""
-    return 0 if data is None else ctypes.addressof(data)
-
-
-def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char] | None:
-    """Copy ``data`` to where the kernel can read it; None if there is none."""
-    return ctypes.create_string_buffer(data, len(data)) if data else None
 
 
 class ProgramType(IntEnum):
@@ -165,16 +142,37 @@ class Program:
     attach_btf_id: int = 0
 
 
-_LICENSE = ctypes.create_string_buffer(b"GPL")
+_LICENSE = b"GPL\0"
 _FUNCTION_RECORD_SIZE = 8
 
 #   0 u32 prog_type, insn_cnt; u64 insns, license; u32 log_level, log_size; u64 log_buf
 #  40 u32 kern_version, prog_flags; char prog_name[16]
 #  64 u32 prog_ifindex, expected_attach_type, prog_btf_fd, func_info_rec_size; u64 func_info; u32 func_info_cnt
 #  92 u32 line_info_rec_size; u64 line_info; u32 line_info_cnt, attach_btf_id, attach_prog_fd, core_relo_cnt
-_PROG_LOAD = struct.Struct("=IIQQIIQ4xI16s4xIIIQI4x8x4xI8x")
+_PROG_LOAD = struct.Struct("=II16xIIQ4xI16s4xIII8xI4x8x4xI8x")
+_INSTRUCTIONS, _LICENSE_AT, _LOG_AT, _BTF_AT, _FUNCTIONS = 8, 16, 32, 72, 80
 
-_LOAD_ATTEMPTS = 5
+
+def _load_request(program: Program, log: ctypes.Array[ctypes.c_char] | None, level: LogLevel) -> Request:
+    functions = program.functions
+    attributes = _PROG_LOAD.pack(
+        program.type,
+        len(program.instructions) // 8,
+        level if log is not None else 0,
+        len(log) if log is not None else 0,
+        0 if log is None else ctypes.addressof(log),
+        program.flags,
+        program.name.encode()[:15],
+        program.attach_type,
+        program.btf,
+        _FUNCTION_RECORD_SIZE if functions else 0,
+        len(functions) // _FUNCTION_RECORD_SIZE,
+        program.attach_btf_id,
+    )
+    data = {_INSTRUCTIONS: program.instructions, _LICENSE_AT: _LICENSE}
+    if functions:
+        data[_FUNCTIONS] = functions
+    return Request(Command.PROG_LOAD, attributes, data, (_BTF_AT,) if program.btf else ())
 
 
 def load_program(
@@ -185,33 +183,8 @@ def load_program(
 
     With a buffer ``log`` the verifier writes there, ending with a zero; ENOSPC if it is too small.
     """
-    instructions = ctypes.create_string_buffer(program.instructions, len(program.instructions))
-    functions = _buffer(program.functions)
-    attributes = attributes_of(
-        _PROG_LOAD,
-        program.type,
-        len(program.instructions) // 8,
-        ctypes.addressof(instructions),
-        ctypes.addressof(_LICENSE),
-        level if log is not None else 0,
-        len(log) if log is not None else 0,
-        address_of(log),
-        program.flags,
-        program.name.encode()[:15],
-        program.attach_type,
-        program.btf,
-        _FUNCTION_RECORD_SIZE if functions is not None else 0,
-        address_of(functions),
-        len(program.functions) // _FUNCTION_RECORD_SIZE,
-        program.attach_btf_id,
-    )
-    for _ in range(_LOAD_ATTEMPTS):
-        try:
-            return call(Command.PROG_LOAD, attributes)
-        except BlockingIOError:
-            # The verifier gives up when a signal is pending.
-            continue
-    return call(Command.PROG_LOAD, attributes)
+    request = _load_request(program, log, level)
+    return made(request) if log is None else issue(request)
 
 
 _LOG_SIZE = 1 << 16
@@ -297,7 +270,7 @@ def enable_statistics() -> int:
 
 
 # struct { u64 name; u32 prog_fd; }
-_RAW_TRACEPOINT = struct.Struct("=QI4x")
+_RAW_TRACEPOINT = struct.Struct("=8xI4x")
 
 
 def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
@@ -306,18 +279,17 @@ def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
 
     ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING one says itself what it attaches to.
     """
-    encoded = ctypes.create_string_buffer(name.encode()) if name else None
-    return call(Command.RAW_TRACEPOINT_OPEN, attributes_of(_RAW_TRACEPOINT, address_of(encoded), program_fd))
+    data = {0: name.encode() + b"\0"} if name else {}
+    return made(Request(Command.RAW_TRACEPOINT_OPEN, _RAW_TRACEPOINT.pack(program_fd), data, (8,)))
 
 
 # struct { u64 btf, btf_log_buf; u32 btf_size, btf_log_size, btf_log_level; }
-_BTF_LOAD = struct.Struct("=Q8xI12x")
+_BTF_LOAD = struct.Struct("=16xI12x")
 
 
 def load_btf(blob: bytes) -> int:
     """Load type information and return its descriptor."""
-    data = ctypes.create_string_buffer(blob, len(blob))
-    return call(Command.BTF_LOAD, attributes_of(_BTF_LOAD, ctypes.addressof(data), len(blob)))
+    return made(Request(Command.BTF_LOAD, _BTF_LOAD.pack(len(blob)), {0: blob}))
 
 
 class KprobeMulti(IntFlag):
@@ -369,6 +341,7 @@ class UprobeMulti(IntFlag):
 #   0 u32 prog_fd, target_fd, attach_type, flags
 #  16 uprobe_multi: u64 path, offsets, ref_ctr_offsets, cookies; u32 cnt, flags, pid
 _LINK_UPROBES = struct.Struct("=I4xI4xQQQQIII4x")
+_PATH, _OFFSETS, _COUNTERS, _COOKIES = 16, 24, 32, 40
 #  16 perf_event: u64 bpf_cookie
 _LINK_PERF_EVENT = struct.Struct("=IIIIQ")
 
@@ -391,24 +364,20 @@ def link_uprobes(
     The program learns with ``bpf_get_attach_cookie`` which of ``cookies`` belongs to its offset. ``pid`` restricts it
     to one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
     """
-    path_buffer = ctypes.create_string_buffer(os.fsencode(path))
-    offset_array = (ctypes.c_uint64 * len(offsets))(*offsets)
-    cookie_array = (ctypes.c_uint64 * len(cookies))(*cookies)
-    counter_array = (ctypes.c_uint64 * len(counters))(*counters)
-    attributes = attributes_of(
-        _LINK_UPROBES,
-        program_fd,
-        AttachType.TRACE_UPROBE_MULTI,
-        ctypes.addressof(path_buffer),
-        ctypes.addressof(offset_array),
-        ctypes.addressof(counter_array) if any(counters) else 0,
-        ctypes.addressof(cookie_array),
-        len(offsets),
-        flags,
-        pid,
-    )
-    # Who is killed while it attaches uprobes would leave them.
-    return call_in_proxy(_SYS_BPF, Command.LINK_CREATE, ctypes.addressof(attributes), len(attributes))
+    data = {
+        _PATH: os.fsencode(path) + b"\0",
+        _OFFSETS: _words(offsets),
+        _COOKIES: _words(cookies),
+    }
+    if any(counters):
+        data[_COUNTERS] = _words(counters)
+    kind = AttachType.TRACE_UPROBE_MULTI
+    attributes = _LINK_UPROBES.pack(program_fd, kind, 0, 0, 0, 0, len(offsets), flags, pid)
+    return made(Request(Command.LINK_CREATE, attributes, data, (0,), _PATH, in_proxy=True))
+
+
+def _words(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"={len(numbers)}Q", *numbers)
 
 
 def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from dprobes.errors import system_error
+# Nothing that takes long is imported here.
 
 __all__ = ["map_code", "map_file"]
 
@@ -34,5 +34,5 @@ def map_file(file: int, size: int) -> int:
     address: int | None = libc.mmap(None, size, _PROT_READ | _PROT_EXEC, _MAP_PRIVATE, file, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
-        raise system_error(number)
+        raise OSError(number, os.strerror(number))
     return address

@@ -6,7 +6,8 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.bpfcalls import Command, address_of, attributes_of, call
+from dprobes.engines.linux.bpfcalls import Command, attributes_of, call
+from dprobes.engines.linux.kernelobjects import Request, made
 from dprobes.quickenum import IntEnum, IntFlag
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MapFlag",
     "MapType",
+    "array_size",
     "create_map",
     "delete_element",
     "lookup_element",
@@ -64,10 +66,16 @@ def create_map(
     ``name`` is cut to 15 characters, which are to be letters, digits, underscores and dots.
     ``inner`` is the descriptor of a map like those that a map of maps is to hold.
     """
-    return call(
-        Command.MAP_CREATE,
-        attributes_of(_MAP_CREATE, kind, key_size, value_size, entries, flags, inner, name.encode()[:15]),
-    )
+    attributes = _MAP_CREATE.pack(kind, key_size, value_size, entries, flags, inner, name.encode()[:15])
+    return made(Request(Command.MAP_CREATE, attributes, descriptors=(20,) if inner else ()))
+
+
+def array_size(request: Request) -> int:
+    """Return the bytes of the array that is asked for and can be mapped, 0 if something else is asked for."""
+    if request.command != Command.MAP_CREATE:
+        return 0
+    kind, _, value_size, entries, flags, *_ = _MAP_CREATE.unpack(request.attributes)
+    return ((value_size + 7) & ~7) * int(entries) if kind == MapType.ARRAY and flags & MapFlag.MMAPABLE else 0
 
 
 # struct { u32 map_fd; u64 key; u64 value or next_key; u64 flags; }
@@ -113,10 +121,11 @@ def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
     """Iterate over the keys of a hash; some come twice when others are deleted meanwhile, as the kernel starts over."""
     key, following = None, ctypes.create_string_buffer(key_size)
     while True:
+        start = 0 if key is None else ctypes.addressof(key)
         try:
             call(
                 Command.MAP_GET_NEXT_KEY,
-                attributes_of(_ELEMENT, map_fd, address_of(key), ctypes.addressof(following), 0),
+                attributes_of(_ELEMENT, map_fd, start, ctypes.addressof(following), 0),
             )
         except FileNotFoundError:
             return

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from pathlib import Path
 
-from dprobes.errors import system_error
+# Nothing that takes long is imported here: no pathlib, no errors of ours.
 
 __all__ = [
     "children_of",
@@ -22,8 +21,8 @@ __all__ = [
 
 def process_field(tid: int, name: str) -> str:
     """Return a field of ``/proc/TID/status``, or an empty string if the thread or the field is not there."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
+    with contextlib.suppress(OSError), open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as file:
+        for line in file.read().splitlines():
             key, _, value = line.partition(":")
             if key == name:
                 return value.strip()
@@ -83,7 +82,7 @@ def threads_of(pid: int) -> set[int]:
     try:
         return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
     except FileNotFoundError as error:
-        raise system_error(errno.ESRCH) from error
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
 
 
 def living_thread(pid: int) -> int:

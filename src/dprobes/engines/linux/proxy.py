@@ -18,13 +18,14 @@ import ctypes
 import os
 import signal
 import struct
-import threading
+from _thread import allocate_lock
 from functools import cache
-from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.machinecode import map_code
-from dprobes.errors import system_error
 
+# Nothing that takes long is imported here: no typing, no errors of ours.
+
+TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -57,7 +58,7 @@ _WALL = 0x40000000  # our child sends no signal when it ends
 _SYS_READ, _SYS_WRITE, _SYS_CLOSE_RANGE = 0, 1, 436
 _LAST_DESCRIPTOR = (1 << 31) - 1
 
-_starting = threading.Lock()
+_starting = allocate_lock()
 """Held while a proxy has copies of descriptors that others close."""
 
 
@@ -85,7 +86,7 @@ class _Proxy:
         self._calls = ctypes.create_string_buffer(packed + _END)
         self._pid: int = _entry()(_CLONE_VM | flags, 0, ctypes.addressof(self._calls))
         if self._pid < 0:
-            raise system_error(-self._pid, "clone")
+            raise OSError(-self._pid, f"clone: {os.strerror(-self._pid)}")
 
     def wait(self) -> bool:
         """Wait for its end, as it has our memory until then; return whether it came by itself."""
@@ -127,7 +128,7 @@ def call_in_proxy(number: int, *arguments: int) -> int:
             # Somebody has killed it. What it may have left behind goes with what is attached now.
     result = proxy.result(0)
     if result < 0:
-        raise system_error(-result)
+        raise OSError(-result, os.strerror(-result))
     return result
 
 
@@ -136,7 +137,8 @@ def _call(number: int, *arguments: int) -> int:
     libc.syscall.restype = ctypes.c_long
     result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
     if result < 0:
-        raise system_error(ctypes.get_errno())
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
     return result
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.ebpf.attach.conflicts import Place, find_conflicts
 from dprobes.engines.ebpf.attach.modulefiles import descriptor_path
+from dprobes.engines.linux import kernelobjects
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.knownanswers import answered
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedCode, ResolvedModule
     from dprobes.target.elf.contents import Contents
 
-__all__ = ["Findings", "PlannedCode", "PlannedFile", "conflicts_in"]
+__all__ = ["Findings", "PlannedCode", "PlannedFile", "conflicts_in", "places_of"]
 
 
 class PlannedCode(Protocol):
@@ -147,6 +148,22 @@ class Findings:
 
 def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
     """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
+    places = places_of(file)
+    if places and not _is_known_to_have_none(file, places):
+        for path in file.all_reached:
+            yield from find_conflicts(path, places, users=users).found
+
+
+def _is_known_to_have_none(file: PlannedFile, places: Sequence[Place]) -> bool:
+    """Return whether that was looked at just now, before uprobes were attached to just these places."""
+    if (standing := kernelobjects.standing()) is None or len(file.descriptors) > 1:
+        return False
+    status = os.fstat(file.descriptor)
+    return (status.st_dev, status.st_ino) == standing.identity and {p.offset for p in places} == standing.places
+
+
+def places_of(file: PlannedFile) -> list[Place]:
+    """Return the places of the probepoints in a file, with the bytes that it has there."""
     offsets = tuple(dict.fromkeys(site.offset for _, sites in file.plan.probes for site in sites))
     resolved = file.plan.resolved
 
@@ -155,6 +172,4 @@ def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterat
 
         return [Place(found.offset, found.raw) for found in first_instructions(resolved.module, offsets)]
 
-    places = answered(resolved.answers, ("instructions", offsets), work)
-    for path in file.all_reached if places else ():
-        yield from find_conflicts(path, places, users=users).found
+    return answered(resolved.answers, ("instructions", offsets), work)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import awaiting_key
 from dprobes.bpf.lower.request import Filter
+from dprobes.engines.ebpf.attach.planting import KEY, plant, put
 from dprobes.engines.ebpf.kernel.refusal import explained
-from dprobes.engines.linux.procfs import children_of, living_thread, process_field, thread_state, threads_of
+from dprobes.engines.linux import kernelobjects
+from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.errors import EngineError, NotSupportedError, TargetError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ProcessTree",
-    "descendants",
     "filter_of",
     "is_in_scope",
     "is_initial_namespace",
@@ -38,8 +38,6 @@ __all__ = [
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
-
-_KEY = struct.Struct("=I")
 
 
 def is_initial_namespace() -> bool:
@@ -78,7 +76,7 @@ def refuse_stops(program: Program, diagnostics: Diagnostics) -> None:
 def is_in_scope(scope: Scope, pid: int, maps: SharedMaps) -> bool:
     """Return whether a process that is there is in scope; one of our own never is."""
     if scope.is_tree:
-        return _KEY.pack(pid) in maps.scope
+        return KEY.pack(pid) in maps.scope
     if pid == os.getpid():
         return False
     if scope.uid is not None:
@@ -152,38 +150,25 @@ class ProcessTree:
             return
         if self._awaits_exec:
             self._maps.set_alive(1)
-            self._add(pid, awaiting_key(pid))
+            with explained("to have more processes in scope"):
+                self._extra += put(self._maps.scope, pid, awaiting_key(pid))
             return
-        wanted = [pid, *self._started_by(pid)]
-        # Nobody else counts while the map is empty.
-        self._maps.set_alive(len(wanted))
-        for each in wanted:
-            self._add(each)
-        # Those that were started meanwhile, by processes that were not in scope yet.
-        for each in self._started_by(pid):
-            if _KEY.pack(each) not in self._maps.scope and thread_state(each) not in ("Z", "X"):
-                self._extra += 1
-                self._add(each)
-
-    def _started_by(self, pid: int) -> list[int]:
-        return descendants(pid) if self._follow else []
-
-    def _add(self, pid: int, number: int | None = None) -> None:
-        key = _KEY.pack(pid if number is None else number)
+        if (standing := kernelobjects.standing()) is not None:
+            self._extra = standing.planted(pid)
+            return
         with explained("to have more processes in scope"):
-            self._maps.scope[key] = key
-        # One that ended before had no key that its end could take away.
-        if not _has_living_thread(pid) and self._maps.scope.discard(key):
-            self._extra -= 1
+            self._extra = plant(self._maps.scope, self._maps.set_alive, pid, follow=self._follow)
+        if (notes := kernelobjects.notes()) is not None:
+            notes.add(None, 0)
 
     def pids(self) -> list[int]:
         """Return the processes that are in scope now."""
-        numbers = [_KEY.unpack(key)[0] for key in set(self._maps.scope)]
+        numbers = [KEY.unpack(key)[0] for key in set(self._maps.scope)]
         return sorted(pid for pid in numbers if pid != awaiting_key(pid))
 
     def release(self, pid: int) -> None:
         """Take a process out of scope; what it starts from now on is not in scope either."""
-        if self._maps.scope.discard(_KEY.pack(pid)):
+        if self._maps.scope.discard(KEY.pack(pid)):
             self._extra -= 1
 
     @property
@@ -194,25 +179,6 @@ class ProcessTree:
     def close(self) -> None:
         """Keep SCOPE no longer."""
         self._links.close()
-
-
-def _has_living_thread(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return any(thread_state(tid) not in ("Z", "X") for tid in threads_of(pid))
-    return False
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have, and so on."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        parent = waiting.pop()
-        with contextlib.suppress(OSError):
-            children = [child for tid in threads_of(parent) for child in children_of(parent, tid)]
-            found += children
-            waiting += children
-    return found
 
 
 def pid_namespace_of(scope: Scope) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from dprobes.engines.ebpf.read.tablewatch import TableWatch
 from dprobes.engines.ebpf.read.threadprogress import progress
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.engines.linux import kernelobjects
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState
@@ -39,6 +40,8 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from dprobes.engines.ebpf.attach.plannedfile import Findings
+    from dprobes.engines.ebpf.headstartplan import Planning
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
     from dprobes.engines.ebpf.read.userstacks import UserStacks
@@ -115,6 +118,17 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     # Start and end
 
     def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except kernelobjects.HeadStartError:
+            # What stands is not what is needed; nothing of it counts.
+            kernelobjects.give_up()
+            self._notices.clear()
+            self._left_out.clear()
+            self._begin()
+        return self
+
+    def _begin(self) -> None:
         with self._stack as stack:
             self._requests.open()
             stack.callback(self._requests.close)
@@ -131,6 +145,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             for file in found.files:
                 stack.enter_context(Descriptors(file.descriptors))
                 self._left_out += file.plan.left_out
+            plan = self._planning(found)
             namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
             principal = self._job.principal
             common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
@@ -179,6 +194,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                             installed.probes, (f"{each.state.value}: {each.detail}" for each in states)
                         )
                     replacement.take_over(installed)
+            if (standing := kernelobjects.standing()) is not None and not standing.is_used_up:
+                raise kernelobjects.HeadStartError
             self._notices += installed.attach_postponed()
             if found.kernel is not None and found.kernel.resolved.module.name:
                 self._follow_module(found.kernel.resolved, stack)
@@ -192,8 +209,17 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             counts = ProbeCounts(installed, self._held.faults, self._held.dropped, self._given_up)
             self._readings = Readings(installed, counts.all)
             stack.callback(self._readings.close)
+            if plan is not None:
+                plan.finish(maps.descriptors)
             self._stack = stack.pop_all()
-        return self
+
+    def _planning(self, found: Findings) -> Planning | None:
+        """Begin to plan a head start for the next run, if somebody takes notes for one."""
+        if kernelobjects.notes() is None:
+            return None
+        from dprobes.engines.ebpf.headstartplan import planning
+
+        return planning(self._settings, self._job, found)
 
     def _follow_module(self, resolved: ResolvedKernel, stack: contextlib.ExitStack) -> None:
         """Begin to see when a module of the kernel comes and goes."""
