@@ -93,8 +93,9 @@ ENVIRONMENT = (
         (
             "The directory of `dprobes/`, which caches data about the running kernel until the next boot, and in "
             "`compiled/` what the last 64 programs of `run -e` were compiled to. Each is used again for the same text "
-            "and options as long as the probed file, and all that was read, is unchanged. Files count only if nobody "
-            "but the user can write them; they may be removed at any time. Default: `~/.cache`."
+            "and options as long as the probed file, and all that was read, is unchanged. `headstarts/` has what arms "
+            "their probes early. Files count only if nobody but the user can write them; they may be removed at any "
+            "time. Default: `~/.cache`."
         ),
     ),
     (

@@ -149,6 +149,26 @@ def test_hits_of_before_and_after_the_rest_is_imported_count(machine: Machine, s
         assert code_is_original(service.pid, machine.library)
 
 
+def test_no_record_is_lost_that_is_made_before_somebody_reads(machine: Machine) -> None:
+    """More of them than the ring has room for, and each is there, in order."""
+    early, late = 60_000, 1000
+    text = f'"{machine.library}":write_file {{ printf("%d\\n", arg0); }}'
+    with machine.service() as service:
+        options = ("-p", str(service.pid), "--ring-size", "1", "-o", str(machine.directory / "records"))
+        machine.once(*options, text=text)
+        (machine.directory / "records").unlink()
+        with machine.dprobes(*options, text=text, stalled=True) as process:
+            assert machine.is_armed(service)
+            call(service, early)
+            machine.go()
+            await_message(process, "is active")
+            call(service, late)
+            finish(process)
+    found = [int(line.split()[-1]) for line in (machine.directory / "records").read_text().splitlines()]
+    assert len(found) == early + late
+    assert found == [*range(early), *range(late)]
+
+
 def test_another_process_of_the_same_program_has_a_head_start_too(machine: Machine) -> None:
     with machine.service() as service:
         machine.once("-p", str(service.pid))
@@ -204,17 +224,17 @@ def test_an_interrupt_ends_a_head_start(machine: Machine) -> None:
 
 def _another_size(plan: Any) -> Any:
     """Have the probe table made for more probepoints than there are."""
-    path, identity, places, steps, scope, contents = plan
+    path, identity, places, steps, scope, contents, ring = plan
     (number, _, _), *_ = contents
     command, attributes, *rest = steps[number]
     larger = attributes[:8] + (int.from_bytes(attributes[8:12], "little") * 2).to_bytes(4, "little") + attributes[12:]
     steps = (*steps[:number], (command, larger, *rest), *steps[number + 1 :])
-    return path, identity, places, steps, scope, contents
+    return path, identity, places, steps, scope, contents, ring
 
 
 def _one_step_more(plan: Any) -> Any:
-    path, identity, places, steps, scope, contents = plan
-    return path, identity, places, (*steps, steps[1]), scope, contents
+    path, identity, places, steps, *rest = plan
+    return path, identity, places, (*steps, steps[1]), *rest
 
 
 @pytest.mark.parametrize("change", [_another_size, _one_step_more])
@@ -296,7 +316,8 @@ def test_a_process_of_another_program_has_none(machine: Machine) -> None:
     ("options", "handler"),
     [
         (("--allow-write",), "@ = count();"),
-        ((), "debugger();"),
+        (("--pid-namespace",), "@ = count();"),
+        ((), "@[ustack()] = count();"),
         (("-D", "UNUSED=1", "--filter", "pid > 0"), "@ = count();"),
     ],
 )

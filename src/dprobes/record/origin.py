@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordSource"]
 
-_NAMED = lazy_pattern(rb"%[^%\s\"]{0,12}?[ak]")
-"""``%a`` or ``%k`` of a template, with whatever stands between."""
+_NAMED = lazy_pattern(rb"%(?:\([^)\"]*\))?[^%\s\"({]{0,12}?[ak]")
+"""``%a`` or ``%k`` of a template, with whatever stands between: a field, flags, a size."""
 
 
 @dataclass(frozen=True, slots=True)

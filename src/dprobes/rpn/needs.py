@@ -24,6 +24,7 @@ __all__ = [
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
+    "logs_user_stacks",
     "makes_records",
     "record_majors",
     "sets_codes",
@@ -59,6 +60,14 @@ def makes_records(program: Program) -> bool:
     handlers = (closed(definition.handler, ending) for definition in program.definitions)
     codes = (*handlers, *(procedure.code for procedure in program.procedures))
     return any(i.row.flow is Flow.END and i.row.syntax != "abort" for code in codes for i in code.instructions)
+
+
+def logs_user_stacks(program: Program) -> bool:
+    """Return whether a hit may leave the call stack of the process, in a record or as the key of a table."""
+    instructions = (i for code in program.bodies() for i in code.instructions)
+    return any(table.has_user_stack for table in program.tables) or any(
+        i.row.syntax.startswith("log ustack") for i in instructions
+    )
 
 
 def record_majors(program: Program) -> frozenset[int] | None:

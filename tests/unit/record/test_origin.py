@@ -36,6 +36,9 @@ def test_wrong_paths_are_refused(paths: object) -> None:
         ('fmt = "%*k"', True),
         ('fmt = "100%% a"', False),
         ('fmt = "%-20la"', True),
+        ('fmt = "%(arg0)qd and %{name}"', False),
+        ('fmt = "%(address_of_the_caller)*qa"', True),
+        ('fmt = "%(calls)*k"', True),
         ("", False),
     ],
 )

@@ -16,6 +16,7 @@ import time
 
 from dprobes.engines.ebpf.attach.planting import plant
 from dprobes.engines.ebpf.attach.untouched import is_untouched, maps_file
+from dprobes.engines.ebpf.kernel.earlyreader import EarlyReader
 from dprobes.engines.linux.kernelobjects import Request, Standing, issue, system_call
 
 # Nothing that takes long is imported here: no typing, no errors of ours.
@@ -41,12 +42,12 @@ the scope is filled.
 
 Plan: TypeAlias = (
     "tuple[str, tuple[int, int], tuple[tuple[int, bytes], ...], tuple[Step, ...], "
-    "tuple[int, int, int, bool] | None, tuple[tuple[int, int, bytes], ...]]"
+    "tuple[int, int, int, bool] | None, tuple[tuple[int, int, bytes], ...], tuple[int, int]]"
 )
 """
 The path of the probed file, its device and inode; the places with the bytes that the file has there; the steps; the
-steps that make SCOPE and STATUS, the place of ALIVE, and whether what a process starts is in scope; and for maps,
-by their steps, size in bytes and what they hold.
+steps that make SCOPE and STATUS, the place of ALIVE, and whether what a process starts is in scope; for maps, by their
+steps, size in bytes and what they hold; and the step of the ring, with its size.
 """
 
 _NUMBER = struct.Struct("=I")
@@ -82,7 +83,7 @@ def begin(plan: Plan, pid: int | None) -> Standing | None:
 
 
 def _make(plan: Plan, pid: int | None, reached: str, objects: Standing) -> bool:
-    path, identity, places, steps, scope, contents = plan
+    path, identity, places, steps, scope, contents, (ring, ring_size) = plan
     found: list[int] = []
     own = os.getpid()
     for command, attributes, data, descriptors, at_path, in_proxy, error, numbers in steps:
@@ -110,6 +111,8 @@ def _make(plan: Plan, pid: int | None, reached: str, objects: Standing) -> bool:
             request.data = whole | {at_path: os.fsencode(path)}  # what is asked for later is that file, however reached
         objects.add(request, made)
         found.append(made)
+    if objects.since:
+        objects.read(found[ring], EarlyReader(found[ring], ring_size))
     return bool(objects.since)
 
 

@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.attach.plannedfile import places_of
 from dprobes.engines.linux import kernelobjects
 from dprobes.engines.linux.bpfcalls import Command
 from dprobes.engines.linux.mapcalls import array_size
-from dprobes.rpn.needs import makes_records, writing_instructions
+from dprobes.rpn.needs import logs_user_stacks, writing_instructions
 from dprobes.rpn.program import calls_extensions
 from dprobes.target.modules import root_of
 
@@ -51,8 +51,8 @@ def _may_start_early(settings: Settings, job: Job, found: Findings) -> bool:
     """
     Return whether a run can have a head start.
 
-    It has nothing to be done between the making of maps and the first hit that is not in the notes; it changes nothing
-    in processes; and it makes no records, for which the ring might not have room until somebody reads it.
+    It has nothing to be done between the making of maps and the first hit that is not in the notes, such as to see what
+    processes map; and it changes nothing in processes.
     """
     scope, program = job.scope, job.program
     return (
@@ -65,7 +65,7 @@ def _may_start_early(settings: Settings, job: Job, found: Findings) -> bool:
         and found.files[0].owner is None
         and not found.files[0].aliases
         and not (scope.pid is not None and root_of(scope.pid))
-        and not makes_records(program)
+        and not logs_user_stacks(program)
         and not writing_instructions(program)
         and not calls_extensions(program)
     )
@@ -90,15 +90,15 @@ class Planning:
                 if content := memory[:size].rstrip(b"\0"):
                     self._contents.append((number, size, content))
 
-    def finish(self, maps: Mapping[MapName, int]) -> None:
+    def finish(self, maps: Mapping[MapName, int], ring_size: int) -> None:
         """Leave the plan with the notes, if there can be one; ``maps`` are those of the run."""
         notes, file = self._notes, self._file
         made = {}
         for number, (request, descriptor) in enumerate(notes.steps):
             if request is not None and request.command == Command.MAP_CREATE:
                 made[descriptor] = number
-        scope, status = made.get(maps[MapName.SCOPE]), made.get(maps[MapName.STATUS])
-        if scope is None or status is None or notes.before_arming is not None:
+        scope, status, ring = (made.get(maps[name]) for name in (MapName.SCOPE, MapName.STATUS, MapName.RING))
+        if scope is None or status is None or ring is None or notes.before_arming is not None:
             return
         own = os.getpid() if self._job.scope.pid is None else None
         identity = os.fstat(file.descriptor)
@@ -110,6 +110,7 @@ class Planning:
             tuple(_steps(notes, own)),
             None if self._job.scope.pid is None else (scope, status, int(Status.ALIVE), self._job.scope.follow),
             tuple(each for each in self._contents if each[0] != status),
+            (ring, ring_size),
         )
         notes.plan = plan
 

@@ -21,9 +21,16 @@ from dprobes.engines.linux.proxy import call_in_proxy, close_in_proxy
 TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeVar
+    from typing import Protocol, TypeVar
 
     T = TypeVar("T")
+
+    class Reader(Protocol):
+        """Who reads a ring before the run does."""
+
+        def stop(self) -> list[tuple[bytes, float]]:
+            """End, and return what was taken, each piece with the time of that."""
+
 
 __all__ = [
     "HeadStartError",
@@ -167,12 +174,22 @@ class Standing:
         self.places = places
         self.scope: tuple[int, int] | None = None
         self.since = 0.0
+        self._readers: dict[int, Reader] = {}
 
     def planted(self, pid: int) -> int:
         """Return how many more processes are in scope than the kernel counts, ``pid`` being the first."""
         if self.scope is None or self.scope[0] != pid:
             raise HeadStartError
         return self.scope[1]
+
+    def read(self, descriptor: int, reader: Reader) -> None:
+        """Take note of the reader of a ring."""
+        self._readers[descriptor] = reader
+
+    def end_reading(self, descriptor: int) -> list[tuple[bytes, float]]:
+        """End the reader of a ring, if it has one, and return what that took."""
+        reader = self._readers.pop(descriptor, None)
+        return [] if reader is None else reader.stop()
 
     def add(self, request: Request, result: int) -> None:
         """Add an object, or minus the number of the error with which the kernel refused it."""
@@ -195,6 +212,8 @@ class Standing:
 
     def close(self) -> None:
         """Give up what nobody has taken; its uprobes are gone when this returns."""
+        for descriptor in list(self._readers):
+            self.end_reading(descriptor)
         left = [(request, result) for request, result in self._made[self._next :] if result >= 0]
         self._next = len(self._made)
         close_in_proxy([descriptor for request, descriptor in left if request.in_proxy])

@@ -36,6 +36,7 @@ from dprobes.engines.linux import kernelobjects
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.needs import logs_user_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -210,7 +211,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             self._readings = Readings(installed, counts.all)
             stack.callback(self._readings.close)
             if plan is not None:
-                plan.finish(maps.descriptors)
+                plan.finish(maps.descriptors, maps.ring.size)
             self._stack = stack.pop_all()
 
     def _planning(self, found: Findings) -> Planning | None:
@@ -231,10 +232,9 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
         """Return what follows the call stacks of programs, if a handler logs any."""
-        instructions = (i for code in self._program.bodies() for i in code.instructions)
         maps = self._installed.maps.tables
         stores = maps.stores if maps is not None else {}
-        if not stores and not any(i.row.syntax.startswith("log ustack") for i in instructions):
+        if not logs_user_stacks(self._program):
             return None
         from dprobes.engines.ebpf.read.userstacks import UserStacks
 
