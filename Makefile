@@ -33,7 +33,7 @@ guest-kernel: .venv/dev.stamp ## build the kernel of guests that lets functions 
 
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture
-	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit tests/integration/ebpf/test_random_uprobes.py
+	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit tests/integration/ebpf/test_random_uprobes.py tests/integration/test_random_handlers.py
 
 mutants: .venv/dev.stamp ## change single places of the sources, and list the changes that no test notices
 	$(PYTHON) tools/mutants.py --count 200

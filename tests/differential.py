@@ -35,7 +35,17 @@ if TYPE_CHECKING:
     from dprobes.vm import Outcome
     from specified import Hit
 
-__all__ = ["Demand", "bytes_agree", "compared", "extreme", "is_allowed", "program_agrees", "random_demand"]
+__all__ = [
+    "Demand",
+    "NotedPages",
+    "bytes_agree",
+    "compared",
+    "extreme",
+    "is_allowed",
+    "mapped_pages",
+    "program_agrees",
+    "random_demand",
+]
 
 ANOTHER = 1_000_000_000
 """Added to the seed of a program that cannot be compared in this process."""
@@ -136,7 +146,7 @@ class MappedHereError(Exception):
     """Report that memory which a made-up world lacks happens to be mapped in this process, where eBPF reads it."""
 
 
-class _Pages(dict[int, bytearray]):
+class NotedPages(dict[int, bytearray]):
     """Hold the memory of a made-up world, and note which pages were wanted in vain."""
 
     def __init__(self, pages: dict[int, bytearray]) -> None:
@@ -150,7 +160,7 @@ class _Pages(dict[int, bytearray]):
         return found
 
 
-def _mapped_pages(process: str) -> list[range]:
+def mapped_pages(process: str) -> list[range]:
     """Return the pages that a process has, as an interpreter that is linked to a fixed address has low ones."""
     lines = Path("/proc", process, "maps").read_text().splitlines()
     spans = (line.split(" ", 1)[0].split("-") for line in lines)
@@ -178,7 +188,7 @@ def compared(
         return context
 
     context = context_of()
-    pages = context._pages = _Pages(context._pages)
+    pages = context._pages = NotedPages(context._pages)
     expected = results(Interpreter(image, target), hits, context)
     context = context_of()
     runner = stage.runner(
@@ -194,7 +204,7 @@ def compared(
         found = [runner.run(*hit) for hit in hits]
     if specified_results(image, target, hits, context_of()) != expected:
         return False
-    if pages.missing and any(page in span for span in _mapped_pages(stage.process) for page in pages.missing):
+    if pages.missing and any(page in span for span in mapped_pages(stage.process) for page in pages.missing):
         raise MappedHereError
     assert [_seen(outcome) for outcome, _ in found] == [_seen(outcome) for outcome, _ in expected]
     last = expected[-1][1]

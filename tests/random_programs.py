@@ -35,17 +35,17 @@ from dprobes.rpn.tables import Key, KeyKind, Range, Table, TableKind, Unit
 from dprobes.testing import FakeContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from dprobes.arch import Architecture, Register
 
-__all__ = ["TABLES", "RandomPrograms", "random_context"]
+__all__ = ["SYMBOLS", "TABLES", "VARIABLES", "RandomPrograms", "random_context"]
 
 VARIABLES = 4
 """How many variables of each kind a program has."""
 
-_SYMBOLS = ("data", "table", "Buffer.cold", "operator new[]")
+SYMBOLS = ("data", "table", "Buffer.cold", "operator new[]")
 _FIELDS = ("missing", "prev_pid", "next.comm")
 """Fields of a tracepoint; the first one is not there."""
 _TEXTS = ("", "text", "te", "random-program", "random-program-s", 'a "quoted" \\ one', "längeres, // kein Kommentar")
@@ -91,7 +91,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         comm=random.choice(("text", "random-program-with-a-long-name", "")),
         segments={0x2B: 0x1000},
         ports={0x60: random.randrange(1 << 32)},
-        symbols=dict.fromkeys(_SYMBOLS, 0x1010),
+        symbols=dict.fromkeys(SYMBOLS, 0x1010),
         kernel_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         user_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         traced_fields={name: random.randrange(1 << 64) for name in _FIELDS[1:]},
@@ -132,7 +132,8 @@ class RandomPrograms:
     """
     Make programs for one processor out of a source of random numbers.
 
-    ``allows`` says which instructions may occur: it gets a row, and the register where one is named.
+    ``allows`` says which instructions may occur: it gets a row, and the register where one is named. ``tables`` are
+    those that each program has.
     """
 
     def __init__(
@@ -140,10 +141,12 @@ class RandomPrograms:
         random: Random,
         architecture: Architecture,
         allows: Callable[[Row, Register | None], bool] = lambda row, register: True,
+        tables: Sequence[Table] = TABLES,
     ) -> None:
         self._random = random
         self._architecture = architecture
         self._allows = allows
+        self._tables = tuple(tables)
         is_x86 = architecture.name in ("i386", "x86_64")
         self._rows = [
             row
@@ -167,13 +170,25 @@ class RandomPrograms:
     def defined(self) -> Program:
         """Return a program that reads only what it wrote, and whose outcome is therefore the same everywhere."""
         names = [f"p{n}" for n in range(self._random.randrange(3))]
-        procedures = []
-        for name in names:
-            writer = _Defined(self._random, self._architecture, self._rows, names, self._allows)
-            procedures.append(Procedure(name, writer.code("ret")))
-        handler = _Defined(self._random, self._architecture, self._rows, names, self._allows).code("exit")
+        procedures = tuple(Procedure(name, self._defined_code(names, "ret")) for name in names)
+        handler = self._defined_code(names, "exit")
         definition = ProbeDefinition(Offset(Expression(0)), handler, at_return=True)  # so that it may ask for the entry
-        return self._program((definition,), tuple(procedures), is_small=True)
+        return self._program((definition,), procedures, is_small=True)
+
+    def together(self, count: int, *, wild: bool) -> Program:
+        """Return a program of so many handlers, which share procedures, variables and tables."""
+        names = [f"p{n}" for n in range(self._random.randrange(4))]
+
+        def code(ending: str) -> Code:
+            return self._wild_code(names) if wild else self._defined_code(names, ending)
+
+        procedures = tuple(Procedure(name, code("ret")) for name in names)
+        definitions = tuple(ProbeDefinition(Offset(Expression(0)), code("exit"), minor=n) for n in range(count))
+        return self._program(definitions, procedures, is_small=not wild)
+
+    def _defined_code(self, procedures: list[str], ending: str) -> Code:
+        writer = _Defined(self._random, self._architecture, self._rows, procedures, self._allows, self._tables)
+        return writer.code(ending)
 
     def _program(
         self, definitions: tuple[ProbeDefinition, ...], procedures: tuple[Procedure, ...], *, is_small: bool = False
@@ -188,7 +203,7 @@ class RandomPrograms:
             gvars=VARIABLES,
             cvars=VARIABLES,
             tvars=VARIABLES,
-            tables=TABLES,
+            tables=self._tables,
             jmpmax=random.choice((0, 10, 100, 256)),
             logmax=random.choice((1, 16, 100, 1024)) if not is_small else random.choice((64, 200, 1024)),
             ex_logmax=random.choice((1, 40, 200, 1024)),
@@ -221,7 +236,7 @@ class RandomPrograms:
 
     def _location(self) -> Location:
         random = self._random
-        expression = Expression(random.choice((0, 1, 0x1234, -8)), random.choice(_SYMBOLS))
+        expression = Expression(random.choice((0, 1, 0x1234, -8)), random.choice(SYMBOLS))
         number = Expression(random.randrange(1 << 40))
         match random.randrange(7):
             case 0:
@@ -269,7 +284,7 @@ class RandomPrograms:
             case OperandKind.EXTENSION:
                 return random.choice(("sample", "a.b"))
             case OperandKind.TABLE:
-                return random.choice(TABLES).name
+                return random.choice(self._tables).name
             case OperandKind.FIELD:
                 return random.choice(_FIELDS)
             case OperandKind.TEXT:
@@ -294,7 +309,7 @@ class RandomPrograms:
 
 def _pushed(random: Random, architecture: Architecture) -> Expression:
     if random.random() < 0.1:
-        return Expression(random.choice((0, 4, -4)), random.choice(_SYMBOLS))
+        return Expression(random.choice((0, 4, -4)), random.choice(SYMBOLS))
     value = _value(random)
     return Expression(value if architecture.word_size == 8 or value >= 0 else max(value, -0x80000000))
 
@@ -317,8 +332,10 @@ class _Defined:
         rows: list[Row],
         procedures: list[str],
         allows: Callable[[Row, Register | None], bool],
+        tables: Sequence[Table],
     ) -> None:
         self._random = random
+        self._tables = tables
         self._allows = allows
         self._architecture = architecture
         self._procedures = procedures
@@ -360,7 +377,7 @@ class _Defined:
 
     def _emit(self, syntax: str, operand: Operand = None) -> None:
         instruction = Instruction(isa.rows_by_syntax()[syntax], operand)
-        effect = stack_effect(instruction, self._architecture, TABLES)
+        effect = stack_effect(instruction, self._architecture, self._tables)
         while self._depth < effect.popped:
             self._emit("push <value>", _pushed(self._random, self._architecture))
         self._instructions.append(instruction)
@@ -398,7 +415,7 @@ class _Defined:
             case OperandKind.TEXT:
                 operand = self._random.choice(_TEXTS)
             case OperandKind.TABLE:
-                operand = self._random.choice(TABLES).name
+                operand = self._random.choice(self._tables).name
             case OperandKind.ARGUMENT:
                 operand = self._random.randrange(1, len(_ARGUMENTS) + 2)
             case OperandKind.VALUE:
@@ -426,7 +443,7 @@ class _Defined:
         """Write one instruction that may fault, between sx and ux, and make its depth the same on both ways."""
         faulting = [r for r in self._rows if r.faults and r.operand_kind is None]
         row = row or self._random.choice(faulting)
-        effect = stack_effect(Instruction(row, operand), self._architecture, TABLES)
+        effect = stack_effect(Instruction(row, operand), self._architecture, self._tables)
         handler, done = f"h{len(self._labels)}", f"d{len(self._labels)}"
         self._labels[handler] = self._labels[done] = -1
         self._emit("sx <label>", handler)
