@@ -457,7 +457,7 @@ class Conversation:
                 self._restorer.note_all(self._inbox.read_ahead())
             finally:
                 self._lock.release()
-        self._restored += self._restorer.restore()
+        self._restored += self._restorer.restore(tracer=self._tracer.pid)
 
     def _clear(self) -> None:
         self._cleared = self._restorer.clear()

@@ -11,11 +11,12 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.client.unreportedchildren import unreported_children
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.wire import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dprobes.engines.ptrace.tracer.patches import Patches
     from dprobes.engines.x86.debugregs import Watch
@@ -94,31 +95,52 @@ class CrashRestorer:
 
         return clear_processes(watches)
 
-    def restore(self, jumps: Mapping[int, Patches] | None = None) -> int:
+    def restore(
+        self,
+        jumps: Mapping[int, Patches] | None = None,
+        tracer: int = 0,
+        adopt: Callable[[int, int], None] | None = None,
+    ) -> int:
         """
         Put the original bytes back wherever a breakpoint still is; return how many that were.
 
-        ``jumps`` are those that stand in the place of breakpoints, by process; they stay.
+        ``jumps`` are those that stand in the place of breakpoints, by process; they stay. With a ``tracer``, which is
+        held at its end, what it has not said of children is found out, and ``adopt`` told of each and its parent.
         """
-        restored = 0
         # Somebody who waited for the tracer may be noting what it said last.
         known, self._breakpoints = self._breakpoints, {}
         semaphores, self._semaphores = self._semaphores, {}
-        for pid, breakpoints in known.items():
-            with contextlib.suppress(OSError):
-                memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    _lower(memory, semaphores.get(pid, {}), None if jumps is None else jumps.get(pid))
-                    for address, original in list(breakpoints.items()):
-                        with contextlib.suppress(OSError):
-                            if os.pread(memory, 1, address) == INT3:
-                                restored += os.pwrite(memory, bytes([original]), address)
-                finally:
-                    os.close(memory)
+
+        def restored_in(pid: int, origin: int) -> int:
+            return _restore(pid, known[origin], semaphores.get(origin, {}), None if jumps is None else jumps.get(pid))
+
+        restored = sum(restored_in(pid, pid) for pid in known)
+        # A parent whose bytes are back has no more children that need this.
+        for child, parent in unreported_children(known, tracer) if tracer else ():
+            if adopt is not None:
+                adopt(child, parent)
+            restored += restored_in(child, parent)
         return restored
 
 
-def _lower(memory: int, semaphores: dict[int, set[int]], jumps: Patches | None) -> None:
+def _restore(
+    pid: int, breakpoints: Mapping[int, int], semaphores: Mapping[int, set[int]], jumps: Patches | None
+) -> int:
+    restored = 0
+    with contextlib.suppress(OSError):
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _lower(memory, semaphores, jumps)
+            for address, original in list(breakpoints.items()):
+                with contextlib.suppress(OSError):
+                    if os.pread(memory, 1, address) == INT3:
+                        restored += os.pwrite(memory, bytes([original]), address)
+        finally:
+            os.close(memory)
+    return restored
+
+
+def _lower(memory: int, semaphores: Mapping[int, set[int]], jumps: Patches | None) -> None:
     """
     Lower the semaphores in a process's memory that are raised for a breakpoint that is still there, or its jump.
 

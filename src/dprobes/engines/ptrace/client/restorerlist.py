@@ -59,10 +59,7 @@ class RestorerList:
             case PagesMapped(pid, pages):
                 self._jumps.setdefault(pid, Patches()).code += pages
             case JumpsCopied(pid, parent):
-                if parent in self._jumps:
-                    former = self._jumps[parent]
-                    self._jumps[pid] = Patches(dict(former.memories), dict(former.by_site), list(former.code))
-                    self._planned[pid] = list(self._planned.get(parent, ()))
+                self._copy_jumps(pid, parent)
             case Removed(pid, ()):
                 self._jumps.pop(pid, None)
                 self._planned.pop(pid, None)
@@ -70,11 +67,18 @@ class RestorerList:
             case _:
                 self._restorer.note(message)
 
-    def restore_breakpoints(self) -> None:
-        """Put bytes back, and let no handler begin any more; the dying tracer still has its threads."""
+    def _copy_jumps(self, pid: int, parent: int) -> None:
+        """Note that a process has a copy of its parent's memory."""
+        if parent in self._jumps:
+            former = self._jumps[parent]
+            self._jumps[pid] = Patches(dict(former.memories), dict(former.by_site), list(former.code))
+            self._planned[pid] = list(self._planned.get(parent, ()))
+
+    def restore_breakpoints(self, tracer: int = 0) -> None:
+        """Put bytes back, and let no handler begin any more; the dying ``tracer``, if it is held, has its threads."""
         for pid, patches in self._jumps.items():
             _disable(pid, patches)
-        self._count(self._restorer.restore(self._jumps), 0, 0)
+        self._count(self._restorer.restore(self._jumps, tracer, self._copy_jumps), 0, 0)
 
     def remove_the_rest(self) -> None:
         """Take out what needs threads that stand still, once the tracer has let go of them."""

@@ -147,11 +147,12 @@ def main(arguments: list[str]) -> int:
 
     def before() -> None:
         reader.drain()
-        known.restore_breakpoints()
+        known.restore_breakpoints(reader.tracer)
 
     if not watch_for_death(reader.tracer, before, known.remove_the_rest):
         _await_end(reader.tracer)
-        before()
+        reader.drain()
+        known.restore_breakpoints()
         known.remove_the_rest()
     reader.drain()
     known.unmap()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.wire import Lowered, Placed, Raised, Removed
 
@@ -76,3 +79,29 @@ def test_a_process_that_is_gone_takes_its_semaphores_along() -> None:
     restorer.note(Placed(os.getpid(), ((start, 0x55),)))
     assert restorer.restore() == 1
     assert memory.raw == b"\x55\0\x01\0"
+
+
+def test_a_child_of_which_the_tracer_has_not_told_is_restored_as_its_parent(code: ctypes.Array[ctypes.c_char]) -> None:
+    start, me = ctypes.addressof(code), os.getpid()
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    adopted: list[tuple[int, int]] = []
+
+    def adopt(child: int, parent: int) -> None:
+        adopted.append((child, parent))
+
+    try:
+        ptracecalls.seize(child)
+        restorer = CrashRestorer()
+        restorer.placed(me, ((start, 0x55), (start + 1, 0x53)))
+        assert restorer.restore(tracer=me, adopt=adopt) == 2
+        assert adopted == [(child, me)]
+        assert code.raw == b"\x55\x90\xcc"
+        with Path(f"/proc/{child}/mem").open("rb") as memory:
+            memory.seek(start)
+            assert memory.read(3) == b"\x55\x90\xcc"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, ptracecalls.WALL)
