@@ -175,3 +175,15 @@ def test_in_json_each_printf_is_an_object() -> None:
     first, second = (json.loads(line) for line in lines[:2])
     assert first == {"block": "end", "text": "a=1\nb"}
     assert second["table"] == "s"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_file_says_is_printed(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("first\nsecond \x1b[2J\n")
+    text = f"""
+    libc.so.6:abs {{ @n = count(); }}
+    end {{ cat("{tmp_path}/file"); clear(@n); cat("{tmp_path}/none"); printf("never"); }}
+    """
+    done = run(text, engine)
+    assert done.stdout.splitlines() == ["first", "second \\x1b[2J"]
+    assert f"'end': '{tmp_path}/none' cannot be read: no such file or directory" in done.stderr

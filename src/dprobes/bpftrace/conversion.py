@@ -10,7 +10,7 @@ from dprobes.bpftrace.expressionwriter import ExpressionWriter, Fields
 from dprobes.bpftrace.mapuse import MapUses, expressions_of
 from dprobes.bpftrace.parser import parse
 from dprobes.bpftrace.place import LONG_NAMES, PlaceKind, places_of
-from dprobes.bpftrace.statementwriter import StatementWriter
+from dprobes.bpftrace.statementwriter import StatementWriter, asked_variable
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
 
@@ -70,6 +70,7 @@ class _Converter:
             name for text in macros if (match := _MACRO.match(text)) is not None for name in match.groups()
         )
         self.options: list[str] = []
+        self._asked: list[str] = []
 
     def probes(self) -> list[str]:
         """Return the probes, those that put something into a table before those that read it."""
@@ -81,7 +82,22 @@ class _Converter:
                 found += self._probes(probe)
             elif (block := self._of_tool(kind, probe)) is not None:
                 found.append(block)
-        return found
+        return [*self._variables(), *found, *self._answers()]
+
+    def _variables(self) -> list[str]:
+        """Return the declarations of the variables by which hits ask the tool for something."""
+        return [f"static long {asked_variable(number)};" for number in range(len(self._asked))]
+
+    def _answers(self) -> list[str]:
+        """Return the blocks of the tool that do what hits ask for, also what was asked for last."""
+        every, end = list[str](), list[str]()
+        for number, statement in enumerate(self._asked):
+            variable = asked_variable(number)
+            every.append(f"    if ({variable}) {{ {variable} = 0; {statement} }}")
+            if not statement.startswith(("exit", "clear")):
+                end.append(f"    if ({variable}) {statement}")
+        blocks = (("every 100ms", every), ("end", end))
+        return ["\n".join([f"{word} {{", *lines, "}"]) for word, lines in blocks if lines]
 
     def _order(self) -> list[int]:
         """Return the numbers of the probes in such an order that tables are known before they are read."""
@@ -127,7 +143,7 @@ class _Converter:
             _parameters(probe, places),
         )
         condition = f" when ({values.number(probe.condition)})" if probe.condition is not None else ""
-        lines = StatementWriter(values, self._maps).block(probe.body)
+        lines = StatementWriter(values, self._maps, self._asked).block(probe.body)
         self.options += [each for each in values.options if each not in self.options]
         where = ",\n".join(place.text for place in places)
         return "\n".join([f"{where}{condition} {{", *(f"    {line}" for line in lines), "}"])

@@ -57,7 +57,7 @@ _ABSENT_CALLS = {
 _CALL_HINTS = {
     "uaddr": "declare the variable, extern int NAME, and write &NAME",
     "cgroupid": "run it with --cgroup PATH",
-    "kaddr": "what the kernel's files say is read from /proc and /sys, as /proc/loadavg",
+    "kaddr": "a block of the tool reads no memory, but prints the kernel's files, as cat('/proc/loadavg')",
     "strerror": "print the number with %e",
 }
 _TYPES = {

@@ -84,8 +84,8 @@ class Place:
 
     @property
     def knows_kernel(self) -> bool:
-        """Whether the types of the kernel are known there: in its code, at its tracepoints and system calls."""
-        return self.text.removeprefix("return ").startswith(("kernel:", "kmod ", "tracepoint ", "syscall "))
+        """Whether the types of the kernel are known there: in its code, at its tracepoints and calls, in samplers."""
+        return self.text.removeprefix("return ").startswith(("kernel:", "kmod ", "tracepoint ", "syscall ", "sample "))
 
 
 def places_of(point: tree.Point, machine: Machine, diagnostics: Diagnostics) -> list[Place]:

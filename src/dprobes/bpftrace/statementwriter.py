@@ -15,25 +15,34 @@ if TYPE_CHECKING:
     from dprobes.bpftrace.expressionwriter import ExpressionWriter
     from dprobes.bpftrace.mapuse import MapUses
 
-__all__ = ["StatementWriter"]
+__all__ = ["StatementWriter", "asked_variable"]
 
 _ABSENT = {
-    "exit": ("a hit cannot end the run", "end it in an interval, or write [maxhits 1] before the probe"),
-    "clear": ("tables are not cleared at a hit", None),
-    "zero": ("tables are not cleared at a hit", None),
-    "system": ("a hit cannot run commands", None),
-    "cat": ("a hit cannot print files", None),
+    "clear": ("a table is cleared as a whole", None),
+    "zero": ("a table is cleared as a whole", None),
+    "system": ("no commands are run", None),
+    "cat": ("the path of a file is written as it is", None),
     "signal": ("a hit cannot send signals", "hand the process to a debugger with debugger()"),
 }
+_ASKED = ("exit", "clear", "zero", "print", "cat")
+"""What a hit can only ask the tool for."""
+
 _UNROLLED_MAX = 20
 _WAYS_MAX = 16
 """How often what follows an ``if`` is written at most."""
 
 
 class StatementWriter:
-    """Write the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``)."""
+    """
+    Write the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``).
 
-    def __init__(self, values: ExpressionWriter, maps: MapUses, *, in_tool: bool = False) -> None:
+    ``asked`` gets what hits ask the tool for: each of them sets the variable ``asked_variable`` of its number.
+    """
+
+    def __init__(
+        self, values: ExpressionWriter, maps: MapUses, asked: list[str] | None = None, *, in_tool: bool = False
+    ) -> None:
+        self._asked = [] if asked is None else asked
         self._values = values
         self._maps = maps
         self._declared: set[str] = set()
@@ -268,19 +277,49 @@ class StatementWriter:
                 yield f"skip({number});"
             case "print", [value] if not isinstance(value, tree.Map):
                 yield from filter(None, [PrintWriter(values).add(_printed(value, values.value(value).form, call))])
+            case name, arguments if name in _ASKED and not self._in_tool and _is_for_tool(name, arguments):
+                yield self._ask(call)
             case "exit", _ if self._in_tool:
                 yield "exit();"
+            case "cat", [tree.String(path)] if self._in_tool:
+                yield f'cat("{path}");'
             case "clear" | "zero", [tree.Map(_, ()) as map_] if self._in_tool:
                 yield f"clear({values.table(map_)});"
             case "print", [tree.Map(_, ()) as map_, *rows] if self._in_tool:
                 yield f"print({', '.join([values.table(map_), *(values.number(each) for each in rows[:1])])});"
             case "print", _:
-                values.wrong(call.span, "tables are not printed at a hit", "print them in an interval")
+                values.wrong(call.span, "a table is printed as a whole")
             case name, _ if name in _ABSENT:
                 message, hint = _ABSENT[name]
                 values.wrong(call.span, message, hint)
             case _:
                 values.value(call)  # which says what is wrong
+
+    def _ask(self, call: tree.Call) -> str:
+        """Return the statement by which a hit asks the tool for something."""
+        (text,) = StatementWriter(self._values, self._maps, in_tool=True).block([tree.Do(call, call.span)])
+        if text not in self._asked:
+            self._asked.append(text)
+        self._values.note(call.span, f"'{call.function}' is done by the tool, up to 100 ms after the hit")
+        return f"{asked_variable(self._asked.index(text))} = 1;"
+
+
+def asked_variable(number: int) -> str:
+    """Return the variable that says whether the tool is asked for something."""
+    return f"asked_of_tool{number + 1}"
+
+
+def _is_for_tool(name: str, arguments: Sequence[tree.Expression]) -> bool:
+    match name, arguments:
+        case "exit", _:
+            return True
+        case "cat", [tree.String()]:
+            return True
+        case "clear" | "zero", [tree.Map(_, ())]:
+            return True
+        case "print", [tree.Map(_, ()), *_]:
+            return True
+    return False
 
 
 def _printed(value: tree.Expression, form: Form, call: tree.Call) -> tree.Call:

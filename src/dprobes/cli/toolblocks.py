@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
@@ -18,7 +19,7 @@ from dprobes.dpc.syntax.programtree import BlockKind
 from dprobes.dpc.toolinterpreter import NAME, ToolError, ToolInterpreter
 from dprobes.dpc.typedtree.typed import VariableKind
 from dprobes.engines.interface import TableChange, VariableChange
-from dprobes.errors import DprobesError
+from dprobes.errors import DprobesError, TargetError, reason_of
 from dprobes.formatters.templates.collection import templates_in
 from dprobes.formatters.templates.renderer import render
 from dprobes.keyed.layout import shown_value
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
 
 __all__ = ["ToolBlocks"]
+
+_FILE_MAX = 1 << 20
+"""How much of a file is printed."""
 
 
 class ToolBlocks:
@@ -185,7 +189,18 @@ class ToolBlocks:
         if template not in self._templates:
             self._templates[template] = templates_in(template_file(0, {0: template}), 0)[0]
         record = LogRecord(0, 0, process_name=NAME, data=data, word_size=8 if self._tool.word_size == 8 else 4)
-        text = render(self._templates[template], record)
+        self._write(render(self._templates[template], record))
+
+    def cat(self, path: str) -> None:
+        """Print what a file says."""
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(_FILE_MAX)
+        except OSError as error:
+            raise TargetError(f"'{path}' cannot be read: {reason_of(error)}") from None
+        self._write(data.decode("utf-8", "backslashreplace"))
+
+    def _write(self, text: str) -> None:
         if self._as_json:
             assert self._block is not None
             text = json.dumps({"block": self._block.block.written, "text": text}, ensure_ascii=False)

@@ -40,6 +40,9 @@ class ToolHost(Protocol):
     def show(self, table: int, rows: int | None) -> None:
         """Print at most ``rows`` rows of a table."""
 
+    def cat(self, path: str) -> None:
+        """Print what a file says."""
+
     def print(self, template: str, data: bytes) -> None:
         """Print what a template makes of the bytes of a record."""
 

@@ -136,6 +136,8 @@ class _Frame:
                 self._host.show(self._numbers[table], rows)
             case typedstatement.Clear(table):
                 self._host.clear(self._numbers[table])
+            case typedstatement.Cat(path):
+                self._host.cat(path)
             case typedstatement.Quit():
                 self._host.quit()
                 raise _EndError

@@ -44,6 +44,7 @@ class StatementKind(enum.IntEnum):
     RESULT = 14
     END = 15
     TRY = 16
+    CAT = 17
 
 
 class ValueKind(enum.IntEnum):

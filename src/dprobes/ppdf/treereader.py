@@ -139,6 +139,11 @@ class _Statements:
                 return typedstatement.Show(table.name, None if rows == NONE else rows, span)
             case StatementKind.CLEAR:
                 return typedstatement.Clear(values.table().name, span)
+            case StatementKind.CAT:
+                at, path = reader.offset, reader.text("a path")
+                if not path or "\0" in path:
+                    reader.fail("expected the path of a file, found none", at)
+                return typedstatement.Cat(path, span)
             case StatementKind.QUIT:
                 return typedstatement.Quit(span)
             case StatementKind.SELECT:

@@ -98,6 +98,9 @@ class _Trees:
             case typedstatement.Clear(table, span):
                 self._begin(StatementKind.CLEAR, span)
                 out.u32(self._tables[table])
+            case typedstatement.Cat(path, span):
+                self._begin(StatementKind.CAT, span)
+                out.block(path.encode())
             case typedstatement.Quit(span):
                 self._begin(StatementKind.QUIT, span)
             case typedstatement.Select(condition, then, otherwise, span):

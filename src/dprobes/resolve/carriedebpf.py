@@ -107,6 +107,7 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
         tvars=program.tvars,
         shared_tables=shared_tables(program),
         in_kernel=in_kernel,
+        reads_kernel=space_of(program) is Space.SYSTEM,
         kernel_code=KERNEL_CODE if in_kernel and isinstance(definition.location, Sampler) else None,
     )
 

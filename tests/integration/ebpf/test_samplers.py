@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import struct
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,10 +23,9 @@ from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_file
 from dprobes.target.location import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
-from integration.support import await_line, await_true, executable_segments, running, symbols_of
+from integration.support import TIMEOUT, await_line, await_true, executable_segments, running, symbols_of
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Collection, Iterator
 
     from integration.support import Builder, Result, Runner
@@ -120,6 +120,22 @@ def test_a_star_samples_whatever_runs(build: Builder, run: Runner) -> None:
     inside = [words for r, words in zip(result.records, result.words(size=4), strict=True) if r["pid"] == pids["small"]]
     user = [words[0] for words in inside if words[0] >> 20 == spin >> 20]
     assert user
+
+
+def test_a_star_reads_the_kernel_s_memory(build: Builder) -> None:
+    """The kernel's structure of the thread has its number and name, in user code and in the kernel."""
+    program = build("sampled.c")
+    text = "sample 500hz { @[curtask->pid - tid, curtask->tgid - pid] = count(); @by[comm] = count(); }"
+    with spinning(program):
+        words = ["run", "-e", text, "--engine", "ebpf", "--duration", "1", "--format", "json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dprobes", *words], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    counts = {tuple(row["keys"]): row["value"] for row in rows if row["table"] == "_"}
+    assert list(counts) == [(0, 0)]
+    assert {row["keys"][0] for row in rows if row["table"] == "by"} >= {"sampled"}
 
 
 def test_the_copies_of_the_cpus_add_up_to_all_samples(build: Builder, run: Runner) -> None:

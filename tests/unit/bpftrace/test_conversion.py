@@ -320,6 +320,46 @@ def test_names_of_a_dictionary_are_put_there_by_the_tool() -> None:
     """)
 
 
+def test_a_hit_asks_the_tool_for_what_only_that_can_do() -> None:
+    script = 'kprobe:f { @++; print(@, 3); clear(@); cat("/proc/loadavg"); exit() } kretprobe:f { clear(@); exit() }'
+    assert converted(script).text == textwrap.dedent("""\
+        static long asked_of_tool1;
+        static long asked_of_tool2;
+        static long asked_of_tool3;
+        static long asked_of_tool4;
+        kernel:f {
+            @++;
+            asked_of_tool1 = 1;
+            asked_of_tool2 = 1;
+            asked_of_tool3 = 1;
+            asked_of_tool4 = 1;
+        }
+        return kernel:f {
+            asked_of_tool2 = 1;
+            asked_of_tool4 = 1;
+        }
+        every 100ms {
+            if (asked_of_tool1) { asked_of_tool1 = 0; print(@, 3); }
+            if (asked_of_tool2) { asked_of_tool2 = 0; clear(@); }
+            if (asked_of_tool3) { asked_of_tool3 = 0; cat("/proc/loadavg"); }
+            if (asked_of_tool4) { asked_of_tool4 = 0; exit(); }
+        }
+        end {
+            if (asked_of_tool1) print(@, 3);
+            if (asked_of_tool3) cat("/proc/loadavg");
+        }
+    """)
+    assert said_of("kprobe:f { exit() }") == (
+        "s.bt:1:12: note: 'exit' is done by the tool, up to 100 ms after the hit\n    kprobe:f { exit() }\n"
+        "               ^~~~~~"
+    )
+
+
+def test_samplers_know_the_types_of_the_kernel() -> None:
+    text = "sample 99hz {\n    struct task_struct *t = (struct task_struct *)curtask;\n    @ = sum(t->pid);\n}\n"
+    assert converted("profile:hz:99 { $t = (struct task_struct *)curtask; @ = sum($t->pid) }").text == text
+
+
 def test_what_a_program_is_run_with() -> None:
     found = converted("kprobe:f { override($1 + $2 + $1) }").options
     assert found == ("-D ARG1=VALUE", "-D ARG2=VALUE", "--allow-write")
@@ -334,10 +374,6 @@ def test_what_a_program_is_run_with() -> None:
         ("fentry:f { @ = sum(args.pid) }",
          ("s.bt:1:20: error: 'pid' is something else in DProbes C\n    fentry:f { @ = sum(args.pid) }\n"
          "                       ^~~~~~~~\nhint: write kprobe:FUNCTION, and arg0, arg1 for its arguments")),
-        ("profile:hz:9 { @[curtask] = count() }",
-         ("s.bt:1:18: error: 'curtask' has no like in DProbes C: the kernel's task in samplers\n"
-         "    profile:hz:9 { @[curtask] = count() }\n                     ^~~~~~~\n"
-         "hint: sample the kernel: sample 99hz kernel { … curtask->pid … }")),
         ("kprobe:f { @[cgroup] = count() }",
          ("s.bt:1:14: error: 'cgroup' has no like in DProbes C: the cgroup of a process\n"
          "    kprobe:f { @[cgroup] = count() }\n                 ^~~~~~\nhint: run it with --cgroup PATH")),
@@ -357,9 +393,11 @@ def test_what_a_program_is_run_with() -> None:
          ("s.bt:1:34: error: how many bytes '$p' has is not known\n"
          "    kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }\n                                     ^~\n"
          "hint: write how large it is: bswap((uint16)$p)")),
-        ("kprobe:f { exit() }",
-         ("s.bt:1:12: error: a hit cannot end the run\n    kprobe:f { exit() }\n               ^~~~~~\n"
-         "hint: end it in an interval, or write [maxhits 1] before the probe")),
+        ('kprobe:f { cat("/proc/%d/maps", pid) }',
+         ("s.bt:1:12: error: the path of a file is written as it is\n"
+         '    kprobe:f { cat("/proc/%d/maps", pid) }\n               ^~~~~~~~~~~~~~~~~~~~~~~~~')),
+        ("kprobe:f { system(\"ls\") }",
+         ("s.bt:1:12: error: no commands are run\n    kprobe:f { system(\"ls\") }\n               ^~~~~~~~~~~~")),
         ("kprobe:f { printf(\"%d %d\\n\", 1) }",
          ("s.bt:1:12: error: there is no value for '%d'\n"
          "    kprobe:f { printf(\"%d %d\\n\", 1) }\n               ^~~~~~~~~~~~~~~~~~~~")),

@@ -49,7 +49,7 @@ end {
     @named[@name[7], 1] = count(); delete(@named[@name[7], 1]);
     @name[8] = comm; @texts[1] = "one"; @texts[2] = @texts[1]; @by["two"] = count();
     if (@texts[2] == "one") printf("%s %s", @texts[1], "three");
-    print(@sizes, 2); clear(@sizes);
+    cat("/proc/loadavg"); print(@sizes, 2); clear(@sizes);
 }
 """
 

@@ -195,7 +195,8 @@ def evaluated(value: bytes) -> bytes:
     ("body", "said"),
     [
         (b"\0", "expected the kind of a statement, found 0"),
-        (bytes([17]) + SPAN, "expected the kind of a statement, found 17"),
+        (bytes([18]) + SPAN, "expected the kind of a statement, found 18"),
+        (bytes([StatementKind.CAT]) + SPAN + bytes(4), "expected the path of a file, found none"),
         (bytes([StatementKind.BREAK]) + SPAN, "there is nothing that 'break' leaves"),
         (bytes([StatementKind.CONTINUE]) + SPAN, "there is nothing that 'continue' leaves"),
         (bytes([StatementKind.RESULT]) + SPAN + b"\0", "expected no result of a block"),

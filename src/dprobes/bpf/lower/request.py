@@ -307,6 +307,8 @@ class Request:
     replaces: bool = False
     in_kernel: bool = False
     """Whether the program is about the kernel: addresses may be the kernel's, ``push u`` shows another context."""
+    reads_kernel: bool = False
+    """Whether a handler that is about programs may read the kernel's memory all the same: it interrupts anything."""
     kernel_code: tuple[int, int] | None = None
     """The addresses, the last one excluded, of the kernel's code in which an event counts; None: anywhere."""
     follows_module: bool = False

@@ -44,8 +44,8 @@ class ProbedModules:
 
     @property
     def first(self) -> ProbedModule | None:
-        """The module whose types a program may name: the one that is probed first."""
-        return self._of(self.names[0]) if self.names else None
+        """The module whose types a program may name: the one that is probed first, the kernel where anything is."""
+        return self._of(self.names[0] or KERNEL) if self.names else None
 
     def _of(self, name: str) -> ProbedModule | None:
         return self._module_of(name) if name else None

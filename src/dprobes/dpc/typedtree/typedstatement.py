@@ -94,6 +94,14 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
+class Cat:
+    """``cat`` in a block of the tool: what a file says."""
+
+    path: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Quit:
     """``exit()`` in a block of the tool: the end of the run."""
 
@@ -207,8 +215,8 @@ class TryCatch:
 
 
 Statement = (
-    Evaluate | Log | Tally | Untally | Show | Clear | Quit | Select | Loop | Switch | Steps | Jump | Result | End | Skip
-    | TryCatch
+    Evaluate | Log | Tally | Untally | Show | Clear | Cat | Quit | Select | Loop | Switch | Steps | Jump | Result | End
+    | Skip | TryCatch
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ PROVIDED = {
     )
 }  # fmt: skip
 
-TOOL_ACTIONS = ("print", "clear", "exit")
+TOOL_ACTIONS = ("print", "clear", "cat", "exit")
 """What the tool does in blocks of its own."""
 
 ACTIONS = ("printf", "debugger", "crash", "core", "remove", "delete", "skip", *TOOL_ACTIONS)

@@ -228,7 +228,11 @@ class StatementTyper:
                 )
             value: typed.Value = typed.Constant(0, type_)
             if declarator.value is not None:
-                value = self._values.converted(self._values.value(declarator.value), type_, declarator.value.span)
+                try:
+                    value = self._values.converted(self._values.value(declarator.value), type_, declarator.value.span)
+                except (TypingError, UnknownTypeError):
+                    self._new_slot(declarator.name, type_, declarator.span)  # so that its uses are right
+                    raise
             place = self._new_slot(declarator.name, type_, declarator.span)
             steps.append(typedstatement.Evaluate(typed.Assign(place, value, type_), declarator.span))
         return typedstatement.Steps(tuple(steps))
@@ -278,6 +282,8 @@ class StatementTyper:
             hint = "write 'end { print(@name); }': without that all tables are printed at the end"
             if call.function == "exit":
                 hint = "set a variable, and look at it there; 'return;' ends this hit, and 'remove()' the probe"
+            elif call.function == "cat":
+                hint = "set a variable, and look at it in 'every 100ms { … }'"
             message = f"'{call.function}' is for blocks of the tool: 'begin', 'every' and 'end'"
             raise self._values.wrong(call.span, message, hint)
         match call.function, call.arguments:
@@ -285,6 +291,12 @@ class StatementTyper:
                 return typedstatement.Quit(call.span)
             case "exit", _:
                 raise self._values.wrong(call.span, "'exit' takes no arguments")
+            case "cat", [tree.StringLiteral(path)] if path and "\0" not in path:
+                return typedstatement.Cat(path, call.span)
+            case "cat", _:
+                raise self._values.wrong(
+                    call.span, "'cat' takes the path of a file in quotes", 'write cat("/proc/loadavg")'
+                )
             case "clear", [tree.TableAccess(_, ()) as table]:
                 return typedstatement.Clear(self._values.tables.whole(table), call.span)
             case "print", [tree.TableAccess(_, ()) as table]:

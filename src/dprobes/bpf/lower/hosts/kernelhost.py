@@ -28,6 +28,17 @@ _WORD = -64
 """Where on the stack a word of the kernel's memory is put."""
 
 
+def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
+    """Call the helper that reads the memory in which the address in R3 is."""
+    kernel, done = asm.label(), asm.label()
+    asm.jump_if(Jump.JSLT, _R.R3, 0, kernel)  # the upper half of all addresses is the kernel's
+    asm.call(from_user)
+    asm.jump(done)
+    asm.place(kernel)
+    asm.call(from_kernel)
+    asm.place(done)
+
+
 class AnywhereHost(Host):
     """Write what one handler needs that is hit in programs and in the kernel alike, and is about programs."""
 
@@ -45,6 +56,20 @@ class AnywhereHost(Host):
         asm.place(in_kernel)
         _load_user_register(asm, name, nobody)
         asm.place(done)
+
+    def read_memory(self) -> None:
+        """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""
+        if self._request.reads_kernel:
+            _read(self._asm, Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
+        else:
+            super().read_memory()
+
+    def read_string(self) -> None:
+        """Read a string at address R3 to R1, as ``Host`` does."""
+        if self._request.reads_kernel:
+            _read(self._asm, Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)
+        else:
+            super().read_string()
 
 
 def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
@@ -119,18 +144,8 @@ class KernelHost(Host):
 
     def read_memory(self) -> None:
         """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""
-        self._read(Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
+        _read(self._asm, Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
 
     def read_string(self) -> None:
         """Read a string at address R3 to R1, as ``Host`` does."""
-        self._read(Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)
-
-    def _read(self, from_kernel: Helper, from_user: Helper) -> None:
-        asm = self._asm
-        kernel, done = asm.label(), asm.label()
-        asm.jump_if(Jump.JSLT, _R.R3, 0, kernel)  # the upper half of all addresses is the kernel's
-        asm.call(from_user)
-        asm.jump(done)
-        asm.place(kernel)
-        asm.call(from_kernel)
-        asm.place(done)
+        _read(self._asm, Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)

@@ -55,6 +55,7 @@ def basic_request(features: Features, program: Program) -> Request:
     return Request(
         abilities=abilities_of(features, program),
         in_kernel=space_of(program) is Space.KERNEL,
+        reads_kernel=space_of(program) is Space.SYSTEM,
         vars=program.vars,
         gvars=program.gvars,
         cvars=program.cvars,
