@@ -109,7 +109,10 @@ tools)
         man-db groff-base zsh fish vim-tiny systemd \
         qemu-system-x86 qemu-user gdbserver lz4 zstd \
         babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \
-        gcc-i686-linux-gnu libc6-dev-i386-cross systemtap-sdt-dev; do
+        gcc-i686-linux-gnu libc6-dev-i386-cross systemtap-sdt-dev \
+        gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross \
+        gcc-s390x-linux-gnu libc6-dev-s390x-cross gcc-powerpc64-linux-gnu libc6-dev-ppc64-cross \
+        gcc-powerpc-linux-gnu libc6-dev-powerpc-cross; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
     done
     if [ -n "$packages" ]; then

@@ -20,7 +20,7 @@ __all__ = [
     "host_architecture",
 ]
 
-ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64")
+ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64", "aarch64", "riscv64")
 """The names that ``--arch`` takes; they are those of ``uname -m`` where that has one."""
 
 
@@ -39,6 +39,14 @@ def architecture(name: str) -> Architecture:
             from dprobes.arch import ppc
 
             return ppc.PPC64 if name == "ppc64" else ppc.PPC
+        case "aarch64":
+            from dprobes.arch import aarch64
+
+            return aarch64.AARCH64
+        case "riscv64":
+            from dprobes.arch import riscv
+
+            return riscv.RISCV64
     raise KeyError(name)
 
 

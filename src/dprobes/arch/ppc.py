@@ -1,7 +1,7 @@
 """
 PowerPC, 32 and 64 bit: appendix C of the man page, its dotted rows (R3-R31, FPR3-FPR31) written out.
 
-These tables are data for the checker; no engine runs on these processors here.
+No engine runs on these processors; the gdb engine probes what a stub has of them.
 """
 
 from __future__ import annotations

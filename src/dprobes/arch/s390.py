@@ -2,7 +2,7 @@
 S/390 (31 bit) and zSeries (64 bit): appendix B of the man page.
 
 The man page lost ACR7-15 and CR_14-15 in page breaks; they continue the sequence (section 3.4 of the recovered
-reference). These tables are data for the checker; no engine runs on these processors here.
+reference). No engine runs on these processors; the gdb engine probes what a stub has of them.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class _Matches:
             if reason is None and not is_other and self._definition.at_return:
                 try:
                     exits = function_exits(self._module, self._frames, function.address, function.size)
-                    reason = None if exits.exits else "it never returns"
+                    reason = "it never returns" if exits.are_missing else None
                     if exits.goes_back and self._asks_for_entry:
                         reason = _GOES_BACK
                     difference = difference or _exits_difference(self._module, exits)
@@ -283,7 +283,7 @@ class _Resolver:
         except TargetError as error:
             self._diagnostics.error(span, f"the returns of '{where}' cannot be found: {error.message}")
             return None
-        if not exits.exits:
+        if exits.are_missing:
             self._diagnostics.warning(span, f"'{where}' never returns")
         if exits.goes_back and self._asks_for_entry:
             self._diagnostics.error(span, f"the entries of '{where}' cannot be told: {_GOES_BACK}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.instructions import instructions_between
+from dprobes.target.instructions import instructions_between, is_x86
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction
@@ -48,12 +48,19 @@ class Exits:
     """
     Hold the exits of a function, and the ranges of link addresses (end excluded) that are the function.
 
-    ``goes_back`` says that it jumps to its own first instruction, which is then executed without a call.
+    ``goes_back`` says that it jumps to its own first instruction, which is then executed without a call. ``are_known``
+    is False for processors whose functions return through a register: where they do is seen when it happens.
     """
 
     exits: tuple[Exit, ...]
     ranges: tuple[tuple[int, int], ...]
     goes_back: bool = False
+    are_known: bool = True
+
+    @property
+    def are_missing(self) -> bool:
+        """Whether the function never returns."""
+        return self.are_known and not self.exits
 
 
 def function_exits(module: Module, frames: CallFrames, address: int, size: int) -> Exits:
@@ -63,6 +70,8 @@ def function_exits(module: Module, frames: CallFrames, address: int, size: int) 
     Raise ``TargetError``, a clause about ``it``, if they cannot be known.
     """
     end = address + size
+    if not is_x86(module):
+        return Exits((), ((address, end),), are_known=False)
     if not size:
         extent = module.elf.frames.extent(module.elf, address)
         if extent is None or extent[0] != address:

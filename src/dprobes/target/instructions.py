@@ -1,12 +1,14 @@
 """
 The instructions of a module: decoding, boundaries, and what may carry a probepoint.
 
-x86 only, through iced-x86: i386 and x86-64. Works on the file, never on a running process.
+Those of x86 are read through iced-x86, those of other processors by ``foreigncode``. Works on the file, never on a
+running process.
 """
 
 from __future__ import annotations
 
 import enum
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
@@ -33,6 +35,7 @@ __all__ = [
     "first_instructions",
     "instruction_starts",
     "instructions_between",
+    "is_x86",
     "unprobeable",
 ]
 
@@ -43,7 +46,7 @@ _BITS = {"i386": 32, "x86_64": 64}
 _BAD = "(bad)"
 
 _UNPROBEABLE = {
-    "int3": "it is a breakpoint instruction itself",
+    **dict.fromkeys(("int3", "brk", "ebreak", "c.ebreak", "trap"), "it is a breakpoint instruction itself"),
     "int1": "it raises a debug exception itself",
     "int": "it is a software interrupt",
     "into": "it may raise a software interrupt",
@@ -57,8 +60,8 @@ class DecodedInstruction:
     """
     Describe one instruction; ``address`` is its link address and ``offset`` its file offset.
 
-    ``text`` is in Intel syntax, lower case; ``opcode_byte`` is the first byte, even if that is a prefix. An invalid
-    instruction has the mnemonic ``(bad)``.
+    ``text`` is in lower case, that of x86 in Intel syntax; ``opcode_byte`` is the first byte, even if that is a prefix.
+    An invalid instruction has the mnemonic ``(bad)``.
     """
 
     address: int
@@ -87,6 +90,11 @@ class BoundaryCheck:
     after: int | None = None
 
 
+def is_x86(module: Module) -> bool:
+    """Return whether a module's code is that of i386 or x86-64; raise ``TargetError`` if nobody knows it."""
+    return _bits(module) is not None
+
+
 def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
     """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
     return next(first_instructions(module, (file_offset,)))
@@ -94,10 +102,13 @@ def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
 
 def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
     """Give the instruction at each of ``file_offsets``, presuming that one starts there; made for thousands of them."""
+    bits = _bits(module)
+    if bits is None:
+        yield from (_foreign_at(module, offset) for offset in file_offsets)
+        return
     prepare_decoder()
     from iced_x86 import Decoder
 
-    bits = _bits(module)
     describe = _describer()
     for offset in file_offsets:
         data = module.elf.data[offset : min(offset + MAX_LENGTH, _code_end(module, offset))]
@@ -122,11 +133,23 @@ def decode(data: bytes, bits: int, address: int, offset: int = 0) -> Iterator[De
 
 def instruction_starts(module: Module, start: int, end: int) -> set[int]:
     """Return the link addresses at which instructions start, decoding from ``start`` to ``end`` (excluded)."""
-    return {instruction.ip for instruction, _, _ in instructions_between(module, start, end)}
+    if _bits(module) is not None:
+        return {instruction.ip for instruction, _, _ in instructions_between(module, start, end)}
+    offset = module.elf.file_offset(start)
+    if offset is None:
+        return set()
+    last = offset + end - start
+    return {
+        each.offset - offset + start for each in takewhile(lambda e: e.offset < last, _foreign_extents(module, offset))
+    }
 
 
 def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
-    """Give the instructions that start from link address ``start`` to ``end`` (excluded), their offsets and bytes."""
+    """
+    Give the instructions that start from link address ``start`` to ``end`` (excluded), their offsets and bytes.
+
+    Those of x86 only.
+    """
     offset = module.elf.file_offset(start)
     if offset is not None:
         for found in _instructions(module, offset):
@@ -181,6 +204,7 @@ class _Extent:
 
     offset: int
     end: int
+    is_invalid: bool = False
 
 
 def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
@@ -192,17 +216,52 @@ def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
     if start_offset is None or start_offset > file_offset:
         return None
     found = []
-    for instruction, offset, _ in _instructions(module, start_offset):
-        if offset >= file_offset:
+    for extent in _extents(module, start_offset):
+        if extent.offset >= file_offset:
             break
-        if instruction.is_invalid:
+        if extent.is_invalid:
             return None  # data between the instructions: what follows may be out of step
-        found.append(_Extent(offset, offset + instruction.len))
+        found.append(extent)
     return found
+
+
+def _extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+    """Give the places of the instructions from ``start_offset`` on."""
+    if _bits(module) is None:
+        return _foreign_extents(module, start_offset)
+    return (_Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
+
+
+def _foreign_extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+    from dprobes.target.foreigncode import LENGTH_MAX, instruction_length
+
+    end, at = _code_end(module, start_offset), start_offset
+    while at < end:
+        data = module.elf.data[at : min(end, at + LENGTH_MAX)]
+        length = instruction_length(module.elf.machine, data, module.elf.link_address(at) or 0)
+        yield _Extent(at, at + (length or 1), length is None)
+        at += length or 1
+
+
+def _foreign_at(module: Module, offset: int) -> DecodedInstruction:
+    """Return the instruction at a file offset, of a processor other than x86."""
+    from dprobes.target.foreigncode import LENGTH_MAX, instruction_length, instruction_text
+
+    data = module.elf.data[offset : min(offset + LENGTH_MAX, _code_end(module, offset))]
+    if not data:
+        raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
+    machine, address = module.elf.machine, module.elf.link_address(offset) or 0
+    length = instruction_length(machine, data, address)
+    if length is None:
+        return DecodedInstruction(address, 1, data[:1], _BAD, data[0], _BAD, offset)
+    mnemonic, text = instruction_text(machine, data[:length], address)
+    return DecodedInstruction(address, length, data[:length], text, data[0], mnemonic, offset)
 
 
 def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
     """Give the instructions from ``start_offset`` on as text."""
+    if _bits(module) is None:
+        return (_foreign_at(module, extent.offset) for extent in _foreign_extents(module, start_offset))
     describe = _describer()
     return (describe(*found) for found in _instructions(module, start_offset))
 
@@ -243,6 +302,7 @@ def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instructi
     from iced_x86 import Decoder
 
     bits = _bits(module)
+    assert bits is not None, "the caller has made sure that it is x86"
     end = _code_end(module, start_offset)
     position = start_offset
     while position < end:
@@ -258,11 +318,18 @@ def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instructi
             position += length
 
 
-def _bits(module: Module) -> int:
-    bits = _BITS.get(module.elf.machine)
-    if bits is None:
-        raise TargetError(f"instructions of {module.elf.machine} cannot be decoded, only those of i386 and x86_64")
-    return bits
+def _bits(module: Module) -> int | None:
+    """Return the mode of x86, None for a processor of ``foreigncode``."""
+    machine = module.elf.machine
+    bits = _BITS.get(machine)
+    if bits is not None:
+        return bits
+    from dprobes.target.foreigncode import FOREIGN_MACHINES
+
+    if machine not in FOREIGN_MACHINES:
+        known = ", ".join((*_BITS, *FOREIGN_MACHINES))
+        raise TargetError(f"instructions of {machine} cannot be decoded, only those of {known}")
+    return None
 
 
 def _code_end(module: Module, file_offset: int) -> int:

@@ -138,7 +138,8 @@ class DebugModule:
         if columns is None:
             return {}
         wide = self.elf.word_size == 8
-        return {n: f"r{name[1:]}" if wide and name[0] == "e" else name for n, name in enumerate(columns.names)}
+        named = {n: name for n, name in enumerate(columns.names) if name}
+        return {n: f"r{name[1:]}" if wide and name[0] == "e" else name for n, name in named.items()}
 
     @cached_property
     def _frames(self) -> FileFrames:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import PlaceNote
-from dprobes.target.instructions import decode_at
+from dprobes.target.instructions import decode_at, is_x86
 from dprobes.target.uprobes import UprobeClass, refusal, uprobe_class
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> I
     """Iterate over what is done at instructions, for probes that name a place as a function's start if it is one."""
     from dprobes.target.cheapsites import cheap_sites
 
+    if not is_x86(module):
+        return
     bits = 8 * module.word_size
     for instruction, moved in zip(instructions, cheap_sites(module, instructions), strict=True):
         reason = refusal(instruction, bits, at_entry=module.function_start(instruction.offset) == instruction.address)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
 
 if TYPE_CHECKING:
+    from dprobes.arch import ByteOrder
     from dprobes.engines.hits.hitcontext import HitContext
     from dprobes.vm import Outcome
 
@@ -20,9 +21,14 @@ _IP = int(Item.IP)
 
 
 class RecordBuilder:
-    """Build records that carry ``items``; an item costs time at each hit, so only what is asked for is looked up."""
+    """
+    Build records that carry ``items``, in a target's byte order.
 
-    def __init__(self, items: int) -> None:
+    An item costs time at each hit, so only what is asked for is looked up.
+    """
+
+    def __init__(self, items: int, byte_order: ByteOrder = "little") -> None:
+        self._order: ByteOrder = byte_order
         # Plain numbers and truth values: operations on enum members are an order slower, and this runs at each hit.
         self._flags = int(items | Item.MAJOR | Item.MINOR)
         self._wide_flags = self._flags | int(Item.WIDE)
@@ -60,7 +66,7 @@ class RecordBuilder:
             values.append(context.time())
         tail = context.process_name()[:PROCESS_NAME_MAX] + b"\0" if self._name else b""
         if self._tid:
-            tail += context.tid().to_bytes(4, "little")
+            tail += context.tid().to_bytes(4, self._order)
         flags = self._wide_flags if word_size == 8 else self._flags
         return flags | _IP if keep_ip else flags, values, tail
 
@@ -68,11 +74,11 @@ class RecordBuilder:
         """Return the record of a handler's log buffer."""
         flags, values, tail = header
         values[0], values[1] = outcome.major, outcome.minor
-        return header_struct(flags, "little").pack(flags, *values) + tail + outcome.log
+        return header_struct(flags, self._order).pack(flags, *values) + tail + outcome.log
 
     def stack_trace(self, header: Header, outcome: Outcome) -> bytes:
         """Return the record of a handler's stack trace; its major and minor codes stay 0."""
         flags, values, tail = header
         flags |= int(Item.STACK_TRACE)
         values[0] = values[1] = 0
-        return header_struct(flags, "little").pack(flags, *values) + tail + outcome.trace
+        return header_struct(flags, self._order).pack(flags, *values) + tail + outcome.trace

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import PlaceNote
 from dprobes.engines.x86.cost import execution_of
+from dprobes.target.instructions import is_x86
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,7 +18,9 @@ __all__ = ["place_notes"]
 
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
-    """Iterate over how instructions of a module are executed."""
+    """Iterate over how instructions of a module are executed; nothing is said of other processors than x86."""
+    if not is_x86(module):
+        return
     for instruction in instructions:
         execution = execution_of(instruction.raw, module.word_size)
         advice = ": a hit stops the thread once."

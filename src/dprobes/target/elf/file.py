@@ -58,7 +58,8 @@ class ElfFile:
     Describe one ELF file; made by ``open``.
 
     ``word_size`` is 4 or 8 bytes. ``machine`` is ``x86_64``, ``i386``, ``s390``, ``s390x``, ``ppc``, ``ppc64``,
-    ``aarch64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``. ``build_id`` is in hex.
+    ``aarch64``, ``riscv64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``.
+    ``build_id`` is in hex.
 
     A *link address* is what the file's own headers and symbols use; the run-time address is that plus the load bias.
     A relocatable file (``rel``) has no addresses yet: for it a link address is the same number as the file offset.

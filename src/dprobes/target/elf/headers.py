@@ -30,7 +30,9 @@ _SHF_ALLOC, _SHF_EXECINSTR = 2, 4
 _PF_X = 1
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 2, 3, 4, 0x6474E550
 
-_MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "aarch64"}
+_MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "aarch64", 243: "riscv32"}
+_WIDE = {"s390": "s390x", "riscv32": "riscv64"}
+"""Machines of one number whose words have two sizes."""
 _TYPES = {1: "rel", 2: "exec", 3: "dyn", 4: "core"}
 _HEADER_SIZES = {4: (52, 32, 40), 8: (64, 56, 64)}  # file, program and section header by word size
 _SHN_XINDEX = 0xFFFF
@@ -216,7 +218,7 @@ class _Parser:
     def _machine(self) -> str:
         number = self._number(18, 2)
         name = _MACHINES.get(number, f"em_{number}")
-        return "s390x" if name == "s390" and self._word_size == 8 else name
+        return _WIDE.get(name, name) if self._word_size == 8 else name
 
     def _tables(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return offset and number of the program and of the section headers, which all lie in the file."""

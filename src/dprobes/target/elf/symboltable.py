@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.functiondescriptors import FunctionDescriptors
     from dprobes.target.elf.headers import Section
 
 __all__ = ["ElfSymbols", "elf_symbols"]
@@ -86,6 +87,15 @@ def _without_sections(elf: ElfFile) -> ElfSymbols | None:
     )
 
 
+def _descriptors_of(elf: ElfFile) -> FunctionDescriptors | None:
+    """Return what stands between functions and their symbols; nothing does on most processors."""
+    if elf.machine != "ppc64":
+        return None
+    from dprobes.target.elf.functiondescriptors import FunctionDescriptors
+
+    return FunctionDescriptors.of(elf)
+
+
 class ElfSymbols:
     """
     Read one symbol table of ``elf``; ``table`` and ``strings`` are file offset and size.
@@ -125,6 +135,7 @@ class ElfSymbols:
             elf.bytes_at(versions, 2 * self._count, "the table of symbol versions") if versions is not None else None
         )
         self._hash = GnuHash(elf, gnu_hash) if gnu_hash is not None else None
+        self._descriptors = _descriptors_of(elf)
 
     @property
     def complete(self) -> bool:
@@ -182,7 +193,7 @@ class ElfSymbols:
 
     def starting(self, address: int) -> list[Symbol]:
         """Return the defined symbols with a link address."""
-        if self._elf.type == "rel":  # the table has places in sections
+        if self._elf.type == "rel" or self._descriptors is not None:  # the table has places in sections, or descriptors
             at = [i for i, row in enumerate(self._rows()) if row[3] and self._address(row[4], row[3]) == address]
             return [symbol for i in at if (symbol := self._defined(i)) is not None and symbol.name]
         needle = address.to_bytes(self._elf.word_size, self._elf.byte_order)
@@ -220,7 +231,7 @@ class ElfSymbols:
         sections = self._elf.sections
         if self._elf.type == "rel" and section < len(sections):
             return value + sections[section].address
-        return value
+        return value if self._descriptors is None else self._descriptors.code_of(value)
 
     def _defined(self, index: int) -> Symbol | None:
         _, info, _, section, value, size = self._row(index)

@@ -27,20 +27,40 @@ __all__ = ["COLUMNS", "CallStack", "Columns", "UnwindSpace", "walk"]
 
 
 class Columns(NamedTuple):
-    """DWARF's numbers of a processor's registers, by their names; ``pc`` is the column of the return address."""
+    """
+    DWARF's numbers of a processor's registers, by their names, "" for those that are none of the general ones.
+
+    ``pc`` is the column of the return address, or where that is in a register when a function begins, one that no
+    table uses. ``bias`` is how far a frame's address is above the stack pointer that its caller had.
+    """
 
     names: tuple[str, ...]
     sp: int
     pc: int
+    has_link: bool = False
+    """Whether a call leaves the return address in a register."""
+    bias: int = 0
 
+
+def _of_zseries(bias: int) -> Columns:
+    return Columns((*(f"gpr{n}" for n in range(16)), *49 * ("",), "pswaddr"), 15, 65, has_link=True, bias=bias)
+
+
+_POWER = Columns((*(f"r{n}" for n in range(32)), *33 * ("",), "lnk", "ctr", "nip"), 1, 67, has_link=True)
 
 COLUMNS = {
     "x86_64": Columns(
         ("eax", "edx", "ecx", "ebx", "esi", "edi", "ebp", "esp", *(f"r{n}" for n in range(8, 16)), "eip"), 7, 16
     ),
     "i386": Columns(("eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"), 4, 8),
+    "aarch64": Columns((*(f"x{n}" for n in range(31)), "sp", "pc"), 31, 32, has_link=True),
+    "riscv64": Columns((*(f"x{n}" for n in range(32)), *32 * ("",), "pc"), 2, 64, has_link=True),
+    "s390": _of_zseries(96),
+    "s390x": _of_zseries(160),
+    "ppc": _POWER,
+    "ppc64": _POWER,
 }
-"""In the ABI supplements of the two processors; the registers have the names of ``arch``."""
+"""In the ABI supplements of the processors; the registers have the names of ``arch``."""
 
 
 class CallStack(NamedTuple):
@@ -68,7 +88,8 @@ def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], lim
             return CallStack(tuple(found), StackEnd.OUTERMOST)
         found.append(address)
         try:
-            step = _caller(space, columns, current, address if is_exact else address - 1)
+            place = address if is_exact else address - 1
+            step = _caller(space, columns, current, place, is_innermost=is_exact)
         except TargetError:
             return CallStack(tuple(found), StackEnd.UNREADABLE)
         except (ValueError, IndexError, struct.error):
@@ -80,7 +101,7 @@ def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], lim
 
 
 def _caller(
-    space: UnwindSpace, columns: Columns, registers: dict[int, int], address: int
+    space: UnwindSpace, columns: Columns, registers: dict[int, int], address: int, *, is_innermost: bool
 ) -> tuple[dict[int, int], bool] | StackEnd:
     """Return the registers of the caller, and whether it was interrupted rather than made a call."""
     table = space.table_at(address)
@@ -90,12 +111,14 @@ def _caller(
         return StackEnd.NO_TABLE
     frame = _frame_address(space, row.frame, registers)
     returns = row.rules.get(rules.common.return_register)
-    if returns is None or returns.kind is RuleKind.UNDEFINED:
+    # A function that calls none leaves the return address in its register, and may have nothing on the stack.
+    is_leaf = columns.has_link and is_innermost and (returns is None or returns.kind is RuleKind.SAME)
+    if not is_leaf and (returns is None or returns.kind is RuleKind.UNDEFINED):
         return StackEnd.OUTERMOST
-    if not rules.common.is_signal_frame and frame <= registers[columns.sp]:
-        return StackEnd.NOT_RISING
     above = dict(registers)
-    above[columns.sp] = frame
+    above[columns.sp] = frame - columns.bias
+    if not rules.common.is_signal_frame and above[columns.sp] < registers[columns.sp] + (not is_leaf):
+        return StackEnd.NOT_RISING
     for register, rule in row.rules.items():
         value = _value(space, rule, frame, registers, register)
         if value is None:

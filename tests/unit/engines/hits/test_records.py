@@ -68,3 +68,10 @@ def test_a_record_carries_what_was_asked_for(items: Item, word_size: int) -> Non
     assert LogRecord(major=10, minor=20, data=b"log", **expected) == decode_record(builder.record(header, outcome))
     trace = LogRecord(major=0, minor=0, data=b"trace", is_stack_trace=True, **expected)
     assert trace == decode_record(builder.stack_trace(header, outcome))
+
+
+def test_a_record_has_the_byte_order_of_its_target() -> None:
+    builder = RecordBuilder(int(EVERYTHING), "big")
+    record = builder.record(builder.header(cast("HitContext", Context()), 8), Outcome(Ending.EXIT, b"log", b"", 10, 20))
+    decoded = decode_record(record)
+    assert (decoded.byte_order, decoded.ip, decoded.tid, decoded.major, decoded.data) == ("big", 0x1234, 4, 10, b"log")
