@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -57,10 +57,12 @@ class Result:
     records: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[int, Counts] = field(default_factory=dict)
 
-    def words(self, minor: int | None = None, size: int = 8) -> list[list[int]]:
+    def words(
+        self, minor: int | None = None, size: int = 8, order: Literal["little", "big"] = "little"
+    ) -> list[list[int]]:
         """Return what ``log <count>`` logged in each record, as words of ``size`` bytes."""
         logs = [bytes.fromhex(r["data"]) for r in self.records if minor is None or r["minor"] == minor]
-        return [[int.from_bytes(d[n : n + size], "little") for n in range(0, len(d), size)] for d in logs]
+        return [[int.from_bytes(d[n : n + size], order) for n in range(0, len(d), size)] for d in logs]
 
 
 class Builder:
@@ -75,8 +77,8 @@ class Builder:
         self._compiled = compiled
         self._made: dict[tuple[str, ...], Path] = {}
 
-    def __call__(self, source: str, *flags: str, i386: bool = False, name: str = "") -> Path:
-        compiler = I386_COMPILER if i386 else "gcc"
+    def __call__(self, source: str, *flags: str, i386: bool = False, name: str = "", compiler: str = "") -> Path:
+        compiler = compiler or (I386_COMPILER if i386 else "gcc")
         key = (source, name, compiler, *flags)
         place = hashlib.sha256(repr(key).encode()).hexdigest()[:12]
         if self._compiled is not None:

@@ -29,6 +29,7 @@ __all__ = [
 class Capability(Enum):
     """Name what a program may need of an engine; the value completes "... needs"."""
 
+    OTHER_PROCESSOR = "probes in code of another processor"
     KERNEL_MODULE = "probes in the kernel or a kernel module"
     KERNEL_EVENT = "watchpoints or samplers in the kernel"
     TRACEPOINT = "tracepoints and system calls of the kernel"
@@ -68,6 +69,9 @@ class Requirement:
     hurdle: str | None = None
 
 
+_USUAL = ("x86_64", "i386")
+"""The processors that engines know without being asked."""
+
 _NO_KPROBES = (
     "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them, and no BPF "
     "trampolines (fentry) in their place: 'dprobes doctor' says which"
@@ -91,6 +95,9 @@ _HELD_BY_EVERY_HIT = ("cs", "ss")
 
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
     """Iterate over what a program needs that not every engine has."""
+    if architecture.name not in _USUAL:
+        what = f"{program.name}, for {architecture.name}"
+        yield Requirement(Capability.OTHER_PROCESSOR, what, program.spans.get("name"))
     if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
         are_in_code = {_is_in_code(definition) for definition in program.definitions}
         what, span = f"modtype = {program.modtype.value}", program.spans.get("modtype")

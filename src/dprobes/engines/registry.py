@@ -242,7 +242,7 @@ _REPLAY = EngineRow(
     name="replay",
     factory="dprobes.engines.replay.engine:ReplayEngine",
     scopes=frozenset({ScopeKind.ENDPOINT}),
-    capabilities=_INTERPRETED | {Capability.TASK, Capability.SAMPLER},
+    capabilities=_INTERPRETED | {Capability.TASK, Capability.SAMPLER, Capability.OTHER_PROCESSOR},
     argument="FILE",
     summary="runs handlers on the hits that FILE describes",
 )
@@ -260,9 +260,13 @@ _GDB = EngineRow(
             Capability.WRITE_REGISTER,
             Capability.WRITE_MEMORY,
             Capability.SEGMENT_REGISTER,
+            Capability.FLOATING_POINT,
+            Capability.USER_STACK,
+            Capability.OTHER_PROCESSOR,
         }
     ),
     argument="ENDPOINT",
+    how_to_ask="use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
     summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",
 )
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from dprobes.engines.gdb.target import Registers, StubTarget
 
-__all__ = ["Emulator"]
+__all__ = ["EMULATED", "Emulator"]
+
+EMULATED = ("i386", "x86_64")
+"""The processors of which instructions are."""
 
 _NAMES = {word: word.name.lower() for word in Register}
 _NAMES_OF_I386 = {

@@ -35,6 +35,7 @@ _RT_DELETE = 2
 _FILES_MAX = 4096
 _DYNAMIC_MAX = 4096
 _NAME_MAX = 4096
+_PAGE = 4096
 
 
 class LoadedFile(NamedTuple):
@@ -53,10 +54,21 @@ class ProcessImage:
     """
 
     bias: int
+    header: int
+    """Where the ELF header of the program is."""
     entry: int
     uid: int
     debug_place: int | None
     word_size: int
+    has_descriptors: bool = False
+    """Whether a function's address is that of a descriptor (64-bit PowerPC), whose first word is that of the code."""
+
+    def code_of(self, target: StubTarget, function: int) -> int | None:
+        """Return where the code of a function is; one of the program that the linker has not relocated is moved."""
+        if not self.has_descriptors:
+            return function
+        code = target.word(function, self.word_size)
+        return code + self.bias if code is not None and code < self.bias else code
 
     def loaded_files(self, target: StubTarget) -> tuple[LoadedFile, ...]:
         """Return the files that are loaded by now, the program first."""
@@ -73,9 +85,14 @@ class ProcessImage:
             at = words[3]
         return (program, *(each for each in files if each.path))
 
+    def headers(self, target: StubTarget) -> tuple[int, ...]:
+        """Return where the ELF headers of the program and of the files that are loaded by now are."""
+        return (self.header, *(file.bias for file in self.loaded_files(target) if file.path))
+
     def linker_breakpoint(self, target: StubTarget) -> int | None:
         """Return the address of ``r_brk``, None as long as the dynamic linker has not set it."""
-        return self._debug(target, 2) or None
+        function = self._debug(target, 2)
+        return self.code_of(target, function) if function else None
 
     def is_unloading(self, target: StubTarget) -> bool:
         """Return whether the dynamic linker is about to take files away."""
@@ -100,7 +117,7 @@ def _text(target: StubTarget, address: int) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def process_image(target: StubTarget, word_size: int) -> ProcessImage | None:
+def process_image(target: StubTarget, word_size: int, *, has_descriptors: bool = False) -> ProcessImage | None:
     """Return what is known of a process, None if the stub has no auxiliary vector: it is no process of Linux."""
     data = target.stub.read_object("auxv")
     if data is None:
@@ -116,7 +133,10 @@ def process_image(target: StubTarget, word_size: int) -> ProcessImage | None:
     bias = next((vector[_AT_PHDR] - address for kind, address in headers if kind == _PT_PHDR), 0)
     dynamic = next((bias + address for kind, address in headers if kind == _PT_DYNAMIC), None)
     place = None if dynamic is None else _place_of_debug(target, dynamic, entry)
-    return ProcessImage(bias, vector.get(_AT_ENTRY, 0), vector.get(_AT_UID, 0), place, word_size)
+    header = vector.get(_AT_PHDR, 0) & -_PAGE  # program headers are in the first page, behind it
+    return ProcessImage(
+        bias, header, vector.get(_AT_ENTRY, 0), vector.get(_AT_UID, 0), place, word_size, has_descriptors
+    )
 
 
 def _program_headers(

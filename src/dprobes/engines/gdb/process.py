@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.gdb.loadedfiles import process_image
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.errors import EngineError
+from dprobes.target.elf.functiondescriptors import FunctionDescriptors
 
 if TYPE_CHECKING:
     from dprobes.engines.gdb.processors import StubProcessor
@@ -41,7 +42,8 @@ class StubProcess:
             raise EngineError(f"there is no program behind the stub {self._endpoint}: it has ended")
         thread = reply.thread or target.stub.current_thread()
         target.process = 0 if thread is None else thread.process
-        image = process_image(target, resolved.architecture.word_size)
+        has_descriptors = FunctionDescriptors.of(resolved.module.elf) is not None
+        image = process_image(target, resolved.architecture.word_size, has_descriptors=has_descriptors)
         if image is None:
             raise EngineError(f"the stub {self._endpoint} does not stand for a process of Linux")
         self._image = image
@@ -69,7 +71,7 @@ class StubProcess:
 
     def _run_to_entry(self, thread: ThreadId | None) -> None:
         """Let the dynamic linker do its work: what it has not loaded cannot be probed."""
-        entry = self._image.entry
+        entry = self._image.code_of(self._target, self._image.entry) or 0
         self.insert(entry)
         self._target.resume()
         reply = self._target.await_stop(_START_PATIENCE)
@@ -90,6 +92,10 @@ class StubProcess:
         """Insert a breakpoint of the engine's own; raise ``EngineError`` if that cannot be done."""
         if not self._target.insert(address, len(self._processor.breakpoint), self._processor.breakpoint):
             raise EngineError(f"the stub {self._endpoint} inserts no breakpoint at {address:#x}")
+
+    def headers(self) -> tuple[int, ...]:
+        """Return where the ELF headers of what is loaded are."""
+        return self._image.headers(self._target)
 
     def bias_of_module(self) -> int | None:
         """Return how far the module is above its link addresses, None if it is not there, or about to go."""

@@ -71,7 +71,7 @@ class StubProgram:
         warn: Callable[[str, str | None], None],
     ) -> None:
         program = job.program
-        self.records = RecordBuilder(job.items)
+        self.records = RecordBuilder(job.items, resolved.architecture.byte_order)
         handlers = Handlers(resolved.image, resolved.architecture.name, warn)
         self.handlers: dict[int, Handlers] = {resolved.architecture.word_size: handlers}
         self.reach: Reach = _Reach()

@@ -1,10 +1,10 @@
 """
 Returns of functions behind a stub: a breakpoint at the address to which a call returns, for as long as that is awaited.
 
-At the entry of a function its return address lies on top of the stack. The call has returned when the same thread
-arrives there with the stack as high as the return leaves it; so tail calls and recursion are told apart, and nothing
-of the target's is changed. A call that is left by ``longjmp`` or an exception is forgotten when its frame is entered
-again, or when there are too many.
+At the entry of a function its return address lies on top of the stack, or in a register. The call has returned when
+the same thread arrives there with the stack as high as the return leaves it; so tail calls and recursion are told
+apart, and nothing of the target's is changed. A call that is left by ``longjmp`` or an exception is forgotten when its
+frame is entered again, or when there are too many.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ __all__ = ["AwaitedReturns", "CallEntry", "PendingCall"]
 
 _CALLS_MAX = 1 << 14
 """How many calls are kept; of more the oldest ones are forgotten. The ptrace engine keeps as many."""
-_ARGUMENTS_MAX = 255
-"""Bytes of arguments that a function of i386 may drop as it returns (``ret n``)."""
 
 
 class CallEntry(NamedTuple):
@@ -46,10 +44,10 @@ class PendingCall(NamedTuple):
 
 
 class AwaitedReturns:
-    """The calls that have not returned, of functions with words of ``word_size`` bytes."""
+    """The calls that have not returned, of functions that may take ``dropped`` bytes of arguments from the stack."""
 
-    def __init__(self, word_size: int) -> None:
-        self._slack = 0 if word_size == 8 else _ARGUMENTS_MAX
+    def __init__(self, dropped: int) -> None:
+        self._slack = dropped
         self._calls: dict[tuple[ThreadId | None, StubProbe, int], PendingCall] = {}
         self._addresses: Counter[int] = Counter()
 

@@ -15,14 +15,16 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal, Self
 
+from dprobes.engines.gdb.callstacks import CallStacks
 from dprobes.engines.gdb.controls import StubControls
-from dprobes.engines.gdb.emulation import Emulator
+from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
 from dprobes.engines.gdb.restorer import Restorer
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
+from dprobes.engines.gdb.stepping import Stepper
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget
@@ -92,16 +94,16 @@ class StubSession(StubControls):
         """The target, as soon as it is known."""
         self._restorer: Restorer | None = None
         self._removals: list[int] = []
-        self._returns = AwaitedReturns(resolved.architecture.word_size)
+        processor = processor_of(resolved.architecture)
+        assert processor is not None, "the engine has looked"
+        self._processor: StubProcessor = processor
+        self._returns = AwaitedReturns(processor.dropped)
         self._reported: set[tuple[int, ProbeState]] = set()
 
     # The connection
 
     def __enter__(self) -> Self:
-        architecture = self._resolved.architecture
-        processor = processor_of(architecture)
-        assert processor is not None, "the engine has looked"
-        self._processor: StubProcessor = processor
+        architecture, processor = self._resolved.architecture, self._processor
         transport = open_transport(self._endpoint)
         self._stub = Stub(transport)
         try:
@@ -115,7 +117,8 @@ class StubSession(StubControls):
             self._runner = HandlerRunner(self._context)
             code = processor.breakpoint
             self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
-            self._emulator = Emulator(self._target, architecture.word_size)
+            names, is_exact = self._context.names, self.steps_exactly
+            self._stepper = Stepper(self._target, processor, architecture, names, is_exact=is_exact)
             self._begin()
         except BaseException:
             self._leave()
@@ -155,6 +158,10 @@ class StubSession(StubControls):
         assert isinstance(self._resolved, ResolvedModule), "processes have files"
         process = self._process = StubProcess(self._target, self._processor, self._resolved)
         self._context.user, self._context.name = process.uid, process.name
+        architecture, registers = self._resolved.architecture, self._target.registers(self._stub.current_thread())
+        names = self._context.names
+        refuse_lacking_registers(self._job.program, architecture, names, registers, self._stub.name)
+        self._context.stacks = CallStacks(self._target, self._processor, self._resolved, names, process.headers)
         self._target.tell(f"process {self._target.process}")
         self._program.reach.pids.add(process.pid)
         if (place := process.linker_place) is not None:
@@ -178,7 +185,10 @@ class StubSession(StubControls):
 
     def _bias(self) -> int | None:
         """Return how far the module is above its link addresses, None if it is not there."""
-        return self._process.bias_of_module()
+        bias = self._process.bias_of_module()
+        if self._context.stacks is not None:
+            self._context.stacks.forget(bias)
+        return bias
 
     @property
     def _process_id(self) -> int:
@@ -269,7 +279,7 @@ class StubSession(StubControls):
             self._on_returns(at, thread, registers)
             self._on_entry(at, thread, registers)
             outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
-            reply_of_step = self._pass(at, thread, registers)
+            reply_of_step = self._stepper.step_over(at, self._placed.raw.get(at), thread, registers, self._needed)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
             self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
             self._carry_out_removals()
@@ -304,8 +314,8 @@ class StubSession(StubControls):
     def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Await the returns of a function that is entered."""
         for probe, kept in self._placed.entries.get(at, ()):
-            size, frame = self._context.word_size, registers[self._processor.sp]
-            address = self._target.word(frame, size)
+            size, frame, link = self._context.word_size, registers[self._processor.sp], self._processor.link
+            address, top = (registers[link], frame) if link else (self._target.word(frame, size), frame + size)
             if address is None or not self._target.insert(address, self._breakpoint_size, self._processor.breakpoint):
                 continue  # a function that cannot return
             found: dict[int, int] = {}
@@ -315,7 +325,7 @@ class StubSession(StubControls):
                 elif (value := self._target.word(frame + register.memory_offset, size)) is not None:
                     found[register.index] = value
             entry = CallEntry(self._context.time(), found)
-            self._returns.enter(PendingCall(thread, address, frame + size, probe, entry))
+            self._returns.enter(PendingCall(thread, address, top, probe, entry))
 
     def _may_end(self) -> bool:
         """
@@ -341,18 +351,6 @@ class StubSession(StubControls):
             registers[self._processor.pc] = before
             return before
         return None
-
-    def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
-        """Have the instruction under a breakpoint executed; return what came of that."""
-        if (raw := self._placed.raw.get(at)) is not None and self._emulator.carry_out(raw, registers):
-            self._target.write_back(thread, registers)
-            return Stopped(_TRAP, thread, {})
-        self._target.write_back(thread, registers)
-        self._target.remove(at, self._breakpoint_size)
-        reply = self._target.step(thread, at, self._processor.pc, is_exact=self.steps_exactly)
-        if isinstance(reply, Stopped) and at in self._needed:
-            self._target.insert_again(at, self._breakpoint_size, self._processor.breakpoint)
-        return reply
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
         if not isinstance(reply, Stopped):

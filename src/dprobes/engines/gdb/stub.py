@@ -80,6 +80,8 @@ class Stub:
         self._unknown: set[str] = set()
         self._tried: set[str] = set()
         self._selected: dict[str, str] = {}
+        self._actions: list[str] | None = None
+        """What ``vCont`` can have threads do, None as long as it was not asked."""
         self.features: dict[str, str] = {}
         """What it says of itself: "+", "-", or a value, by the name."""
 
@@ -246,6 +248,15 @@ class Stub:
         except ValueError:
             raise self._unexpected("g", answer) from None
 
+    def read_register(self, thread: ThreadId | None, number: int) -> bytes | None:
+        """Return one register of a thread, None if the stub has none of that number, or reads none alone."""
+        self._select(thread)
+        answer = self.ask_if_known_kind("p", f"p{number:x}")
+        try:
+            return bytes.fromhex((answer or b"").decode("ascii")) or None
+        except ValueError:
+            return None  # an error, or one that is not available now
+
     def set_registers(self, thread: ThreadId | None, data: bytes) -> None:
         """Set all registers of a thread, and do not wait for that."""
         self._select(thread)
@@ -355,12 +366,15 @@ class Stub:
             payload = action
         self._send(payload.encode())
 
+    def has_steps(self) -> bool:
+        """Return whether it lets a thread execute one instruction; one without ``vCont`` does, as far as it says."""
+        return not self._has_vcont() or self._actions is None or "s" in self._actions
+
     def _has_vcont(self) -> bool:
-        if "vCont?" not in self.features:
+        if self._actions is None:
             answer = self.ask("vCont?").decode("ascii", "replace")
-            known = answer.removeprefix("vCont;").split(";") if answer.startswith("vCont") else []
-            self.features["vCont?"] = "+" if "c" in known and "s" in known else "-"
-        return self.features["vCont?"] == "+"
+            self._actions = answer.removeprefix("vCont;").split(";") if answer.startswith("vCont") else []
+        return "c" in self._actions
 
     def wait(self, timeout: float) -> StopReply | None:
         """Return why the target has stopped, None if it goes on; raise ``EngineError`` at the connection's end."""

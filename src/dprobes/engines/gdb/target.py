@@ -15,8 +15,9 @@ from dprobes.engines.gdb.stub import BreakpointKind
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from dprobes.engines.gdb.description import RegisterPlace
     from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
     from dprobes.engines.gdb.stub import Stub
 
@@ -36,26 +37,47 @@ _SINGLE_MAX = 3
 
 
 class Registers:
-    """The registers of a stopped thread, from the answer to ``g``; what was set is written back with ``changed``."""
+    """
+    The registers of a stopped thread, from the answer to ``g``; what was set is written back with ``changed``.
 
-    def __init__(self, description: TargetDescription, data: bytes, order: Literal["little", "big"]) -> None:
+    A stub may leave out the last ones there: they are asked for one by one, with ``read``.
+    """
+
+    def __init__(
+        self,
+        description: TargetDescription,
+        data: bytes,
+        order: Literal["little", "big"],
+        read: Callable[[int], bytes | None] | None = None,
+    ) -> None:
         self._places = description.registers
         self._data = bytearray(data)
         self._order = order
+        self._read = read
+        self._single: dict[str, bytes | None] = {}
+        """Registers that were asked for alone, None for those that there are not."""
         self.changed: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         place = self._places.get(name)
-        return place is not None and place.offset + place.size <= len(self._data)
+        return place is not None and (place.offset + place.size <= len(self._data) or self._alone(place) is not None)
+
+    def _alone(self, place: RegisterPlace) -> bytes | None:
+        """Return a register that is not in the answer to ``g``, None if the stub has none such."""
+        if place.name not in self._single:
+            data = None if self._read is None else self._read(place.number)
+            self._single[place.name] = data if data is not None and len(data) == place.size else None
+        return self._single[place.name]
 
     def __getitem__(self, name: str) -> int:
         place = self._places[name]
+        if place.offset + place.size > len(self._data):
+            return int.from_bytes(self._alone(place) or b"", self._order)
         return int.from_bytes(self._data[place.offset : place.offset + place.size], self._order)
 
     def value(self, name: str) -> int:
         """Return a register, 0 if there is none of that name."""
-        place = self._places.get(name)
-        return 0 if place is None else int.from_bytes(self._data[place.offset : place.offset + place.size], self._order)
+        return self[name] if name in self else 0  # noqa: SIM401 - it has no get
 
     def __setitem__(self, name: str, value: int) -> None:
         place = self._places[name]
@@ -116,7 +138,8 @@ class StubTarget:
 
     def registers(self, thread: ThreadId | None) -> Registers:
         """Return the registers of a thread."""
-        return Registers(self.description, self.stub.read_registers(thread), self._order)
+        data = self.stub.read_registers(thread)
+        return Registers(self.description, data, self._order, lambda number: self.stub.read_register(thread, number))
 
     def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
         """Let a thread have the registers that were changed."""
@@ -278,6 +301,18 @@ class StubTarget:
             is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != _TRAP
             if is_done or self.registers(thread)[pc_name] != pc:
                 break
+        return reply
+
+    def run_to(self, places: Iterable[int], thread: ThreadId | None, instruction: bytes) -> StopReply:
+        """Let a thread run to one of some places, with breakpoints there for that long; return why it stops."""
+        inserted = [place for place in sorted(places) if self.insert(place, len(instruction), instruction)]
+        self._blocks.clear()
+        self._set_running()
+        self.stub.resume([("c", thread)])
+        reply = self.await_stop(_STEP_PATIENCE) or self.stop()
+        if isinstance(reply, Stopped):
+            for place in inserted:
+                self.remove(place, len(instruction))
         return reply
 
     def await_stop(self, timeout: float) -> StopReply | None:

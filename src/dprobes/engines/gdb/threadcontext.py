@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.gdb.processors import registers_of
 from dprobes.errors import InternalError
 from dprobes.vm import AddressFault, SelectorFault
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.arch import Architecture
+    from dprobes.engines.gdb.callstacks import CallStacks
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import StubProbe, StubProgram
     from dprobes.engines.gdb.returns import CallEntry
@@ -29,7 +31,8 @@ class StubContext:
     """
     The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables of the program in ``use``.
 
-    ``written`` holds what handlers changed in the registers, by their index. ``warn`` takes a message for the user.
+    ``names`` are the stub's of registers, and ``written`` holds what handlers changed in those, both by the registers'
+    index. ``warn`` takes a message for the user.
     """
 
     local_variables: MutableSequence[int]
@@ -50,7 +53,8 @@ class StubContext:
         self._warn = warn
         self._thread: ThreadId | None = None
         self._registers: Registers
-        self._names = {register.index: processor.register(register.name) for register in architecture.registers}
+        self.names = registers_of(architecture, processor, target.description)
+        self._masks = {register.index: (1 << register.bits) - 1 for register in architecture.registers}
         self.program: StubProgram | None = None
         self.probe: StubProbe
         self.process = 0
@@ -58,6 +62,7 @@ class StubContext:
         self.written: Changes | None = None
         self.entry: CallEntry | None = None
         """The entry of the call that has just returned."""
+        self.stacks: CallStacks | None = None
         self.user = 0
         self.name = b""
 
@@ -77,16 +82,16 @@ class StubContext:
     # Registers
 
     def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
-        name = self._names.get(index)
+        name = self.names.get(index)
         if name is None or name not in self._registers:
             raise InternalError(f"register {index:#x} was not refused before insertion")
-        return self._registers[name]
+        return self._registers[name] & self._masks[index]
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
         raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:  # noqa: ARG002 - as in ``register``
-        name = self._names[index]
+        name = self.names[index]
         if name not in self._registers:
             raise SelectorFault(value)
         if self.written is None:
@@ -99,7 +104,7 @@ class StubContext:
         """Set registers back to what they were before handlers changed them, and return the changes."""
         changes, self.written = self.written, None
         for index, (before, _) in (changes or {}).items():
-            self._registers[self._names[index]] = before
+            self._registers[self.names[index]] = before
         return changes
 
     def apply(self, changes: Changes) -> None:
@@ -149,7 +154,8 @@ class StubContext:
         raise InternalError("the stack of the kernel was not refused before insertion")
 
     def user_stack(self, frames: int) -> list[int]:
-        raise InternalError(f"a call stack of {frames} frames was not refused before insertion")
+        assert self.stacks is not None, "the session has set it"
+        return self.stacks.stack(self._registers, frames)
 
     def traced_field(self, name: str) -> int:
         raise InternalError(f"the tracepoint's field '{name}' was not refused before insertion")

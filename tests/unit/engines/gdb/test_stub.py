@@ -235,9 +235,9 @@ def test_letting_go() -> None:
 
 
 def test_an_answer_that_an_interrupt_has_brought_once_more_is_no_stop() -> None:
-    with FakeStub(lambda payload: None if payload.startswith(b"vCont;") else b"") as fake:
+    answers = {b"vCont;c": None, b"vCont?": b"vCont;c;C;s;S"}
+    with FakeStub(lambda payload: answers.get(payload, b"")) as fake:
         stub = started(fake)
-        stub.features["vCont?"] = "+"
         stub.resume([("c", None)])
         stub.interrupt()
         fake.send(b"$OK#9a$T05#b9")

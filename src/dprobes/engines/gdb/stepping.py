@@ -1,0 +1,113 @@
+"""
+The instruction under a breakpoint, which has to be executed although the breakpoint is there.
+
+Some are carried out here; else the thread makes a step without the breakpoint, while all others stand still. A stub
+that makes no steps gets breakpoints wherever the instruction may lead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.gdb.emulation import EMULATED, Emulator
+from dprobes.engines.gdb.stopreplies import Stopped
+from dprobes.errors import EngineError, TargetError
+from dprobes.target.foreigncode import FOREIGN_MACHINES, LENGTH_MAX, instruction_length
+from dprobes.target.successors import successors
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.gdb.processors import StubProcessor
+    from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
+    from dprobes.engines.gdb.target import Registers, StubTarget
+
+__all__ = ["Stepper"]
+
+_TRAP = 5
+"""How GDB numbers SIGTRAP (include/gdb/signals.def)."""
+_X86_LENGTH_MAX = 15
+
+
+class Stepper:
+    """
+    Have instructions of a target executed that are under breakpoints; ``names`` are its registers by our index.
+
+    ``is_exact`` is whether a step always executes an instruction.
+    """
+
+    def __init__(
+        self,
+        target: StubTarget,
+        processor: StubProcessor,
+        architecture: Architecture,
+        names: Mapping[int, str],
+        *,
+        is_exact: bool = True,
+    ) -> None:
+        self._target = target
+        self._is_exact = is_exact
+        self._processor = processor
+        self._architecture = architecture
+        self._names = names
+        self._emulator = Emulator(target, architecture.word_size) if architecture.name in EMULATED else None
+
+    def step_over(
+        self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
+    ) -> StopReply:
+        """
+        Have the instruction at a breakpoint executed, which stays if it is among the ``needed``.
+
+        ``raw`` are its bytes if they are known.
+        """
+        if raw is not None and self._emulator is not None and self._emulator.carry_out(raw, registers):
+            self._target.write_back(thread, registers)
+            return Stopped(_TRAP, thread, {})
+        instruction, size = self._processor.breakpoint, len(self._processor.breakpoint)
+        self._target.write_back(thread, registers)
+        if self._target.stub.has_steps():
+            self._target.remove(at, size)
+            reply = self._target.step(thread, at, self._processor.pc, is_exact=self._is_exact)
+        else:
+            places = self._places_after(at, raw, registers) - self._target.inserted
+            self._target.remove(at, size)
+            reply = self._target.run_to(places, thread, instruction)
+            self._correct_pc(reply, places)
+        if isinstance(reply, Stopped) and at in needed:
+            self._target.insert_again(at, size, instruction)
+        return reply
+
+    def _correct_pc(self, reply: StopReply, places: Container[int]) -> None:
+        """Let a thread that has run into one of our breakpoints be at the instruction there."""
+        if isinstance(reply, Stopped) and self._processor.moved and reply.reason != "swbreak":
+            registers, name = self._target.registers(reply.thread), self._processor.pc
+            before = registers[name] - self._processor.moved
+            if registers[name] not in places and before in places:
+                registers[name] = before
+                self._target.write_back(reply.thread, registers)
+
+    def _places_after(self, at: int, raw: bytes | None, registers: Registers) -> frozenset[int]:
+        """Return where the thread can be after an instruction; raise ``EngineError`` if that is not known."""
+        machine, size = self._architecture.name, self._architecture.word_size
+
+        def register(name: str) -> int:
+            known = self._architecture.register(name)
+            assert known is not None, "the names are those of the table"
+            return registers[self._names[known.index]]
+
+        def word(address: int) -> int:
+            if (value := self._target.word(address, size)) is None:
+                raise TargetError(f"a word at {address:#x} cannot be read")
+            return value
+
+        code = raw if raw is not None else self._target.read(at, _X86_LENGTH_MAX)
+        if raw is None and machine in FOREIGN_MACHINES:
+            code = code[: instruction_length(machine, code[:LENGTH_MAX], at) or 0]
+        try:
+            return successors(machine, code, at, register, word)
+        except (TargetError, KeyError) as error:
+            raise EngineError(
+                f"the stub {self._target.stub.name} makes no single steps, and the instruction at {at:#x} cannot be "
+                f"followed: {error}"
+            ) from None
