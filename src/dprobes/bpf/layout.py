@@ -34,6 +34,8 @@ __all__ = [
     "SNAPSHOT",
     "SNAPSHOT_REGISTERS",
     "SNAPSHOT_STACK_MAX",
+    "STACK_COPY",
+    "STACK_COPY_MAX",
     "STATUS_SIZE",
     "TALLY",
     "TICKETS_SHIFT",
@@ -354,6 +356,8 @@ class Entry(IntEnum):
     """
     UNTALLY = 7
     """What is taken out of such a table: ``TALLY`` and the key, as above."""
+    STACKED = 8
+    """A record, and behind it what its call stacks are found by, as ``STACK_COPY`` says."""
 
 
 ENTRY_HEAD = struct.Struct("=II")
@@ -379,6 +383,21 @@ In the log, the first word of that item is the number of the state plus one, and
 
 TALLY = struct.Struct("=IIq")
 """The head of a TALLY entry: the number of the table, that of the handler's state plus one, and the number to take."""
+
+STACK_COPY = struct.Struct("=IIII")
+"""
+The end of a STACKED entry, and of a TALLY entry that has no SNAPSHOT (``Abilities.copies_stacks``): process id, where
+in the log the last call stack stands plus one, how many bytes there are before the copy, and how many of the stack.
+
+::
+
+    bytes before the copy, filled up to 8 | SNAPSHOT_REGISTERS words | the stack, filled up to 8 | STACK_COPY
+
+In the log, the first word of each call stack says where the one before it stands plus one, and the others are 0.
+"""
+
+STACK_COPY_MAX = 120 << 10
+"""Bytes of a stack that such a copy has at most: a handler in the process makes it, for which there are no limits."""
 
 HEAD_CELLS = 1
 """The cells before a value in a table without keys."""

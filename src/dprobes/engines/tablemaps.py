@@ -202,8 +202,11 @@ class TableMaps(Generic[A, H]):
     """
     Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1.
 
-    ``maps`` makes them.
+    ``maps`` makes them. With ``keeps_stacks`` they have those tables as well whose keys are followed by who reads
+    records.
     """
+
+    keeps_stacks = False
 
     def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int, maps: MapMaker[A, H]) -> None:
         self._tables = tables
@@ -213,7 +216,7 @@ class TableMaps(Generic[A, H]):
             self._maps: dict[int, _Hash[H] | _Cells[A]] = {}
             for number, table in enumerate(tables):
                 is_shared = number in shared
-                if table.has_user_stack:
+                if table.has_user_stack and not self.keeps_stacks:
                     self.stores[number] = _SharedStore(table)
                 elif table.keys:
                     self._maps[number] = _Hash(table, stack, maps, shared=is_shared)

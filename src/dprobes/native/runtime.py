@@ -37,7 +37,8 @@ class ProcessFacts:
 
     ``tid_place`` is where its C library has the thread id, and ``cpu_place`` where that has the number of the CPU
     (``cpu_id`` of struct rseq), in bytes from the thread pointer; None: nobody knows. With ``has_rdpid`` an x86-64
-    processor has the instruction, and needs no ``cpu_place``.
+    processor has the instruction, and needs no ``cpu_place``. ``first_stack`` is where the stack ends that the
+    process began with.
     """
 
     process_page: int
@@ -46,6 +47,7 @@ class ProcessFacts:
     has_rdpid: bool = True
     cpu_place: int | None = None
     life_mark: int | None = None
+    first_stack: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,14 @@ class RoutineWriters(Generic[_Asm]):
     Hold what writes the routines for a processor.
 
     ``memory`` are those that may fault, and ``calls`` those that are told nothing. ``ids`` and ``clock`` are told where
-    pages are. ``routine`` writes what is eBPF.
+    pages are, and ``stack_end`` where the first stack begins. ``routine`` writes what is eBPF.
     """
 
     memory: Mapping[Helper, Callable[[_Asm], list[Fixup]]]
     calls: Mapping[Helper, Callable[[_Asm], None]]
     ids: Callable[[_Asm, int, int | None], None]
     clock: Callable[[_Asm, int], None]
+    stack_end: Callable[[_Asm, int | None], list[Fixup]]
     routine: Callable[[_Asm, Assembled, Surroundings], int]
 
 
@@ -108,6 +111,8 @@ def written_runtime(
     writers.ids(asm, facts.process_page, facts.tid_place)
     routines[Helper.KTIME_GET_NS] = asm.here
     writers.clock(asm, facts.clock_page)
+    routines[Helper.GET_CURRENT_TASK] = asm.here
+    fixups += writers.stack_end(asm, facts.first_stack)
     for helper, write_call in writers.calls.items():
         routines[helper] = asm.here
         write_call(asm)

@@ -37,6 +37,7 @@ _ARGUMENTS = {
     Helper.GET_CURRENT_PID_TGID: 0,
     Helper.GET_CURRENT_UID_GID: 0,
     Helper.GET_CURRENT_COMM: 1,
+    Helper.GET_CURRENT_TASK: 1,
     Helper.SEND_SIGNAL: 1,
     Helper.PROBE_READ_USER: 3,
     Helper.PROBE_READ_USER_STR: 3,

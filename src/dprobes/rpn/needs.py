@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
 """The instructions that ask for the entry of the call that returns."""
 
+USER_STACKS = ("log ustack", "log ustack, <frames>")
+"""Those that log call stacks of the program."""
+
 __all__ = [
     "ELAPSED",
     "ENTRY",
+    "USER_STACKS",
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
@@ -31,6 +35,7 @@ __all__ = [
     "shared_tables",
     "skipping_instruction",
     "stops_target",
+    "takes_user_stacks",
     "traced_fields",
     "usdt_arguments",
     "watches_user_addresses",
@@ -42,6 +47,13 @@ def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
     """Return whether an instruction stops the target to hand it over; a user program has no crash dump (``exit 2``)."""
     codes = (1,) if modtype is ModuleType.USER else (1, 2)
     return instruction.row.syntax == "exit <code>" and instruction.operand in codes
+
+
+def takes_user_stacks(program: Program) -> bool:
+    """Return whether handlers log call stacks of the program, or have them as keys."""
+    if any(table.has_user_stack for table in program.tables):
+        return True
+    return any(i.row.syntax in USER_STACKS for code in program.bodies() for i in code.instructions)
 
 
 def writing_instructions(program: Program) -> tuple[Instruction, ...]:

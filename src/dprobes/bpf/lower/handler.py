@@ -23,6 +23,7 @@ from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.rows.trace import write_trace_routine
 from dprobes.bpf.lower.state.handlerstate import KEPT_MAX, StateLayout
 from dprobes.bpf.lower.state.smallstate import begin_small, may_be_small, move_to_stack
+from dprobes.bpf.lower.state.stackcopy import STACK_COPY_SIZE
 from dprobes.bpf.lower.state.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
 from dprobes.errors import NotSupportedError
@@ -189,11 +190,13 @@ class _Handler:
         for instruction in flow.instructions.values():
             _check(instruction, architecture, request)
             _check_table(instruction, image)
+        takes_stacks, copies = _takes_snapshots(flow), request.abilities.copies_stacks
         self.state = StateLayout(
             point.logmax,
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
-            has_snapshot=_takes_snapshots(flow),
+            has_snapshot=takes_stacks and not copies,
+            stack_copy=STACK_COPY_SIZE if takes_stacks and copies else 0,
             keys=max((table.key_size + table.kept_bytes for table in image.tables), default=0)
             if _uses(flow, Group.TABLE)
             else 0,
@@ -212,7 +215,8 @@ class _Handler:
     def _other_areas(self) -> bool:
         """Whether the state has more than fields and a record."""
         state = self.state
-        return bool(state.ex_logmax or state.heap or state.has_snapshot or self._writer.reads_unwritten)
+        has_stacks = state.has_snapshot or state.stack_copy
+        return bool(state.ex_logmax or state.heap or has_stacks or self._writer.reads_unwritten)
 
     @property
     def is_plain(self) -> bool:

@@ -130,7 +130,8 @@ class Abilities:
     With ``small_states`` handlers that need little of a state have it on their stack (``smallstate``), and with
     ``verified`` only such as the kernel's verifier takes. With ``polled`` nobody sleeps until a record comes, and who
     reads records counts them: handlers neither wake anybody nor count what they have put into the ring. With
-    ``named_later`` that one also adds what a thread is called and whose it is: records have what it is found by.
+    ``named_later`` that one also adds what a thread is called and whose it is: records have what it is found by. With
+    ``copies_stacks`` an entry has in itself what its call stacks are found by (``stackcopy``), and no other one has.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -149,6 +150,7 @@ class Abilities:
     polled: bool = False
     calls: CallTable | None = None
     named_later: bool = False
+    copies_stacks: bool = False
 
 
 class Placement(Enum):

@@ -8,28 +8,28 @@ from dprobes.bpf.asm.isa import Class, Helper, Jump
 from dprobes.engines.inline.faultless import always_completes
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
-from dprobes.rpn.needs import entry_instructions, executed_instructions
+from dprobes.rpn.needs import USER_STACKS, entry_instructions, executed_instructions
 from dprobes.rpn.program import calls_extensions
-from dprobes.rpn.tables import KeyKind, table_of
+from dprobes.rpn.tables import KeyKind, TableKind, table_of
 from dprobes.target.functionexits import ExitKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.native.runtime import ProcessFacts
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Instruction, Program
+    from dprobes.rpn.tables import Table
 
 __all__ = ["asks_for_thread", "obstacle_in_process", "obstacle_to", "obstacle_to_program"]
 
 _STOPPING = ("exit <code>", "skip")
-_UNWINDING = ("log ustack", "log ustack, <frames>")
 _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 
 
 def obstacle_to_program(program: Program) -> str | None:
     """Return why no handler of a program can run in the process, None if nothing speaks against it."""
-    if any(table.has_user_stack for table in program.tables):
-        return "the program has keyed tables with call stacks"
     if calls_extensions(program):
         return "the program calls extensions"
     return None
@@ -45,14 +45,34 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
             return "its function has no return instruction, and is left by jumps only"
     elif not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
         return "its instruction may fault, and has no record then"
-    for instruction in executed_instructions(program, probe.definition):
+    executed = list(executed_instructions(program, probe.definition))
+    for instruction in executed:
         if instruction.row.syntax in _STOPPING:
             operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
             return f"its handler ends with '{instruction.row.operator}{operand}'"
         if instruction.row.syntax in _NAMING or _has_names(instruction, program):
             return "its handler asks for the process name or the user, which only the kernel knows"
-        if instruction.row.syntax in _UNWINDING:
-            return "its handler takes call stacks"
+    return _obstacle_to_stacks(program, executed)
+
+
+def _obstacle_to_stacks(program: Program, executed: Sequence[Instruction]) -> str | None:
+    """
+    Return why the call stacks that instructions take cannot be those of a copy of the stack, None if nothing is.
+
+    The copy is made when the handler has ended, and followed later.
+    """
+    tables = {i.operand for i in executed if (table := _table_of(i, program)) is not None and table.has_user_stack}
+    if any(i.row.syntax in USER_STACKS for i in executed) or tables:
+        for instruction in executed:
+            if instruction.row.syntax == "pop lp":
+                return "its handler takes call stacks, and goes back in the log"
+            if (table := _table_of(instruction, program)) and table.has_user_stack and table.kind is TableKind.LAST:
+                return "its call stacks go into a table of what came last"
+            if instruction.row.writes:
+                return "its handler takes call stacks, and changes registers or memory"
+    for instruction in (i for code in program.bodies() for i in code.instructions):
+        if instruction.operand in tables and _table_of(instruction, program) and instruction.row.operator != "tally":
+            return "its call stacks go into a table that handlers look at"
     return None
 
 
@@ -71,7 +91,10 @@ def asks_for_thread(assembled: Assembled) -> bool:
 
 def _has_names(instruction: Instruction, program: Program) -> bool:
     """Return whether an instruction puts numbers into a table that has process names as keys."""
-    if instruction.row.group is not Group.TABLE:
-        return False
-    table = table_of(instruction.operand, program.tables)
+    table = _table_of(instruction, program)
     return table is not None and any(key.kind is KeyKind.COMM for key in table.keys)
+
+
+def _table_of(instruction: Instruction, program: Program) -> Table | None:
+    """Return the table that an instruction is about, None if it is about none."""
+    return table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None

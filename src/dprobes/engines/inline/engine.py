@@ -6,6 +6,7 @@ So it can do whatever the ptrace engine can, which serves what no jump is good f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.borrowed import Borrowed
@@ -13,6 +14,8 @@ from dprobes.engines.inline.handlers import InlineHandlers
 from dprobes.engines.inline.sharedstate import SharedState
 from dprobes.engines.overhead import UNLIMITED
 from dprobes.engines.ptrace.engine import PtraceEngine, PtraceSession
+from dprobes.rpn.needs import takes_user_stacks
+from dprobes.target.processimages import ProcessImages
 
 if TYPE_CHECKING:
     from dprobes.engines.interface import Job, Scope
@@ -28,6 +31,8 @@ class InlineEngine(PtraceEngine):
 
     def run(self, job: Job) -> PtraceSession:
         """Return the session; entering it starts the tracer and the command, or attaches to the process."""
+        if job.images is None and takes_user_stacks(job.program):
+            job = replace(job, images=ProcessImages())  # what has ended is followed by the files that it had mapped
         session = super().run(job)
         program, principal, why_not = job.program, None, None
         if job.principal is not None and (program.vars or program.cvars or program.tvars or program.tables):
@@ -35,7 +40,7 @@ class InlineEngine(PtraceEngine):
             if principal is None:
                 why_not = "its variables and tables are those of a program that is not in the process"
         borrowed = Borrowed(principal, job.globals if program.gvars else None)
-        session.use_native(InlineHandlers(program, job.items, borrowed, why_not))
+        session.use_native(InlineHandlers(program, job.items, borrowed, why_not, job.images))
         return session
 
 

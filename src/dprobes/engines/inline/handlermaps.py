@@ -16,6 +16,7 @@ from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.inline.sharedstate import PROBES_MAX, SharedState
 from dprobes.engines.tablemaps import zeros_size
 from dprobes.native.routines.ring import RingShape
+from dprobes.rpn.needs import takes_user_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,24 +28,27 @@ if TYPE_CHECKING:
 
 __all__ = ["STATE_MAX", "HandlerMaps", "new_state"]
 
-STATE_MAX = 1 << 16
+STATE_MAX = 1 << 19
 """Bytes that the state of a handler may take."""
 
 _STATES = 256
 """How many threads can be in handlers, preempted or not: what nobody has used takes no memory."""
 _RINGS_SIZE, _RING_SIZE_MIN = 8 << 20, 1 << 20
 """Bytes of all rings together, and of each at least: pages that nobody has used take no memory."""
+_STACK_RINGS_SIZE = 64 << 20
+"""The same for entries with copies of stacks, some thousands of bytes each, which take long to be followed."""
 _SPARE = 1 << 20
 
 
-def _rings(cpus: int) -> RingShape:
-    return RingShape(cpus, max(_RINGS_SIZE // cpus, _RING_SIZE_MIN))
+def _rings(cpus: int, program: Program) -> RingShape:
+    size = _STACK_RINGS_SIZE if takes_user_stacks(program) else _RINGS_SIZE
+    return RingShape(cpus, max(size // cpus, _RING_SIZE_MIN))
 
 
 def new_state(program: Program) -> SharedState:
     """Return the state of a program that is new, in memory with room for the rest of its maps."""
     sizes = HandlerMaps.sizes()
-    rings = _rings(sizes.cpus)
+    rings = _rings(sizes.cpus, program)
     size = sizes.states * (STATE_MAX + 8) + rings.rings * rings.stride + _SPARE
     region = Region(size + SharedState.size_of(sizes.cpus, program))
     variables = program.vars, program.gvars, program.cvars, program.tvars
@@ -61,7 +65,7 @@ class HandlerMaps:
     def __init__(self, state: SharedState, program: Program) -> None:
         self._state = state
         sizes, region = self.sizes(), state.region
-        states, rings = sizes.states, _rings(sizes.cpus)
+        states, rings = sizes.states, _rings(sizes.cpus, program)
         self.region = region
         self.life_mark = LifeMark(state.mark)
         self.clock = Clock(region)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import MapName, ProbeField
@@ -22,11 +21,14 @@ from dprobes.engines.inline.jumpbytes import site_patch
 from dprobes.engines.inline.leftthings import LeftThings
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
+from dprobes.engines.inline.refusalnotice import refusal_notice
 from dprobes.engines.inline.ringreader import RingReader
 from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.inline.sitegroups import site_groups
+from dprobes.engines.inline.stackentries import StackEntries
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice
+from dprobes.engines.linux.procfs import first_stack_of
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ReleaseMemory, ShareMemory, SitesPatched
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
@@ -53,12 +55,10 @@ if TYPE_CHECKING:
     from dprobes.record.layout import Item
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
+    from dprobes.target.processimages import ProcessImages
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["InlineHandlers"]
-
-_REASONS = 4
-"""How many reasons a user is told."""
 
 _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
@@ -68,15 +68,23 @@ class InlineHandlers:
     """
     The handlers of one program; ``items`` are those of its records.
 
-    ``borrowed`` is what they use of other programs', and ``why_not`` what speaks against all of them.
+    ``borrowed`` is what they use of other programs', ``why_not`` speaks against all, ``images`` is of what was mapped.
     """
 
-    def __init__(self, program: Program, items: Item, borrowed: Borrowed, why_not: str | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        items: Item,
+        borrowed: Borrowed,
+        why_not: str | None = None,
+        images: ProcessImages | None = None,
+    ) -> None:
         self._program = program
         self._items = items
         self._writer = PieceWriter(program, items, why_not)
         self.state = None if self._writer.obstacle is not None else new_state(program)
         self._borrowed = borrowed
+        self._images = images
         self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
         self._left: LeftThings | None = None
@@ -180,7 +188,9 @@ class InlineHandlers:
             elif self._maps is None:
                 assert self.state is not None
                 self._maps = maps = HandlerMaps(self.state, self._program)
-                self._reader = RingReader(self._items, maps.rings.size, PROBES_MAX)
+                tables = (self._borrowed.principal or self.state).tables
+                stacks = StackEntries.of(self._program, tables, self._images)
+                self._reader = RingReader(self._items, maps.rings.size, PROBES_MAX, stacks)
                 self._left = LeftThings(maps)
         return () if isinstance(found, str) else found
 
@@ -278,7 +288,8 @@ class InlineHandlers:
     def _facts(self, memory: MemoryShared, mappings: list[Mapping]) -> ProcessFacts:
         assert self._maps is not None
         clock, life_mark = self._maps.clock.address, self._maps.life_mark.address
-        return ProcessFacts(memory.page, clock, tid_place_in(memory.pid, mappings), life_mark=life_mark)
+        tid_place, first_stack = tid_place_in(memory.pid, mappings), first_stack_of(memory.pid)
+        return ProcessFacts(memory.page, clock, tid_place, life_mark=life_mark, first_stack=first_stack)
 
     # What has happened
 
@@ -344,17 +355,9 @@ class InlineHandlers:
             yield Notice(
                 f"{what} lost that threads did not finish: they were killed, or a signal handler jumped away from that"
             )
-        reasons = Counter(reason for probe, reason in self.refused.items() if probe not in self.jumps)
-        if not reasons:
-            return
-        count = sum(reasons.values())
-        listed = [f"{reason}{f' ({number})' if count > 1 else ''}" for reason, number in reasons.most_common(_REASONS)]
-        if len(reasons) > _REASONS:
-            listed.append("...")
-        what = "a probepoint has had a breakpoint instead of a jump"
-        if count > 1:
-            what = f"{count} probepoints have had breakpoints instead of jumps"
-        yield Notice(f"{what}: {'; '.join(listed)}", is_warning=False)
+        reasons = [reason for probe, reason in self.refused.items() if probe not in self.jumps]
+        if reasons:
+            yield refusal_notice(reasons)
 
     def disable(self) -> None:
         """Let no handler run any more, as the tracer is gone that sees to their faults."""

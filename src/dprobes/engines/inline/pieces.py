@@ -56,6 +56,7 @@ _ABILITIES = Abilities(
     verified=False,
     polled=True,
     named_later=True,
+    copies_stacks=True,
 )
 
 

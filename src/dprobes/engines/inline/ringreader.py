@@ -25,6 +25,8 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from dprobes.engines.inline.stackentries import StackEntries
+
     Batch = Sequence[tuple[int, bytes]]
 
 __all__ = ["RingReader", "record_places"]
@@ -64,11 +66,12 @@ class RingReader:
     """
     A reader of entries, of ``room`` bytes in a reading at most.
 
-    ``ended`` collects the probepoints that have had their last hit, and what they are since then; ``counts`` the
-    records of each.
+    ``stacks`` follows call stacks. ``ended`` collects the probepoints that have had their last hit, and what they are
+    since then; ``counts`` the records of each.
     """
 
-    def __init__(self, items: Item, room: int, probes: int) -> None:
+    def __init__(self, items: Item, room: int, probes: int, stacks: StackEntries | None = None) -> None:
+        self._stacks = stacks
         places = record_places(items)
         self.names = None if places.process is None else ThreadNames()
         self._index = EntryIndex(2 * room, places, probes, self.names)
@@ -201,6 +204,13 @@ class RingReader:
         kind, probe = word >> KIND_SHIFT, word & _PROBE
         if kind in (Entry.RECORD, Entry.TRACE):
             yield probe, self._canonical(memory[at + RECORD_PLACE : at + ENTRY_HEADER + length])
+        elif kind in (Entry.STACKED, Entry.TALLY):
+            assert self._stacks is not None, "nobody takes stacks"
+            data = memory[at + ENTRY_HEADER : at + ENTRY_HEADER + length]
+            if kind == Entry.TALLY:
+                self._stacks.tally(data)
+            else:
+                yield probe, self._stacks.record(data, self._canonical)
         elif kind == Entry.ENDED:
             (reason,) = _FLAGS.unpack_from(memory, at + RECORD_PLACE)
             self.ended.append((probe, ProbeState.DISABLED if reason == LIMIT else ProbeState.REMOVED))
@@ -219,5 +229,7 @@ class RingReader:
         """Give the memory up."""
         for each in (*self._buffers, self._packer, self._index):
             each.close()
+        if self._stacks is not None:
+            self._stacks.close()
         if self.names is not None:
             self.names.close()

@@ -114,12 +114,12 @@ class SharedState:
         return Variables(self.local_variables, [parts[cpu & cpus - 1] for cpu in range(cpu_limit())])
 
     @cached_property
-    def tables(self) -> Sequence[SharedStore | None]:
-        """The tables; None for one whose call stacks only the reader of records knows."""
+    def tables(self) -> Sequence[SharedStore]:
+        """The tables."""
         if self.keyed is None:
             return ()
         keyed, tables = self.keyed, self._plan[2]
-        return [None if table.has_user_stack else SharedStore(table, n, keyed) for n, table in enumerate(tables)]
+        return [SharedStore(table, number, keyed) for number, table in enumerate(tables)]
 
     def _cells(self, name: MapName, first: int, count: int) -> AtomicCells:
         array, start = self._arrays[name], _CELL * first

@@ -10,6 +10,7 @@ import os
 
 __all__ = [
     "children_of",
+    "first_stack_of",
     "living_thread",
     "process_field",
     "start_time",
@@ -48,6 +49,17 @@ def start_time(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError):
         return 0
+
+
+def first_stack_of(pid: int) -> int | None:
+    """Return where the stack ends that a process began with; None if that may not be known, or the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # proc(5): field 28, which is 0 or 1 for who may not trace the process.
+            start = int(file.read().rpartition(b")")[2].split()[25])
+    except (OSError, IndexError):
+        return None
+    return start if start > 1 else None
 
 
 def system_call_of(tid: int) -> int | None:

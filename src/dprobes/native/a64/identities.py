@@ -24,8 +24,9 @@ from dprobes.native.processpage import (
 
 if TYPE_CHECKING:
     from dprobes.native.a64.assembler import A64Assembler
+    from dprobes.native.faults import Fixup
 
-__all__ = ["write_clock", "write_ids", "write_signal"]
+__all__ = ["write_clock", "write_ids", "write_signal", "write_stack_end"]
 
 _TGKILL, _GETPID, _GETTID = 131, 172, 178
 """Numbers of system calls (include/uapi/asm-generic/unistd.h)."""
@@ -57,6 +58,35 @@ def write_ids(asm: A64Assembler, process_page: int, tid_place: int | None) -> No
         asm.read_system(Gpr.X0, SystemRegister.TPIDR_EL0)
         asm.load(Gpr.X0, Memory(Gpr.X0, tid_place), 4)
     _write_pair(asm, SCRATCH_2, Gpr.X0)
+
+
+def write_stack_end(asm: A64Assembler, first_stack: int | None) -> list[Fixup]:
+    """
+    Write GET_CURRENT_TASK: the end of the stack that the address in R1 is in, as far as anybody knows; else 0.
+
+    It is what the thread pointer says or ``first_stack``, the first of both that is above the address
+    (``native.x86.identities``). Nothing of that faults.
+    """
+    none, known = asm.label(), asm.label()
+    asm.read_system(RESULT, SystemRegister.TPIDR_EL0)
+    if first_stack is not None:
+        asm.mov_number(SCRATCH_1, first_stack)
+    else:
+        asm.mov(SCRATCH_1, RESULT)
+    # Of two distances that are counted without a sign, that to what lies below is the greater one.
+    asm.calculate(Operation.SUB, SCRATCH_2, RESULT, Gpr.X0)
+    asm.calculate(Operation.SUB, SCRATCH_3, SCRATCH_1, Gpr.X0)
+    asm.compare(SCRATCH_2, SCRATCH_3)
+    asm.jump_if(Condition.LS, known)
+    asm.mov(RESULT, SCRATCH_1)
+    asm.place(known)
+    asm.compare(RESULT, Gpr.X0)
+    asm.jump_if(Condition.LO, none)
+    asm.ret()
+    asm.place(none)
+    asm.mov_number(RESULT, 0)
+    asm.ret()
+    return []
 
 
 def write_signal(asm: A64Assembler) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Helper
 from dprobes.native.a64.assembler import A64Assembler
-from dprobes.native.a64.identities import write_clock, write_ids, write_signal
+from dprobes.native.a64.identities import write_clock, write_ids, write_signal, write_stack_end
 from dprobes.native.a64.routine import write_routine
 from dprobes.native.a64.usermemory import write_read, write_read_string, write_write
 from dprobes.native.runtime import RoutineWriters, written_runtime
@@ -33,6 +33,7 @@ def make_runtime(address: int, facts: ProcessFacts, rings: RingShape, tables: Ma
         {Helper.SEND_SIGNAL: write_signal},
         write_ids,
         write_clock,
+        write_stack_end,
         write_routine,
     )
     return written_runtime(A64Assembler(address), writers, facts, rings, tables)

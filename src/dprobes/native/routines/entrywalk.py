@@ -217,14 +217,16 @@ class _Writer:
     def _entry(self) -> None:
         """Write what is done with one entry. Takes R0 to R5."""
         asm, places = self._asm, self._places
-        plain, grouped = asm.label(), asm.label()
+        plain, grouped, is_record = asm.label(), asm.label(), asm.label()
         asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
         asm.alu(Alu.LSH, _R.R0, 32)
         asm.alu(Alu.OR, _R.R8, _R.R0)  # the key of the group
         self._group(grouped)
         asm.place(grouped)
         asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
-        asm.jump_if(Jump.JGT, _R.R0, Entry.TRACE, plain)
+        asm.jump_if(Jump.JLE, _R.R0, Entry.TRACE, is_record)
+        asm.jump_if(Jump.JNE, _R.R0, Entry.STACKED, plain)
+        asm.place(is_record)
         if places.process is not None:
             self._name(places.process)
         if places.time is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.native.faults import Fixup
 from dprobes.native.processpage import (
     CLOCK_COUNTER,
     CLOCK_RATE,
@@ -26,7 +27,7 @@ from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation, Shif
 if TYPE_CHECKING:
     from dprobes.native.x86.assembler import X86Assembler
 
-__all__ = ["write_clock", "write_ids", "write_signal"]
+__all__ = ["write_clock", "write_ids", "write_signal", "write_stack_end"]
 
 _GETPID, _GETTID, _TGKILL = 39, 186, 234
 """Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
@@ -50,6 +51,42 @@ def write_ids(asm: X86Assembler, process_page: int, tid_place: int | None) -> No
         asm.load(Gpr.RDX, Memory(None, tid_place, of_thread=True), 4)
         asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
     asm.ret()
+
+
+def write_stack_end(asm: X86Assembler, first_stack: int | None) -> list[Fixup]:
+    """
+    Write GET_CURRENT_TASK: the end of the stack that the address in rdi is in, as far as anybody knows; else 0.
+
+    Above the stack of a thread the C libraries have what the thread pointer points to, and it points to itself ("ELF
+    Handling For Thread-Local Storage", 4.4.6); the one that the process began with ends at ``first_stack``. The end is
+    the first of both that is above the address. Before there is a thread pointer, the load faults.
+    """
+    none, known = asm.label(), asm.label()
+    fault = asm.here
+    asm.load(Gpr.RAX, Memory(None, 0, of_thread=True))
+    looked = asm.label()
+    asm.place(looked)
+    if first_stack is not None:
+        # Of two distances that are counted without a sign, that to what lies below is the greater one.
+        asm.mov_number(Gpr.RDX, first_stack)
+        asm.mov(Gpr.RCX, Gpr.RAX)
+        asm.calculate(Operation.SUB, Gpr.RCX, Gpr.RDI)
+        asm.mov(Gpr.RSI, Gpr.RDX)
+        asm.calculate(Operation.SUB, Gpr.RSI, Gpr.RDI)
+        asm.calculate(Operation.CMP, Gpr.RCX, Gpr.RSI)
+        asm.jump_if(Condition.BE, known)
+        asm.mov(Gpr.RAX, Gpr.RDX)
+    asm.place(known)
+    asm.calculate(Operation.CMP, Gpr.RAX, Gpr.RDI)
+    asm.jump_if(Condition.B, none)
+    asm.ret()
+    missing = asm.here
+    asm.mov_number(Gpr.RAX, 0)
+    asm.jump(looked)
+    asm.place(none)
+    asm.mov_number(Gpr.RAX, 0)
+    asm.ret()
+    return [Fixup(fault, missing)]
 
 
 def write_signal(asm: X86Assembler) -> None:

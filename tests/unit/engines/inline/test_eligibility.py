@@ -63,6 +63,8 @@ def test_most_handlers_can(program_file: Path) -> None:
     body = "push 1\npush table, t\npop lv, 0\ninc gv, 0\ninc cv, 0\ninc tv, 0\npush 1\ndelete t\nexit"
     assert said_of(program_file, f"offset = plain\npasscount = 3\nmaxhits = 2\n{body}", header) is None
     assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
+    header = "table = by, count, ustack\ntable = other, count\n"
+    assert said_of(program_file, "offset = plain\nlog ustack\ntally by\ndelete other\nexit", header) is None
     assert said_of(program_file, "offset = load\nreturn = yes\npush elapsed\nlog 1\nexit") is None
     assert said_of(program_file, "offset = jumping\nreturn = yes\npush elapsed\nlog 1\nexit") is None
 
@@ -73,7 +75,16 @@ def test_most_handlers_can(program_file: Path) -> None:
         ("", "offset = jumping\nreturn = yes\nexit",
          "its function has no return instruction, and is left by jumps only"),
         ("", "offset = plain\nexit 1", "its handler ends with 'exit 1'"),
-        ("", "offset = plain\nlog ustack\nexit", "its handler takes call stacks"),
+        ("", "offset = plain\nlog ustack\npush 0\npop lp\nexit",
+         "its handler takes call stacks, and goes back in the log"),
+        ("", "offset = plain\nlog ustack, 3\npush 0\npop r, rbx\nexit",
+         "its handler takes call stacks, and changes registers or memory"),
+        ("table = by, count, ustack\n", "offset = plain\ntally by\npush 0\npop r, rbx\nexit",
+         "its handler takes call stacks, and changes registers or memory"),
+        ("table = by, count, ustack\n", "offset = plain\ntally by\ndelete by\nexit",
+         "its call stacks go into a table that handlers look at"),
+        ("table = by, last, ustack\n", "offset = plain\npush 1\ntally by\nexit",
+         "its call stacks go into a table of what came last"),
         ("", "offset = load\nexit", "its instruction may fault, and has no record then"),
         *(("", f"offset = plain\n{text}\nlog 1\nexit", NAMING)
           for text in ("push uid", 'match comm, "a"', 'match commn, "a"', "push comm")),

@@ -47,16 +47,18 @@ def test_both_see_the_same_tables() -> None:
     one = state_of()
     other = seen_by_another(one)
     (first,), (second,) = one.tables, other.tables
-    assert first is not None
-    assert second is not None
     first.tally(struct.pack("=Q", 9), 4)
     second.tally(struct.pack("=Q", 9), -6)
     assert first.value(struct.pack("=Q", 9)) == second.value(struct.pack("=Q", 9)) == -2
     assert first.contents() == second.contents()
 
 
-def test_a_table_with_call_stacks_is_the_readers() -> None:
-    assert state_of("table = t, count, ustack[4]\ntable = u, count\n").tables[0] is None
+def test_they_see_the_same_tables_with_call_stacks_as_keys() -> None:
+    one = state_of("table = t, count, ustack[4]\ntable = u, count\n")
+    key = struct.pack("=5Q", 1, 2, 3, 4, 5)
+    seen_by_another(one).tables[0].tally(key)
+    one.tables[0].tally(key)
+    assert one.tables[0].contents().rows == ((key, (2,)),)
 
 
 def test_threads_have_variables_until_they_are_no_more() -> None:

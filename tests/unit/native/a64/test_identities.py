@@ -11,7 +11,7 @@ from dprobes.bpf.asm.assembler import Assembled
 from dprobes.bpf.asm.insn import Insn
 from dprobes.bpf.asm.isa import Class, Helper, Jump
 from dprobes.native.a64.assembler import A64Assembler
-from dprobes.native.a64.identities import write_clock, write_ids, write_signal
+from dprobes.native.a64.identities import write_clock, write_ids, write_signal, write_stack_end
 from dprobes.native.a64.registers import RESULT
 from dprobes.native.a64.routine import write_function
 from dprobes.native.code import Surroundings
@@ -54,6 +54,14 @@ def test_no_system_call_where_the_c_library_has_the_thread_id(place: int) -> Non
     processor.write(processor.thread_pointer + place, (78).to_bytes(4, "little") + b"\xff" * 4)
     assert result_of(processor) == 77 << 32 | 78
     assert processor.calls == []
+
+
+@pytest.mark.parametrize("first_stack", [None, THREAD - 4096, THREAD + 8192])
+def test_the_end_of_a_stack_is_the_nearest_of_what_is_above(first_stack: int | None) -> None:
+    processor = processor_with(lambda asm: write_stack_end(asm, first_stack))
+    above = [place for place in (processor.thread_pointer, first_stack) if place is not None]
+    for address in (0, THREAD - 5000, THREAD, processor.thread_pointer, THREAD + 4096, THREAD + 9000, (1 << 64) - 1):
+        assert result_of(processor, address) == min((place for place in above if place >= address), default=0)
 
 
 def test_a_signal_is_sent() -> None:

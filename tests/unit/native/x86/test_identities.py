@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MADV_WIPEONFORK = 18
 
 
-def routine(write: Callable[[X86Assembler], None], arguments: int = 0) -> Callable[..., int]:
+def routine(write: Callable[[X86Assembler], object], arguments: int = 0) -> Callable[..., int]:
     address = reserve(mmap.PAGESIZE)
     asm = X86Assembler(address)
     write(asm)
@@ -82,6 +82,29 @@ def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages) -> None:
     # The page of a new process is empty until somebody writes its id.
     assert in_child(lambda: ids() == threading.get_native_id())
     assert ids() == here()
+
+
+@pytest.mark.parametrize(("first_stack", "limit"), [(None, 1 << 64), (5 << 40, 5 << 40)])
+def test_the_end_of_a_stack_is_the_nearest_of_what_is_above(first_stack: int | None, limit: int) -> None:
+    end = routine(lambda asm: identities.write_stack_end(asm, first_stack), 1)
+    own = routine(lambda asm: asm.raw(bytes.fromhex("64488b042500000000c3")))()  # mov rax, fs:0; ret
+    above = [place for place in (own, first_stack) if place is not None]
+    for address in (0, 4096, own - 1, own, own + 1, limit - 1, limit + 1 & (1 << 64) - 1, (1 << 64) - 1):
+        assert end(address) == min((place for place in above if place >= address), default=0)
+    ends: list[int] = []
+    thread = threading.Thread(target=lambda: ends.append(end(own - 4096 if first_stack is None else 0)))
+    thread.start()
+    thread.join()
+    assert len(ends) == 1
+
+
+def test_where_nobody_has_a_thread_pointer_the_end_is_that_of_the_first_stack() -> None:
+    """The load faults there: the way behind it is gone from the place that the fault is fixed up at."""
+    asm = X86Assembler(reserve(mmap.PAGESIZE))
+    (fixup,) = identities.write_stack_end(asm, 0x7000)
+    place(asm.address, asm.assemble(), mmap.PAGESIZE)
+    assert function_at(fixup.target, 1)(0x6000) == 0x7000
+    assert function_at(fixup.target, 1)(0x8000) == 0
 
 
 def test_without_a_place_of_thread_ids_there_is_the_process_id_alone(page: Pages) -> None:

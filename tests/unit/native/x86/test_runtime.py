@@ -45,7 +45,7 @@ def test_fixups_are_of_instructions_that_look_at_the_programs_memory() -> None:
     instructions = {insn.ip: str(insn) for insn in Decoder(64, runtime.code.code, ip=HERE)}
     assert {instructions[fixup.instruction] for fixup in runtime.code.fixups} == {
         "mov rax,[rdx]", "mov r8,[rdx]", "movzx r8d,byte ptr [rdx]", "movzx eax,byte ptr [rdx]",
-        "mov [rdi],r8", "mov [rdi],r8b",
+        "mov [rdi],r8", "mov [rdi],r8b", "mov rax,fs:[0]",
     }  # fmt: skip
     assert all(fixup.target in instructions for fixup in runtime.code.fixups)
 

@@ -254,6 +254,8 @@ class Prologue:
             zero += [Field.STP, Field.TRACE_COUNT_AT, Field.TRACES, *(RANGES + 8 * n for n in range(6))]
         if self._w.state.heap:
             zero.append(Field.HEAP_END)
+        if self._w.state.stack_copy:
+            zero.append(Field.STACKS)
         for field in zero:
             asm.store(SCRATCH, field, 0)
         asm.store(SCRATCH, Field.SBP, RPN_STACK_CELLS)

@@ -8,6 +8,7 @@ from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry, ProbeField
 from dprobes.bpf.lower.state.handlerstate import LOG, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
+from dprobes.bpf.lower.state.stackcopy import write_stack_copy
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -64,11 +65,30 @@ class RingEntries:
             asm.mov(_R.R1, SCRATCH)
             asm.alu(Alu.ADD, _R.R1, self.header(Item.PROCESS_NAME))
             host.process_name()
+        self._entry_size()
+        copies = self._w.state.stack_copy and flow.uses("log ustack, <frames>", "log ustack")
+        if copies:
+            self._copy_stack(start - _HEAD)
         asm.mov(_R.R2, SCRATCH)
         asm.alu(Alu.ADD, _R.R2, start - _HEAD)
-        self._entry_size()
         host.output()
+        if copies:  # the traces have the same head
+            self._kind(start - _HEAD, Entry.RECORD)
         self._count_output()
+
+    def _copy_stack(self, entry: int) -> None:
+        """Put behind a record what its call stacks are found by, if it has any; R3 is the size of its entry."""
+        asm, none = self._asm, self._asm.label()
+        asm.load(_R.R1, SCRATCH, Field.STACKS)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, none)
+        self._kind(entry, Entry.STACKED)
+        write_stack_copy(asm, self._w.host, entry, Field.WORK, Field.STACKS)
+        asm.place(none)
+
+    def _kind(self, entry: int, kind: Entry) -> None:
+        """Write what kind of entry of this probepoint it is."""
+        assert self._request.probe is not None
+        self._asm.store(SCRATCH, entry, _signed(self._request.probe | kind << KIND_SHIFT), Size.W)
 
     def _entry_size(self) -> None:
         """Load the size of the record's entry to R3."""

@@ -327,8 +327,15 @@ class Host:
         Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
 
         The entry that it is found by is put together at ``area`` of the state; ``work`` are four words for that. R1
-        is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words.
+        is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words. What goes with its
+        entry in one needs no place in a key.
         """
+        if self._request.abilities.copies_stacks:
+            from dprobes.bpf.lower.state.stackcopy import write_place
+
+            if key is None:
+                write_place(self._asm, self, work)
+            return
         from dprobes.bpf.lower.state.snapshot import write_snapshot
 
         layout = self._request.abilities.stack

@@ -16,6 +16,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapNam
 from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.state.handlerstate import KEY_HEAD, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
+from dprobes.bpf.lower.state.stackcopy import write_stack_copy
 from dprobes.bpf.lower.tablekeys import clear, pop_keys
 from dprobes.bpf.lower.tablevalues import load_shown, prepare_value, retries, write_value
 from dprobes.rpn.tables import table_of
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["TEMPLATES"]
 
 _R = Register
+
+_COPY = 14
+"""The first of the work words for a copy of the stack."""
 
 _EXISTS = -17
 """What the kernel answers if a key is there already (-EEXIST)."""
@@ -108,6 +112,9 @@ def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
     asm.alu(Alu.ADD, _R.R1, 1)
     asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
     asm.mov(_R.R3, KEY_HEAD + table.key_size + (table.kept_bytes if kind is Entry.TALLY else 0))
+    if w.state.stack_copy:
+        write_stack_copy(asm, w.host, entry, w.work(_COPY), None)
+        point_to_entry()
     w.host.output()
     asm.jump_if(Jump.JEQ, _R.R0, 0, done)
     _count_lost(w, number)

@@ -5,15 +5,15 @@ The state of one running handler: an element of the SCRATCH map.
 
          0  cells    the RPN stack, 1024 * 8 bytes
       8192  fields   ``Field``, 8 bytes each
-      8744  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
-     10792  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-     14888  entry    what a return knows of the entry: the time, registers
-     15240  record   the header of a record, which ends where the log buffer begins
-     15368  log      twice the power of two above logmax
+      8752  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+     10800  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+     14896  entry    what a return knows of the entry: the time, registers
+     15248  record   the header of a record, which ends where the log buffer begins
+     15376  log      twice the power of two above logmax, and room for a copy of the program's stack behind it
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
-      ...   keys     the ring entry with a key, the key of a table, and room for a position behind it
+      ...   keys     the ring entry with a key, the key of a table, and room for a position or a copy behind it
 
 A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
 prove about their sum. Frames and cells are masked in the same way.
@@ -56,7 +56,7 @@ CELLS = 0
 FIELDS = CELLS + 8 * RPN_STACK_CELLS
 FRAME_COUNT = 64
 FRAME_SIZE = 32
-FRAMES = FIELDS + 8 * 69
+FRAMES = FIELDS + 8 * 70
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
@@ -140,6 +140,8 @@ class Field(IntEnum):
     """When the handler began, if the overload guard measures it; else 0."""
     VALUE = FIELDS + 544
     """What the function is to return after SKIP."""
+    STACKS = FIELDS + 552
+    """Where in the log the last call stack stands plus one, if the entry gets a copy of the stack; 0: there is none."""
 
 
 class Frame(IntEnum):
@@ -159,6 +161,8 @@ class StateLayout:
     ex_logmax: int = 0
     heap: int = 0
     has_snapshot: bool = False
+    stack_copy: int = 0
+    """The bytes of a copy of the stack that stands in the entry itself."""
     keys: int = 0
     entry_words: int = 0
 
@@ -170,7 +174,7 @@ class StateLayout:
     @property
     def trace(self) -> int:
         """Where the trace buffer starts."""
-        return LOG + 2 * (self.log_mask + 1) + _SLACK + RECORD_SPACE
+        return LOG + 2 * (self.log_mask + 1) + _SLACK + self.stack_copy + RECORD_SPACE
 
     @property
     def trace_mask(self) -> int:
@@ -201,4 +205,4 @@ class StateLayout:
     @property
     def size(self) -> int:
         """The size of a state in bytes."""
-        return -(-(self.key + (self.keys + KEY_SLACK if self.keys else 0)) // 64) * 64
+        return -(-(self.key + (self.keys + KEY_SLACK + self.stack_copy if self.keys else 0)) // 64) * 64

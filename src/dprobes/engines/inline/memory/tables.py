@@ -45,6 +45,8 @@ class _SharedMaps:
 class SharedTables(TableMaps[SharedArray, SharedHash]):
     """Own the maps of the tables of a program."""
 
+    keeps_stacks = True
+
     def __init__(self, tables: Sequence[Table], region: Region) -> None:
         super().__init__(tables, frozenset(range(len(tables))), 1, _SharedMaps(region))
 

@@ -71,7 +71,7 @@ def test_so_is_that_of_one_whose_parent_has_not_asked_for_its_end(monkeypatch: p
 
     images, own = ProcessImages(), os.getpid()
     images.began(own, 0, executable_mappings(read_maps(own)))
-    monkeypatch.setattr("dprobes.engines.ebpf.read.userstacks.read_maps", nothing)
+    monkeypatch.setattr("dprobes.engines.copiedstacks.read_maps", nothing)
     address = ctypes.cast(ctypes.CDLL(None).qsort, ctypes.c_void_p).value
     assert address is not None
     stacks = UserStacks(images, lambda: None)
