@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ LINES = "import sys\nfor line in sys.stdin: exec(eval(line)); print('done', flus
 
 def seen(engine: str, text: str, command: Sequence[str], *lines: str) -> tuple[str, str]:
     """Return what a handler prints while a process that waits for lines works on some, and the summary."""
-    with running(*command, stdin=subprocess.PIPE) as target:
+    with running(*command, stdin=subprocess.PIPE) as target, tempfile.TemporaryFile("w+") as printed:
         assert target.stdin is not None
         assert target.stdout is not None
         # What is done once, as loading a library, is done before.
@@ -44,7 +45,7 @@ def seen(engine: str, text: str, command: Sequence[str], *lines: str) -> tuple[s
             pass
         client = subprocess.Popen(
             [*DPROBES, "run", "-e", text, "--engine", engine, "-p", str(target.pid)],
-            stdout=subprocess.PIPE,
+            stdout=printed,
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),
@@ -56,7 +57,9 @@ def seen(engine: str, text: str, command: Sequence[str], *lines: str) -> tuple[s
             while target.stdout.readline() != "done\n":
                 pass
         client.send_signal(signal.SIGINT)
-        output, errors = client.communicate(timeout=TIMEOUT)
+        _, errors = client.communicate(timeout=TIMEOUT)
+        printed.seek(0)
+        output = printed.read()
         target.stdin.close()
         assert target.wait(TIMEOUT) == 0
     return output, errors
@@ -100,8 +103,8 @@ def test_stacks_of_a_program_without_frame_pointers_are_those_of_the_tracer(buil
 @pytest.mark.parametrize(
     ("probe", "command", "lines"),
     [
-        ("libsqlite3.so.0:sqlite3_malloc64", ("/usr/bin/sqlite3",), (SQL, SQL)),
-        ("libc.so.6:malloc", ("/usr/bin/python3", "-c", LINES), (f"{PYTHON!r}\n",) * 2),
+        ("libc.so.6:malloc", ("/usr/bin/sqlite3",), (SQL, SQL)),
+        ("/usr/bin/python3:PyDict_SetItem", ("/usr/bin/python3", "-c", LINES), (f"{PYTHON!r}\n",) * 2),
     ],
     ids=["sqlite", "python"],
 )
