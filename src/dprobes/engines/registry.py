@@ -262,6 +262,8 @@ _GDB = EngineRow(
             Capability.SEGMENT_REGISTER,
             Capability.FLOATING_POINT,
             Capability.USER_STACK,
+            Capability.WATCHPOINT,
+            Capability.MODULE_WATCHPOINT,
             Capability.OTHER_PROCESSOR,
         }
     ),

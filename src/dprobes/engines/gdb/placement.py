@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.gdb.watched import WatchedPlaces
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.point import Point
+from dprobes.rpn.program import Access
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +56,8 @@ class PlacedProbes:
         self.points: dict[StubProbe, Point] = {}
         self.raw: dict[int, bytes] = {}
         """The instructions under breakpoints."""
+        self.watched = WatchedPlaces(target)
+        """Those at accesses to memory."""
 
     def move(self, bias: int | None) -> dict[ProbeState, list[int]]:
         """Take notice of where the module is now; return what has become of probepoints by that."""
@@ -61,14 +65,16 @@ class PlacedProbes:
             self._target.forget(address, len(self._breakpoint))
         for places in (self.at, self.entries, self.raw):
             places.clear()
+        self.watched.forget()
         self.bias = bias
         states: dict[ProbeState, list[int]] = {}
         if bias is not None:
             self._placed.bias = bias
             for number, probe in enumerate(self._resolved.probepoints):
                 is_wanted = self._placed.probes[number].is_active and probe.state is ProbeState.COMPILED
-                if is_wanted and probe.is_in_code:
-                    states.setdefault(self._place(number, probe, bias), []).append(number)
+                if is_wanted:
+                    place = self._place if probe.is_in_code else self._watch
+                    states.setdefault(place(number, probe, bias), []).append(number)
         return states
 
     def _place(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
@@ -88,8 +94,22 @@ class PlacedProbes:
         owner.state = ProbeState.ACTIVE
         return ProbeState.ACTIVE
 
+    def _watch(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
+        owner, memory = self._placed.probes[number], probe.memory
+        point = self.points[owner] = Point.of(self._program, probe.definition, memory.address, ())
+        if memory.access is Access.EXECUTE:
+            address = memory.address + (0 if memory.absolute else bias)
+            if not self._target.insert(address, len(self._breakpoint), self._breakpoint):
+                return ProbeState.CONFLICT
+            self.at.setdefault(address, []).append((owner, point))
+            owner.state = ProbeState.ACTIVE
+            return ProbeState.ACTIVE
+        owner.state = self.watched.place(owner, point, memory, bias)
+        return owner.state
+
     def drop(self, probe: StubProbe) -> None:
         """Forget a probepoint; the breakpoints that nobody needs any more are still there."""
+        self.watched.drop(probe)
         for address, owners in list(self.at.items()):
             self.at[address] = [owner for owner in owners if owner[0] is not probe]
             if not self.at[address]:

@@ -6,6 +6,8 @@ inserted, and whether the target runs, in lines of text::
 
     + ADDRESS SIZE [BYTES]    a breakpoint, and what was there if it is written into memory
     - ADDRESS                 it is out
+    watch ADDRESS SIZE KIND   a watchpoint, of a kind as stubs number them
+    unwatch ADDRESS SIZE KIND it is out
     acknowledgements 0|1      whether packets are acknowledged
     signals 0|1               whether interrupts raise a signal
     process PID               the process, as the stub numbers it
@@ -108,6 +110,7 @@ def main(connection: int, pipe: int) -> None:
 def restore(transport: Transport, lines: list[str]) -> None:
     """Take out what the lines say is in, and let the target go; an error leaves nothing that could still be done."""
     breakpoints: dict[int, tuple[int, bytes]] = {}
+    watched: set[tuple[int, int, int]] = set()
     acknowledges, process, is_running, raises_signals = True, 0, False, False
     for line in lines:
         match line.split():
@@ -115,6 +118,10 @@ def restore(transport: Transport, lines: list[str]) -> None:
                 breakpoints[int(address)] = int(size), bytes.fromhex("".join(original))
             case ["-", address]:
                 breakpoints.pop(int(address), None)
+            case ["watch", *numbers]:
+                watched.add((int(numbers[0]), int(numbers[1]), int(numbers[2])))
+            case ["unwatch", *numbers]:
+                watched.discard((int(numbers[0]), int(numbers[1]), int(numbers[2])))
             case ["acknowledgements", number]:
                 acknowledges = number == "1"
             case ["signals", number]:
@@ -137,6 +144,8 @@ def restore(transport: Transport, lines: list[str]) -> None:
                 stub.write(place, original_there)
             else:
                 stub.ask(f"z{BreakpointKind.SOFTWARE:d},{place:x},{size_there:x}")
+        for place, length, kind in sorted(watched):
+            stub.ask(f"z{kind:d},{place:x},{length:x}")
         if is_interrupted and raises_signals and not (isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)):
             stub.absorb_interrupt()
         stub.detach(process)

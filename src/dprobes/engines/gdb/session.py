@@ -177,6 +177,7 @@ class StubSession(StubControls):
             return
         self._returns.clear()
         states = self._placed.move(bias)
+        self._stepper.sees_accesses = bool(self._placed.watched)
         self._remove_unneeded()
         for state, numbers in states.items():
             if (new := tuple(number for number in numbers if (number, state) not in self._reported)) != ():
@@ -264,6 +265,10 @@ class StubSession(StubControls):
             self._target.resume()
             return False
         registers = self._target.registers(thread)
+        if reply.address is not None:
+            with self._lock:
+                self._on_access(reply, thread, registers)
+            return self._after_step(reply, thread)
         at = self._correct_pc(reply, registers, self._needed)
         with self._lock:
             is_ours = self._target.has_answered(reply)
@@ -282,6 +287,8 @@ class StubSession(StubControls):
             reply_of_step = self._stepper.step_over(at, self._placed.raw.get(at), thread, registers, self._needed)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
             self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
+            if isinstance(reply_of_step, Stopped) and reply_of_step.address is not None:
+                self._on_access(reply_of_step, thread, self._target.registers(thread))
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
 
@@ -310,6 +317,14 @@ class StubSession(StubControls):
             point = self._placed.points[call.probe]
             self._drop(self._emitter.count(self._runner.run([(call.probe, point)])))
             self._context.entry = None
+
+    def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
+        """Run the handlers of those who watch the memory that was accessed."""
+        assert reply.address is not None
+        self._select(thread, registers)
+        outcome = self._runner.run(self._placed.watched.concerned(reply.address, reply.reason))
+        self._target.write_back(thread, registers)
+        self._drop(self._emitter.count(outcome))
 
     def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Await the returns of a function that is entered."""

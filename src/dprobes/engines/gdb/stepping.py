@@ -51,6 +51,8 @@ class Stepper:
         self._processor = processor
         self._architecture = architecture
         self._names = names
+        self.sees_accesses = False
+        """Whether the target's accesses to memory are to be made by itself, as some of it is watched."""
         self._emulator = Emulator(target, architecture.word_size) if architecture.name in EMULATED else None
 
     def step_over(
@@ -61,7 +63,8 @@ class Stepper:
 
         ``raw`` are its bytes if they are known.
         """
-        if raw is not None and self._emulator is not None and self._emulator.carry_out(raw, registers):
+        emulator = None if self.sees_accesses else self._emulator
+        if raw is not None and emulator is not None and emulator.carry_out(raw, registers):
             self._target.write_back(thread, registers)
             return Stopped(_TRAP, thread, {})
         instruction, size = self._processor.breakpoint, len(self._processor.breakpoint)

@@ -119,6 +119,7 @@ class StubTarget:
         """The bytes under breakpoints that are written into memory, as the stub knows none."""
         self._breakpoint = b""
         self.inserted: set[int] = set()
+        self._watched: set[tuple[int, int, BreakpointKind]] = set()
         self._taken_out: set[int] = set()
         """Where breakpoints were taken out for a process that shares the memory (vfork)."""
         self.process = 0
@@ -248,6 +249,23 @@ class StubTarget:
         elif not self.insert(address, size, instruction):
             raise EngineError(f"the breakpoint at {address:#x} cannot be put back through the stub {self.stub.name}")
 
+    def watch(self, kind: BreakpointKind, address: int, length: int) -> bool | None:
+        """Watch memory; return whether that could be done, None if the stub has no such watchpoints."""
+        self.tell(f"watch {address} {length} {kind:d}")
+        inserted = self.stub.insert(kind, address, length)
+        if inserted:
+            self._watched.add((address, length, kind))
+        else:
+            self.tell(f"unwatch {address} {length} {kind:d}")
+        return inserted
+
+    def unwatch(self, address: int, length: int, kind: BreakpointKind) -> None:
+        """Watch it no longer; where the memory is gone, nothing is left to be done."""
+        if (address, length, kind) in self._watched:
+            self._watched.discard((address, length, kind))
+            self.stub.ask(f"z{kind:d},{address:x},{length:x}")
+            self.tell(f"unwatch {address} {length} {kind:d}")
+
     def leave_fork(self, child: ThreadId, size: int, *, shares_memory: bool) -> None:
         """
         Let a process go that was forked, without breakpoints; where it ``shares_memory`` there are none meanwhile.
@@ -269,6 +287,8 @@ class StubTarget:
         """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
         for address in self.inserted | self._taken_out:
             self.tell(f"- {address}")
+        for place in sorted(self._watched):
+            self.unwatch(*place)
         for state in (self.inserted, self._taken_out, self._originals, self._blocks):
             state.clear()
 
@@ -358,6 +378,8 @@ class StubTarget:
             self.stop()
         for address in sorted(self.inserted):
             self.remove(address, 1)
+        for place in sorted(self._watched):
+            self.unwatch(*place)
         if self.interrupts and self.stub.raises_signals:
             self.stub.absorb_interrupt()
         with contextlib.suppress(EngineError):
