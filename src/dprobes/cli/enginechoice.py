@@ -10,7 +10,7 @@ import click
 from dprobes.cli import console
 from dprobes.engines.choice import scope_problem
 from dprobes.engines.interface import ScopeKind
-from dprobes.engines.registry import AUTO, named_engine, names, rows
+from dprobes.engines.registry import AUTO, engine_row, named_engine, names, rows
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
     """
     name, argument = named_engine(text)
     if argument is not None:
-        if scope.kind is not ScopeKind.EVERYWHERE:
-            raise click.UsageError(f"--engine {text} says what is probed: leave out -c, -p, --cgroup and --uid")
+        is_started = bool(scope.command) and engine_row(name).starts_commands
+        if scope.kind is not ScopeKind.EVERYWHERE and not is_started:
+            left_out = "-p, --cgroup and --uid" if engine_row(name).starts_commands else "-c, -p, --cgroup and --uid"
+            raise click.UsageError(f"--engine {text} says what is probed: leave out {left_out}")
         scope = replace(scope, endpoint=argument)
     if (problem := scope_problem(name, scope, options)) is not None:
         raise click.UsageError(problem)

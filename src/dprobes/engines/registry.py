@@ -90,12 +90,13 @@ class EngineRow:
     ``factory`` returns the engine for ``EngineOptions`` and a ``Scope``. ``argument`` says what follows the name, as in
     NAME=FILE, ``summary`` what the engine does with it. ``capabilities`` is what it can where it works at all; some
     kernels let one do more. ``how_to_ask`` is the hint for those whose program needs it; None if it does not probe what
-    runs. ``is_tracer`` says that it traces the processes in scope, which only one can at a time, ``waits_for_modules``
-    that a user is told of a module that is not there yet, ``shares_variables`` that its sessions can use the variables
-    and tables of others. ``options`` is the dataclass of options of its own; those in ``demands`` cannot be ignored by
-    another engine, and are named there as users write them. ``doctor`` returns ``Finding``s. ``place_notes`` says what
-    the engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes`` what it does
-    with each probepoint of one, if a user asks for that.
+    runs. ``starts_commands`` says that a command may start what the argument names, ``is_tracer`` that it traces the
+    processes in scope, which only one can at a time, ``waits_for_modules`` that a user is told of a module that is not
+    there yet, ``shares_variables`` that its sessions can use the variables and tables of others. ``options`` is the
+    dataclass of options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as
+    users write them. ``doctor`` returns ``Finding``s. ``place_notes`` says what the engine does at instructions,
+    ``code_listing`` how it compiles a program (``show``), ``probe_notes`` what it does with each probepoint of one, if
+    a user asks for that.
     """
 
     name: str
@@ -106,6 +107,7 @@ class EngineRow:
     summary: str = ""
     how_to_ask: str | None = None
     is_tracer: bool = False
+    starts_commands: bool = False
     waits_for_modules: bool = False
     shares_variables: bool = False
     candidacy: Candidacy | None = None
@@ -268,6 +270,7 @@ _GDB = EngineRow(
         }
     ),
     argument="ENDPOINT",
+    starts_commands=True,
     how_to_ask="use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
     summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",
 )

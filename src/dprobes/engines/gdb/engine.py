@@ -23,7 +23,7 @@ class GdbEngine(interface.Engine):
 
     def __init__(self, options: EngineOptions, scope: interface.Scope) -> None:  # noqa: ARG002 - as the registry asks
         assert scope.endpoint is not None, "the registry says that this engine takes endpoints only"
-        self._endpoint = scope.endpoint
+        self._endpoint, self._command = scope.endpoint, scope.command
 
     def prepare(self, compiled: Compiled) -> None:
         """Take the places; raise ``EngineError`` if the module is not on this machine, or of no processor for it."""
@@ -35,4 +35,4 @@ class GdbEngine(interface.Engine):
 
     def run(self, job: interface.Job) -> StubSession:
         """Return the session; entering it connects to the stub, and stops the target until probepoints are there."""
-        return StubSession(job, self._resolved, self._endpoint)
+        return StubSession(job, self._resolved, self._endpoint, self._command)

@@ -16,24 +16,22 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.gdb.callstacks import CallStacks
+from dprobes.engines.gdb.connection import StubConnection
 from dprobes.engines.gdb.controls import StubControls
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
-from dprobes.engines.gdb.restorer import Restorer
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
 from dprobes.engines.gdb.stepping import Stepper
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
-from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
-from dprobes.engines.gdb.transports import open_transport
+from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner
 from dprobes.engines.interface import Begun, Finished, Notice, RecordBatch, StateEvent
-from dprobes.errors import EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
 from dprobes.resolve.probepoints import ResolvedModule
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.program import StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
+    from dprobes.engines.gdb.stub import Stub
     from dprobes.engines.gdb.target import Registers
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
@@ -75,10 +74,17 @@ class StubSession(StubControls):
     steps_exactly = True
     """Whether a step always executes an instruction."""
 
-    def __init__(self, job: interface.Job, resolved: ResolvedModule | ResolvedKernel, endpoint: str) -> None:
+    def __init__(
+        self,
+        job: interface.Job,
+        resolved: ResolvedModule | ResolvedKernel,
+        endpoint: str,
+        arguments: Sequence[str] = (),
+    ) -> None:
         self.probes = resolved.probepoints
         self.left_out = resolved.left_out
-        self._job, self._resolved, self._endpoint = job, resolved, endpoint
+        self._job, self._resolved = job, resolved
+        self._connection = StubConnection(endpoint, arguments, self._warn)
         self._tables = stores_of(job.program.tables)
         self._events: deque[interface.Event] = deque()
         self._records: list[tuple[int, bytes]] = []
@@ -90,9 +96,6 @@ class StubSession(StubControls):
         self._asked_at: float | None = None
         """When the target was interrupted, None if that is not needed."""
         self._has_complained = False
-        self._reached: StubTarget | None = None
-        """The target, as soon as it is known."""
-        self._restorer: Restorer | None = None
         self._removals: list[int] = []
         processor = processor_of(resolved.architecture)
         assert processor is not None, "the engine has looked"
@@ -103,27 +106,27 @@ class StubSession(StubControls):
     # The connection
 
     def __enter__(self) -> Self:
-        architecture, processor = self._resolved.architecture, self._processor
-        transport = open_transport(self._endpoint)
-        self._stub = Stub(transport)
         try:
-            self._stub.start()
-            self._restorer = Restorer(transport)
-            self._restorer.tell(f"acknowledgements {self._stub.has_acknowledgements:d}")
-            self._restorer.tell(f"signals {self._stub.raises_signals:d}")
-            description, tell = processor.default_description(), self._restorer.tell
-            self._target = self._reached = self._target_of(architecture.byte_order, description, tell)
-            self._context = self._context_of(architecture, processor)
-            self._runner = HandlerRunner(self._context)
-            code = processor.breakpoint
-            self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
-            names, is_exact = self._context.names, self.steps_exactly
-            self._stepper = Stepper(self._target, processor, architecture, names, is_exact=is_exact)
-            self._begin()
+            self._set_up(self._connection.open())
         except BaseException:
-            self._leave()
+            self._connection.abandon()
             raise
         return self
+
+    def _set_up(self, stub: Stub) -> None:
+        """Take notice of what the stub stands for, and place the probepoints in it."""
+        architecture, processor = self._resolved.architecture, self._processor
+        self._stub = stub
+        description = processor.default_description()
+        self._target = self._target_of(architecture.byte_order, description, self._connection.tell)
+        self._connection.target = self._target
+        self._context = self._context_of(architecture, processor)
+        self._runner = HandlerRunner(self._context)
+        code = processor.breakpoint
+        self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
+        names, is_exact = self._context.names, self.steps_exactly
+        self._stepper = Stepper(self._target, processor, architecture, names, is_exact=is_exact)
+        self._begin()
 
     def _target_of(
         self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
@@ -134,24 +137,7 @@ class StubSession(StubControls):
         return StubContext(self._target, architecture, processor, lambda text: self._warn(text, None))
 
     def __exit__(self, *exception: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        """Take everything out that is in, and end the connection; the target goes on."""
-        restorer, self._restorer = self._restorer, None
-        reached, self._reached = self._reached, None
-        try:
-            if reached is not None and not reached.is_over:
-                reached.let_go()
-        except EngineError as error:
-            self._warn(f"breakpoints may be left in the target: {error.message}", None)
-            if restorer is not None:
-                restorer.leave_to_it()
-                restorer = None
-        finally:
-            if restorer is not None:
-                restorer.close()
-            self._stub.close()
+        self._connection.close()
 
     def _begin(self) -> None:
         """Find the files of the process, which may have to begin first, and insert the breakpoints."""
@@ -222,18 +208,33 @@ class StubSession(StubControls):
         status: int | None = None
         self._target.resume()
         while True:
-            self._ask_to_stop()
-            reply = self._target.await_stop(_LOOK)
-            if isinstance(reply, Exited | NoThreads):
-                if isinstance(reply, Exited):
-                    status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
-                break
-            if reply is not None and self._on_stop(reply):
+            try:
+                self._ask_to_stop()
+                reply = self._target.await_stop(_LOOK)
+                is_over = isinstance(reply, Exited | NoThreads) or (reply is not None and self._on_stop(reply))
+            except ConnectionLostError as error:
+                reply, is_over = None, not self._has_returned(error)
+            if isinstance(reply, Exited):
+                status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
+            if is_over:
                 break
             yield from self._taken()
         self._emitter.finish()
         yield from self._taken()
         yield Finished(self.counts(), status)
+
+    def _has_returned(self, error: ConnectionLostError) -> bool:
+        """Return whether a stub whose connection was lost could be reached again; then the run goes on."""
+        stub = None if self._is_stopping else self._connection.reopen()
+        if stub is None:
+            self._target.is_over = True
+            self._events.append(Notice(f"{error.message}: the run ends", None, is_warning=True))
+            return False
+        self._events.append(Notice(f"{error.message}, and was reached again: hits meanwhile are missed", None))
+        self._returns.clear()
+        self._set_up(stub)
+        self._target.resume()
+        return True
 
     def _ask_to_stop(self) -> None:
         """Interrupt the target if it has to stop, once."""

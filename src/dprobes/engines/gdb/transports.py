@@ -26,13 +26,17 @@ from dprobes.errors import EngineError, reason_of
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Transport", "adopted_transport", "open_transport"]
+__all__ = ["ConnectionLostError", "Transport", "adopted_transport", "open_transport"]
 
 _CONNECTION_PATIENCE = 5.0
 """Seconds within which a connection has to come about: a stub that has just been started may not listen yet."""
 _RETRY: Final = 0.05
 _CHUNK = 1 << 16
 _SPEED = 115200
+
+
+class ConnectionLostError(EngineError):
+    """Report that a connection has ended that was there."""
 
 
 class Transport(ABC):
@@ -67,13 +71,13 @@ class Transport(ABC):
         try:
             data = self._read()
         except OSError as error:
-            raise EngineError(f"the connection to the stub {self.name} has failed: {reason_of(error)}") from None
+            raise self._failed(error) from None
         if not data:
-            raise EngineError(f"the stub {self.name} has closed the connection")
+            raise ConnectionLostError(f"the stub {self.name} has closed the connection")
         return data
 
-    def _failed(self, error: OSError) -> EngineError:
-        return EngineError(f"the connection to the stub {self.name} has failed: {reason_of(error)}")
+    def _failed(self, error: OSError) -> ConnectionLostError:
+        return ConnectionLostError(f"the connection to the stub {self.name} has failed: {reason_of(error)}")
 
 
 class _Socket(Transport):
