@@ -233,14 +233,17 @@ class Loop:
         return float(done.stderr.partition("BEST ")[2])
 
     def waiting(self) -> subprocess.Popen[str]:
-        """Start a loop that ends when its calls become slow."""
+        """Start a loop that says when its calls become slow; leaving its context ends it."""
         command = on_cpus(CPUS[:1], str(self.path), str(int(_PATIENCE)), "armed")
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wait_until_armed(self, waiting: subprocess.Popen[str] | None = None) -> float:
-        """Return the time of the first slow call of ``called``."""
-        _, messages = (waiting or self.waiting()).communicate()
-        _, found, nanoseconds = messages.partition("ARMED ")
+        """Return the time of the first slow call of ``called``, which is a loop's that waits, or one of its own."""
+        if waiting is None:
+            with self.waiting() as own:
+                return self.wait_until_armed(own)
+        assert waiting.stderr is not None
+        _, found, nanoseconds = waiting.stderr.readline().partition("ARMED ")
         if not found:
             raise SystemExit("no probe was armed within a minute")
         return float(nanoseconds) / 1e9
