@@ -329,6 +329,21 @@ def test_what_may_change_something_or_depends_on_more_has_none(
         machine.once("-p", str(service.pid), *options, text=text, is_new=False)
 
 
+def test_a_command_has_none(machine: Machine) -> None:
+    command = [*DPROBES, "run", "--engine", "ebpf", "-e", machine.text, "--", str(machine.program)]
+    done = subprocess.run(
+        command,
+        env=machine.environment,
+        input="write_file 3\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    assert "@: 3" in done.stdout
+    assert not machine.plans.exists()
+
+
 def test_the_switch_turns_it_off(machine: Machine) -> None:
     with machine.service() as service:
         machine.once("-p", str(service.pid))

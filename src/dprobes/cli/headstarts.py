@@ -124,7 +124,7 @@ class HeadStart:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note what is asked of the kernel, for a plan."""
+        """Note what is asked of the kernel, for a plan, until that is kept."""
         if not self._key:
             yield
             return
@@ -156,7 +156,12 @@ class HeadStart:
 
         ``pid`` is the process of its scope, ``files`` and ``code`` what it was compiled from; None if that is not kept.
         """
-        if not self._key or (self._standing is not None and self._is_taken):
+        if not self._key:
+            return
+        from dprobes.engines.linux.kernelobjects import note_into
+
+        note_into(None)
+        if self._standing is not None and self._is_taken:
             return
         plan = self._notes.plan if self._notes is not None else None
         if plan is None or files is None or pid != self._pid:

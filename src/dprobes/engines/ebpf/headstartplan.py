@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Job
     from dprobes.engines.linux.kernelobjects import Notes, Request
 
-__all__ = ["Planning", "planning"]
+__all__ = ["Planning", "planning", "steps_of"]
 
 _INSTRUCTIONS = 8  # the place of their address in the attributes of PROG_LOAD
 _INSN_SIZE, _IMMEDIATE = 8, 4  # struct bpf_insn
@@ -107,7 +107,7 @@ class Planning:
             path,
             (identity.st_dev, identity.st_ino),
             tuple((place.offset, place.raw) for place in places_of(file)),
-            tuple(_steps(notes, own)),
+            tuple(steps_of(notes, own)),
             None if self._job.scope.pid is None else (scope, status, int(Status.ALIVE), self._job.scope.follow),
             tuple(each for each in self._contents if each[0] != status),
             (ring, ring_size),
@@ -115,7 +115,7 @@ class Planning:
         notes.plan = plan
 
 
-def _steps(notes: Notes, own: int | None) -> Iterator[Step]:
+def steps_of(notes: Notes, own: int | None) -> Iterator[Step]:
     """Iterate over what was asked for, with the places of descriptors, and of our process id ``own``."""
     steps: dict[int, int] = {}
     for number, (request, result) in enumerate(notes.steps):

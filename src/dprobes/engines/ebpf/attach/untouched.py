@@ -81,8 +81,10 @@ def _mappings(process: str, identity: tuple[int, int], base: str) -> Iterator[tu
     device, inode = identity
     numbers = f"{os.major(device):02x}:{os.minor(device):02x}", str(inode)
     with open(f"/proc/{process}/maps", encoding="utf-8", errors="surrogateescape") as file:
-        lines = file.read().splitlines()
-    for line in lines:
+        text = file.read()
+    if f" {inode} " not in text and base not in text:
+        return
+    for line in text.splitlines():
         span, flags, offset, *shown, path = (line + " ").split(" ", 5)
         if "x" not in flags or not (shown[1] == numbers[1] or base in path):
             continue
