@@ -93,9 +93,9 @@ class Machine:
         (self.directory / "place.go").touch()
 
     def once(self, *options: str, text: str = "", is_new: bool = True) -> None:
-        """Run a line until its probepoint is active."""
+        """Run a line until its probepoint active."""
         with self.dprobes(*options, text=text) as process:
-            await_message(process, "is active")
+            await_message(process, "active")
             finish(process)
         assert self.plans.exists() == is_new
 
@@ -143,7 +143,7 @@ def test_hits_of_before_and_after_the_rest_is_imported_count(machine: Machine, s
             assert machine.is_armed(service)
             call(service, 1000)
             machine.go()
-            await_message(process, "is active")
+            await_message(process, "active")
             call(service, 500)
             assert "@: 1500" in finish(process)
         assert code_is_original(service.pid, machine.library)
@@ -161,7 +161,7 @@ def test_no_record_is_lost_that_is_made_before_somebody_reads(machine: Machine) 
             assert machine.is_armed(service)
             call(service, early)
             machine.go()
-            await_message(process, "is active")
+            await_message(process, "active")
             call(service, late)
             finish(process)
     found = [int(line.split()[-1]) for line in (machine.directory / "records").read_text().splitlines()]
@@ -181,7 +181,7 @@ def test_another_process_of_the_same_program_has_a_head_start_too(machine: Machi
         call(third, 7)
         call(other, 20)
         machine.go()
-        await_message(process, "is active")
+        await_message(process, "active")
         call(third, 7)
         assert "@: 20" in finish(process)
 
@@ -195,7 +195,7 @@ def test_children_count_that_there_were_before(machine: Machine) -> None:
         machine.once("-p", str(shell.pid))
         with machine.dprobes("-p", str(shell.pid), stalled=True) as process:
             machine.go()
-            await_message(process, "is active")
+            await_message(process, "active")
             call(shell, 30)
             assert "@: 30" in finish(process)
 
@@ -247,7 +247,7 @@ def test_what_turns_out_to_be_something_else_counts_nothing(machine: Machine, ch
                 assert machine.is_armed(service)
                 call(service, 1000)
                 machine.go()
-                await_message(process, "is active")
+                await_message(process, "active")
                 call(service, 11)
                 assert f"@: {1011 if calls_early else 11}" in finish(process)
         assert code_is_original(service.pid, machine.library)
@@ -274,7 +274,7 @@ def test_a_damaged_plan_does_no_harm(machine: Machine, damage: str) -> None:
         with machine.dprobes("-p", str(service.pid), stalled=True) as process:
             assert not machine.is_armed(service)
             machine.go()
-            await_message(process, "is active")
+            await_message(process, "active")
             call(service, 5)
             assert "@: 5" in finish(process)
         with machine.dprobes("-p", str(service.pid), stalled=True):
@@ -327,6 +327,14 @@ def test_what_may_change_something_or_depends_on_more_has_none(
     text = f'"{machine.library}":write_file {{ {handler} }}'
     with machine.service() as service:
         machine.once("-p", str(service.pid), *options, text=text, is_new=False)
+
+
+@pytest.mark.parametrize(("pattern", "is_new"), [("many_1?", True), ("many_1??", False)])
+def test_few_places_have_one(machine: Machine, build: Builder, pattern: str, is_new: bool) -> None:
+    program = build("many.c")
+    with running(program, "1", "wait", stdin=subprocess.PIPE) as process:
+        assert await_line(process) == "ready\n"
+        machine.once("-p", str(process.pid), text=f'"{program}":{pattern} {{ @ = count(); }}', is_new=is_new)
 
 
 def test_a_command_has_none(machine: Machine) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Planning", "planning", "steps_of"]
 
+PLACES_MAX = 64
+"""At how many places an instruction is looked at in each process that maps the file, before anything is armed."""
+
 _INSTRUCTIONS = 8  # the place of their address in the attributes of PROG_LOAD
 _INSN_SIZE, _IMMEDIATE = 8, 4  # struct bpf_insn
 _NUMBER = struct.Struct("=I")
@@ -98,7 +101,10 @@ class Planning:
             if request is not None and request.command == Command.MAP_CREATE:
                 made[descriptor] = number
         scope, status, ring = (made.get(maps[name]) for name in (MapName.SCOPE, MapName.STATUS, MapName.RING))
+        places = places_of(file)
         if scope is None or status is None or ring is None or notes.before_arming is not None:
+            return
+        if len(places) > PLACES_MAX:
             return
         own = os.getpid() if self._job.scope.pid is None else None
         identity = os.fstat(file.descriptor)
@@ -106,7 +112,7 @@ class Planning:
         plan: Plan = (
             path,
             (identity.st_dev, identity.st_ino),
-            tuple((place.offset, place.raw) for place in places_of(file)),
+            tuple((place.offset, place.raw) for place in places),
             tuple(steps_of(notes, own)),
             None if self._job.scope.pid is None else (scope, status, int(Status.ALIVE), self._job.scope.follow),
             tuple(each for each in self._contents if each[0] != status),
