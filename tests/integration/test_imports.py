@@ -37,9 +37,9 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
     [
         (["--help"], 125, 13),
         (["check", "{source}"], 218, 107),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 325, 186),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 420, 289),
-        (ONE_LINER, 490, 357),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 326, 187),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 421, 290),
+        (ONE_LINER, 490, 358),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:
