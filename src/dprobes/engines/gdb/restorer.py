@@ -14,12 +14,15 @@ inserted, and whether the target runs, in lines of text::
     running 0|1
     end                       nothing is left to be done
 
-It runs as ``python -m dprobes.engines.gdb.restorer CONNECTION PIPE``, two descriptors.
+Whether the target runs changes at each hit, and is a byte in memory that both have instead of a line in the pipe.
+
+It runs as ``python -m dprobes.engines.gdb.restorer CONNECTION PIPE MEMORY``, three descriptors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import subprocess
@@ -43,6 +46,7 @@ _PATIENCE = 2.0
 _STOP_LOOK = 0.3
 """Seconds for a stop that is under way."""
 _WAIT = 60.0
+_RUNNING = "running "
 _INTERRUPT = 2
 """How GDB numbers SIGINT (include/gdb/signals.def)."""
 
@@ -57,10 +61,13 @@ class Restorer:
             return
         theirs, ours = os.pipe2(os.O_CLOEXEC)
         connection = transport.fileno()
+        memory = os.memfd_create("dprobes-running", os.MFD_CLOEXEC)
+        os.ftruncate(memory, 1)
+        self._is_running = mmap.mmap(memory, 1)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(connection), str(theirs)],
-                pass_fds=[connection, theirs],
+                [sys.executable, "-P", "-m", _MODULE, str(connection), str(theirs), str(memory)],
+                pass_fds=[connection, theirs, memory],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -71,11 +78,16 @@ class Restorer:
             raise
         finally:
             os.close(theirs)
+            os.close(memory)
         self._pipe = ours
 
     def tell(self, line: str) -> None:
         """Tell it something, of the lines above."""
-        if self._pipe >= 0:
+        if self._pipe < 0:
+            return
+        if line.startswith(_RUNNING):
+            self._is_running[0] = int(line.removeprefix(_RUNNING))
+        else:
             with contextlib.suppress(OSError):  # it was killed: then there is nobody to take over
                 os.write(self._pipe, line.encode() + b"\n")
 
@@ -95,7 +107,7 @@ class Restorer:
             self._process.wait()
 
 
-def main(connection: int, pipe: int) -> None:
+def main(connection: int, pipe: int, memory: int) -> None:
     """Listen until we are dismissed, or whoever told us is no more."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -104,7 +116,7 @@ def main(connection: int, pipe: int) -> None:
         text += data
     lines = text.decode("ascii").splitlines()
     if lines[-1:] != ["end"]:
-        restore(adopted_transport(connection), lines)
+        restore(adopted_transport(connection), [*lines, f"{_RUNNING}{os.pread(memory, 1, 0)[0]}"])
 
 
 def restore(transport: Transport, lines: list[str]) -> None:
@@ -165,4 +177,4 @@ def _stop(stub: Stub) -> StopReply:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))

@@ -51,6 +51,8 @@ class Stepper:
         self._processor = processor
         self._architecture = architecture
         self._names = names
+        self._steps_through: bool | None = None
+        """Whether the stub makes steps from breakpoints, None as long as that is not known."""
         self.sees_accesses = False
         """Whether the target's accesses to memory are to be made by itself, as some of it is watched."""
         self._emulator = Emulator(target, architecture.word_size) if architecture.name in EMULATED else None
@@ -70,6 +72,8 @@ class Stepper:
         instruction, size = self._processor.breakpoint, len(self._processor.breakpoint)
         self._target.write_back(thread, registers)
         if self._target.stub.has_steps():
+            if (through := self._step_through(at, raw, thread, registers, needed)) is not None:
+                return through
             self._target.remove(at, size)
             reply = self._target.step(thread, at, self._processor.pc, is_exact=self._is_exact)
         else:
@@ -80,6 +84,27 @@ class Stepper:
         if isinstance(reply, Stopped) and at in needed:
             self._target.insert_again(at, size, instruction)
         return reply
+
+    def _step_through(
+        self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
+    ) -> StopReply | None:
+        """
+        Have a thread make a step from a breakpoint that is not taken out; None if the stub does not do that.
+
+        QEMU does, and so is twice as fast: it translates the code anew for each breakpoint that comes or goes. Whether
+        a stub does is seen at the first instruction that cannot lead to itself.
+        """
+        if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
+            return None
+        is_known = self._steps_through is not None
+        is_foreign = self._architecture.name in FOREIGN_MACHINES
+        if not is_known and (not is_foreign or at in self._places_after(at, raw, registers)):
+            return None
+        reply = self._target.step(thread, at, self._processor.pc, is_exact=True)
+        if not is_known:
+            is_at_it = isinstance(reply, Stopped) and reply.signal == _TRAP
+            self._steps_through = not is_at_it or self._target.registers(thread)[self._processor.pc] != at
+        return reply if self._steps_through else None
 
     def _correct_pc(self, reply: StopReply, places: Container[int]) -> None:
         """Let a thread that has run into one of our breakpoints be at the instruction there."""

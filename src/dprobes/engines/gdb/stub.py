@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.gdb.conversation import Conversation
 from dprobes.engines.gdb.packets import INTERRUPT
-from dprobes.engines.gdb.stopreplies import NoThreads, StopReply, ThreadId, parse_stop_reply
+from dprobes.engines.gdb.stopreplies import NoThreads, Stopped, StopReply, ThreadId, parse_stop_reply
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -386,7 +386,10 @@ class Stub:
             if answer != b"OK" or not self._is_interrupted:
                 break  # else QEMU (user mode) took an interrupt for a refusal, and says it once more
         self._is_interrupted = False
-        return parse_stop_reply(answer) if answer else NoThreads()
+        reply = parse_stop_reply(answer) if answer else NoThreads()
+        if isinstance(reply, Stopped) and reply.thread is not None:
+            self._selected["g"] = str(reply.thread)  # as GDB presumes, too
+        return reply
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when something has come."""

@@ -31,6 +31,8 @@ class Machine:
         self.memory = bytearray.fromhex(code) + bytes(64)
         self.registers = bytearray(32 * 4 + 32 * 8 + 7 * 4)
         self.leads_to = leads_to
+        self.sticks = False
+        """Whether no step leads away from a breakpoint."""
         self.breakpoints: set[int] = set()
         self.seen: list[set[int]] = []
         self._actions = actions
@@ -47,7 +49,8 @@ class Machine:
         text = payload.decode()
         if text.startswith("vCont;"):
             self.seen.append(set(self.breakpoints))
-            self.set_register(PC, self.leads_to)
+            if not (self.sticks and self.breakpoints):
+                self.set_register(PC, self.leads_to)
             return b"T05thread:1;"
         match text[:1]:
             case "v" if text == "vCont?":
@@ -94,10 +97,26 @@ def step(machine: Machine, raw: bytes | None = None) -> set[int]:
         return set(machine.breakpoints)
 
 
-def test_a_step() -> None:
+def test_a_step_from_a_breakpoint_that_stays() -> None:
     machine = Machine("38630001", BASE + 4, "vCont;c;C;s;S")
     assert step(machine) == {BASE}
-    assert machine.seen == [set()]
+    assert machine.seen == [{BASE}]
+
+
+def test_a_step_from_a_breakpoint_that_is_taken_out() -> None:
+    """A stub that stays at a breakpoint is asked that once; an instruction that may lead to itself does not tell."""
+    machine = Machine("38630001", BASE + 4, "vCont;c;C;s;S")
+    machine.sticks = True
+    with stepper_of(machine) as (stepper, target):
+        for _ in range(3):
+            target.insert(BASE, 4, b"trap")
+            stepper.step_over(BASE, None, THREAD, target.registers(THREAD), {BASE})
+            target.stub.ask("?")
+            machine.set_register(PC, BASE)
+    assert machine.seen == [{BASE}, set(), set(), set()]
+    looping = Machine("42000000", BASE, "vCont;c;C;s;S")  # bdnz to itself
+    assert step(looping) == {BASE}
+    assert looping.seen == [set()]
 
 
 def test_an_instruction_that_leads_to_the_next_one() -> None:
