@@ -190,6 +190,6 @@ def test_show_says_by_which_jump_each_probepoint_would_be_probed(build: Builder,
         "a jump over several instructions",
         "a jump over what leads to it",
         "a breakpoint: its handler ends with 'exit 1'",
-        "a breakpoint: its instruction may fault, and has no record then",
+        "a punned jump, if the addresses that it leads to are free",
         "a punned jump, if the addresses that it leads to are free",
     ]

@@ -1,7 +1,7 @@
 /*
- * faults KIND COUNT: an instruction at the label at_KIND faults COUNT times, a handler repairs the cause, and the
+ * faults KIND COUNT [waiting]: an instruction at the label at_KIND faults COUNT times, a handler repairs the cause, and the
  * instruction is executed again. Prints how many faults there were; status 0 if each execution did in the end what it
- * should.
+ * should. One that is waiting begins when there is a byte to read.
  *
  *   protected  a store to a read-only page             pointer  a load through a bad pointer, replaced in the context
  *   divide     a division by zero, replaced            bus      a load beyond the end of a file, which then grows
@@ -146,8 +146,16 @@ int main(int argc, char **argv)
 	if (!strcmp(kind, "bus")) {
 		file = memfd_create("file", 0);
 		page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-	} else
-		page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	} else {
+		/* Below it is nothing that a handler could write on, as on a stack. */
+		page = (char *)mmap(NULL, 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + PAGE;
+		mprotect(page, PAGE, PROT_READ | PROT_WRITE);
+	}
+	if (argc > 3) {
+		puts("ready");
+		fflush(stdout);
+		getchar();
+	}
 	if (!strcmp(kind, "thread"))
 		pthread_create(&thread, NULL, repairer, NULL);
 	for (int n = 0; n < atoi(argv[2]); n++)

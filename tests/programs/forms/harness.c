@@ -1,5 +1,5 @@
 /*
- * forms [NAME|- [seccomp|full|apart]]: execute each instruction form of the generated table from several initial states, and print a line
+ * forms [NAME|- [seccomp|full|apart|waiting]]: execute each instruction form of the generated table from several initial states, and print a line
  * for each: name, runs, signals, faults of the instruction itself, and a digest of everything that it may change. With a NAME, print that
  * form's states in full instead. Freestanding, at fixed addresses: two runs differ in nothing but the system's answers.
  * With "apart" each form has a process of its own, and another line says whether the kernel has stepped an instruction for a uprobe.
@@ -23,6 +23,9 @@
 #define SEEDS 5
 #define ARENA 0x20000000ul
 #define ARENA_SIZE 0x34000
+#define STACK (ARENA + 0x2000)
+#define RED_ZONE 128
+#define SPENT 0x800 /* below the red zone: what handlers in the process may write on */
 #define FS_AREA (ARENA + 0x8000)
 #define GS_AREA (ARENA + 0x9000)
 #define NEAR_SIZE 4096
@@ -64,6 +67,7 @@ static unsigned char arena_before[ARENA_SIZE], near_before[NEAR_SIZE], signal_st
 static int details, apart, in_form, signals, faults;
 static unsigned long site;
 static uint64_t digest;
+static int shares_stack;
 
 long system_call(long number, long a, long b, long c, long d, long e, long f);
 
@@ -326,7 +330,7 @@ static void prepare(int form, int seed)
 		in_registers[n] = number();
 	/* Pointers into the arena, far enough from its parts' borders for small distances in both directions. */
 	in_registers[3] = ARENA + 0x4800 + (seed & 1 ? 0 : 64);
-	in_registers[4] = ARENA + 0x2000 + 8 * (seed % 3);
+	in_registers[4] = STACK + 8 * (seed % 3);
 	in_registers[5] = ARENA + 0x2800 + 16 * seed;
 	in_registers[6] = ARENA + 0x5000 + 64 * (seed & 1);
 	in_registers[7] = ARENA + 0x5800 + 64 * (seed & 1);
@@ -430,6 +434,8 @@ static void run(int number_of, const struct form *form)
 		in_form = 1;
 		enter_form();
 		in_form = 0;
+		for (size_t n = shares_stack ? 0 : SPENT; n < SPENT; n++)
+			((volatile unsigned char *)(in_registers[4] - RED_ZONE - SPENT))[n] = 0;
 		all_signals += signals;
 		note();
 	}
@@ -492,15 +498,20 @@ static void run_apart(int number_of, const struct form *form)
 	system_call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
 }
 
-/* Make it harder for a debugger to have memory mapped: by a filter of system calls, or by a limit that is reached. */
+/* Make it harder for a debugger to have memory mapped: by a filter of system calls, or by a limit that is reached; or
+ * give it time until there is a byte to read, and leave it the stack below the red zone. */
 static void restrict_memory(const char *how)
 {
 	static struct sock_filter allow[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
 	static struct sock_fprog program = { 1, allow };
 	static struct rlimit64 limit = { 1 << 16, 1 << 16 };
+	static char byte;
 	long result = 0;
 
-	if (same(how, "seccomp")) {
+	shares_stack = same(how, "waiting");
+	if (shares_stack)
+		result = system_call(SYS_read, 0, (long)&byte, 1, 0, 0, 0) != 1;
+	else if (same(how, "seccomp")) {
 		system_call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0);
 		result = system_call(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, (long)&program, 0, 0, 0);
 	} else if (same(how, "full"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Class, Helper, Jump
-from dprobes.engines.inline.faultless import always_completes
+from dprobes.engines.inline.trials import trial_of
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
 from dprobes.rpn.needs import USER_STACKS, entry_instructions, executed_instructions
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.engines.inline.trials import Trial
     from dprobes.native.runtime import ProcessFacts
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Instruction, Program
     from dprobes.rpn.tables import Table
 
-__all__ = ["asks_for_thread", "obstacle_in_process", "obstacle_to", "obstacle_to_program"]
+__all__ = ["asks_for_thread", "obstacle_in_process", "obstacle_to", "obstacle_to_program", "trial_before"]
 
 _STOPPING = ("exit <code>", "skip")
 _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
@@ -39,13 +40,16 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
     """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
     if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
         return "it is not about an instruction"
+    executed = list(executed_instructions(program, probe.definition))
     if probe.at_return:
         has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
         if not has_returns and not entry_instructions(program, probe.definition):
             return "its function has no return instruction, and is left by jumps only"
-    elif not program.keeps_log_on_fault(probe.definition) and not always_completes(probe.instruction.raw):
-        return "its instruction may fault, and has no record then"
-    executed = list(executed_instructions(program, probe.definition))
+    elif (found := trial_before(program, probe)) is not None:
+        if isinstance(found, str):
+            return found
+        if any(instruction.row.writes for instruction in executed):
+            return "its instruction may fault, which may depend on what its handler changes"
     for instruction in executed:
         if instruction.row.syntax in _STOPPING:
             operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
@@ -74,6 +78,13 @@ def _obstacle_to_stacks(program: Program, executed: Sequence[Instruction]) -> st
         if instruction.operand in tables and _table_of(instruction, program) and instruction.row.operator != "tally":
             return "its call stacks go into a table that handlers look at"
     return None
+
+
+def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:
+    """Return what is tried before the handler of a probepoint; None if nothing is to be, or why it cannot be."""
+    if probe.at_return or program.keeps_log_on_fault(probe.definition):
+        return None
+    return trial_of(probe.instruction.raw)
 
 
 def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:

@@ -20,7 +20,7 @@ _PLAIN = (
 
 def always_completes(raw: bytes) -> bool:
     """Return whether a 64-bit instruction needs no memory but the stack and what its own module has at fixed places."""
-    from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, Mnemonic, Register
+    from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, Mnemonic, OpKind, Register, RegisterExt
 
     copy = copy_of(raw, 8)
     if copy is not None and copy.cannot_fault:
@@ -28,7 +28,10 @@ def always_completes(raw: bytes) -> bool:
     instruction = Decoder(64, raw).decode()
     is_branch = instruction.flow_control in (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH)
     names = {getattr(Mnemonic, name.upper()) for name in _PLAIN}
-    if not is_branch and instruction.mnemonic not in names:
+    if (not is_branch and instruction.mnemonic not in names) or instruction.is_privileged:
+        return False
+    registers = (n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER)
+    if any(RegisterExt.is_segment_register(instruction.op_register(n)) for n in registers):
         return False
     own = Register.NONE if instruction.is_ip_rel_memory_operand else Register.RSP  # its base is computed already
     for memory in InstructionInfoFactory().info(instruction).used_memory():

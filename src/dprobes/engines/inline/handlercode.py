@@ -8,10 +8,12 @@ The code of handlers for one process: routines, and a trampoline for each probep
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.eligibility import obstacle_in_process
 from dprobes.engines.inline.trampolines import Trampoline, make_displacing_trampoline
+from dprobes.engines.inline.trialcode import size_bound
 from dprobes.engines.x86.patches.placer import MANY, Placement, Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
 from dprobes.lazynamedtuple import NamedTuple
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.layout import MapName
+    from dprobes.engines.inline.trials import Trial
     from dprobes.engines.x86.patches.addressspace import AddressSpace
     from dprobes.engines.x86.patches.codebytes import ModuleCode
     from dprobes.native.faults import Fixup
@@ -75,6 +78,8 @@ class CodeWriter:
         self._runtime: Runtime | None = None
         self._mapped: set[int] = set()
         self._placer = Placer(module, space, 0)
+        self._trials: dict[int, Trial] = {}
+        """What comes before the handlers of instructions, by their addresses."""
         self._handlers: dict[int, dict[int, Sequence[Assembled]]] = {}
         """The handlers that each jump leads to, by where it is: by the addresses of their instructions."""
         self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -107,15 +112,17 @@ class CodeWriter:
         handlers: Mapping[int, Sequence[Assembled]],
         bound: Iterable[Collection[int]] = (),
         others: Collection[int] = (),
+        trials: Mapping[int, Trial | str] = MappingProxyType({}),
     ) -> tuple[list[PlacedJump], dict[int, str]]:
         """
         Return the jumps to handlers of instructions, and why some have none.
 
         Of the instructions that are ``bound`` to each other all have jumps, or none. A jump that leads to handlers of
         several instructions is given out anew when one is added. The ``others`` are instructions with breakpoints,
-        which no jump should displace.
+        which no jump should displace. Before handlers come ``trials``, or these say why they cannot.
         """
-        refused: dict[int, str] = {}
+        refused = {site: trial for site, trial in trials.items() if isinstance(trial, str)}
+        self._trials.update((site, trial) for site, trial in trials.items() if not isinstance(trial, str))
         for site, each in handlers.items():
             if (problem := next(filter(None, (obstacle_in_process(a, self._facts) for a in each)), None)) is not None:
                 refused[site] = problem
@@ -190,7 +197,9 @@ class CodeWriter:
         return placement
 
     def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[Assembled]]) -> PlacedJump | None:
-        trampoline = make_displacing_trampoline(placement.plan, placement.trampoline, handlers, self._around())
+        trampoline = make_displacing_trampoline(
+            placement.plan, placement.trampoline, handlers, self._around(), self._trials
+        )
         if len(trampoline.code.code) > placement.room:
             needed = len(trampoline.code.code) + _SLACK
             larger = None if placement.plan.method is Method.PUN else self._placer.enlarge(placement, needed)
@@ -208,7 +217,7 @@ class CodeWriter:
             if size is None:
                 size = len(make_trampoline(near, site, each, around, lambda _: None).code) + _SLACK
                 self._sizes[shape] = size
-            total += size
+            total += size + size_bound(self._trials.get(site))
         return total
 
     def _around(self) -> Surroundings:

@@ -21,6 +21,7 @@ from dprobes.engines.inline.jumpbytes import site_patch
 from dprobes.engines.inline.leftthings import LeftThings
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
+from dprobes.engines.inline.processtrials import process_trials
 from dprobes.engines.inline.refusalnotice import refusal_notice
 from dprobes.engines.inline.ringreader import RingReader
 from dprobes.engines.inline.sharedstate import PROBES_MAX
@@ -248,7 +249,8 @@ class InlineHandlers:
             a + bias: [piece.assembled for piece in found] for group in groups for a, found in group.sites.items()
         }
         bound = [[address + bias for address in group.sites] for group in groups if group.is_bound]
-        jumps, refused = writer.place(handlers, bound, others)
+        trials = process_trials(groups, bias, memory.pid, mappings)
+        jumps, refused = writer.place(handlers, bound, others, trials)
         for site, reason in refused.items():
             self.refused |= dict.fromkeys(known[site].probes, reason)
         for jump in jumps:

@@ -48,6 +48,7 @@ def site_patch(jump: PlacedJump, groups: Mapping[int, SiteGroup], module: Module
         jump.trampoline.code.end,
         plan.method.term,
         tuple(dict.fromkeys((program, min(g.sites)) for site in jump.sites if (g := groups[site]).is_bound)),
+        jump.trampoline.stops,
     )
 
 

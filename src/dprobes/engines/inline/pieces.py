@@ -24,7 +24,7 @@ from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
 from dprobes.bpf.lower.callentries import entry_program
 from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
+from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program, trial_before
 from dprobes.engines.inline.handlermaps import STATE_MAX, HandlerMaps
 from dprobes.engines.inline.numberedcode import HandlerFamily
 from dprobes.engines.inline.sharedstate import PROBES_MAX
@@ -38,6 +38,7 @@ from dprobes.target.functionexits import ExitKind
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.lower.request import Lowered
+    from dprobes.engines.inline.trials import Trial
     from dprobes.engines.ptrace.client.answers import CompiledSite
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import ProbeDefinition, Program
@@ -69,13 +70,18 @@ class Order(enum.IntEnum):
 
 
 class Piece(NamedTuple):
-    """Hold what runs for a probepoint at one instruction, whose link address and bytes these are."""
+    """
+    Hold what runs for a probepoint at one instruction, whose link address and bytes these are.
+
+    With a ``trial`` it runs only if that has found that the instruction will complete.
+    """
 
     order: Order
     probe: int
     address: int
     raw: bytes
     assembled: Assembled
+    trial: Trial | None = None
 
 
 def call_table_of(program: Program) -> CallTable | None:
@@ -132,8 +138,9 @@ class PieceWriter:
             handler = self._lowered(probe, site, request)
         except NotSupportedError as error:
             return error.message
-        instruction = probe.instruction
-        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler),)
+        instruction, trial = probe.instruction, trial_before(self._program, probe)
+        assert not isinstance(trial, str), "the probepoint has an obstacle"
+        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial),)
 
     def _of_return(self, number: int, probe: Probepoint, site: CompiledSite, request: Request) -> list[Piece]:
         entry, found = _kept(self._program, probe.definition), []

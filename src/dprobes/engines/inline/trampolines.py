@@ -5,14 +5,17 @@ The code that a jump leads to: the displaced instructions, each with its handler
 
     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
 
-Where a handler is in the middle, a thread that stands at the original instruction goes on at the handler.
+A handler may have a trial before it. Where one is in the middle, a thread that stands at the original instruction goes
+on at the handler.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from dprobes.engines.inline.trialcode import TrialCode
 from dprobes.engines.ptrace.sitepatch import CodeCopy
 from dprobes.engines.x86.patches.displaced import displaced
 from dprobes.lazynamedtuple import NamedTuple
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.engines.inline.trials import Trial
+    from dprobes.engines.ptrace.sitepatch import NativeStop
     from dprobes.engines.x86.patches.displaced import DisplacedCode
     from dprobes.engines.x86.patches.plans import Plan
     from dprobes.native.code import Surroundings
@@ -31,23 +36,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Trampoline", "make_displacing_trampoline"]
 
+_NONE: Mapping[int, Trial] = MappingProxyType({})
+
 
 class Trampoline(NamedTuple):
     """
     Code, and what its instructions stand for.
 
-    ``moves`` are (address, where a thread goes on that stands there) for what is overwritten by the jump.
+    ``moves`` are (address, where a thread goes on that stands there) for what is overwritten by the jump. ``stops`` are
+    where trials leave a hit to the breakpoint.
     """
 
     code: NativeCode
     moves: tuple[tuple[int, int], ...]
     copies: tuple[CodeCopy, ...]
+    stops: tuple[NativeStop, ...] = ()
 
 
 def make_displacing_trampoline(
-    plan: Plan, address: int, handlers: Mapping[int, Sequence[Assembled]], around: Surroundings
+    plan: Plan,
+    address: int,
+    handlers: Mapping[int, Sequence[Assembled]],
+    around: Surroundings,
+    trials: Mapping[int, Trial] = _NONE,
 ) -> Trampoline:
-    """Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions."""
+    """
+    Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions.
+
+    Before the handlers of some instructions there are ``trials``.
+    """
     # What has a mark for indirect branches begins behind it.
     probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
     end = plan.start + len(plan.raw)
@@ -55,12 +72,16 @@ def make_displacing_trampoline(
     copies: list[CodeCopy] = []
     moves: dict[int, int] = {}
     fixups: list[Fixup] = []
+    stops: list[NativeStop] = []
     for first, last in pairwise(sorted({plan.start, *probed, end})):
         raw = plan.raw[first - plan.start : last - plan.start]
         entry = address + len(code)
-        piece, copy = _piece(entry, first, raw, probed.get(first), around, goes_back=last == end)
+        before = probed.get(first)
+        trial = None if before is None else TrialCode(trials.get(before[0]), before[0])
+        piece, copy = _piece(entry, first, raw, before, around, trial, goes_back=last == end)
         code += piece.code
         fixups += piece.fixups
+        stops += [] if trial is None else trial.stops
         copies += (CodeCopy(*boundary) for boundary in copy.boundaries)
         for original in plan.boundaries:
             if first <= original < last and (where := copy.copy_of(original)) is not None:
@@ -71,7 +92,9 @@ def make_displacing_trampoline(
         moves.pop(plan.start, None)  # the jump itself is there
     else:
         moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # behind the mark it has been hit
-    return Trampoline(NativeCode(address, code, tuple(fixups)), tuple(sorted(moves.items())), tuple(copies))
+    return Trampoline(
+        NativeCode(address, code, tuple(fixups)), tuple(sorted(moves.items())), tuple(copies), tuple(stops)
+    )
 
 
 def _piece(
@@ -80,6 +103,7 @@ def _piece(
     raw: bytes,
     probed: tuple[int, Sequence[Assembled]] | None,
     around: Surroundings,
+    trial: TrialCode | None,
     *,
     goes_back: bool,
 ) -> tuple[NativeCode, DisplacedCode]:
@@ -98,5 +122,5 @@ def _piece(
     if probed is None:
         code = NativeCode(address, copy_at(address))
     else:
-        code = make_trampoline(address, *probed, around, write_rest)
+        code = make_trampoline(address, *probed, around, write_rest, trial)
     return code, made[0]

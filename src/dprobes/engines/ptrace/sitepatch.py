@@ -5,7 +5,7 @@ from __future__ import annotations
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 
-__all__ = ["CodeCopy", "SitePatch"]
+__all__ = ["CodeCopy", "NativeStop", "SitePatch"]
 
 
 class CodeCopy(NamedTuple):
@@ -20,6 +20,22 @@ class CodeCopy(NamedTuple):
     exact: bool
 
 
+class NativeStop(NamedTuple):
+    """
+    Say that a thread that stops at the instruction at ``place``, in our code, has run into the breakpoint at ``site``.
+
+    It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``native.x86.trampoline``), which
+    with ``has_frame`` has the other registers that the program would not find as they are, with ``has_flags`` all flags
+    as PUSHFQ pushes them.
+    """
+
+    place: int
+    site: int
+    is_trap: bool
+    has_frame: bool
+    has_flags: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SitePatch:
     """
@@ -32,7 +48,7 @@ class SitePatch:
 
     ``moves`` say for addresses in the displaced code where a thread goes on that stands there. ``copies`` are of the
     displaced instructions, in order; their code ends at ``end``. ``method`` is how a summary calls the jump. Of those
-    with one of the ``groups`` there are all or none.
+    with one of the ``groups`` there are all or none. ``stops`` are where handlers leave a hit to the breakpoint.
     """
 
     sites: tuple[tuple[int, int], ...]
@@ -46,6 +62,7 @@ class SitePatch:
     end: int = 0
     method: str = ""
     groups: tuple[tuple[int, int], ...] = ()
+    stops: tuple[NativeStop, ...] = ()
 
     @property
     def addresses(self) -> tuple[int, ...]:

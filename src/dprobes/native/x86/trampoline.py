@@ -3,7 +3,7 @@ The way from a probed instruction to its handler and back, with everything as it
 
 ::
 
-    open a frame below the red zone ─► save flags, and what the handler changes or looks at ─► the handler
+    open a frame below the red zone ─► save flags, and what the handler changes or looks at ─► a trial ─► the handler
     ─► restore ─► close the frame ─► the displaced instructions ─► jump back
 
 The frame begins with a ``struct pt_regs``, the handler's context; of its words only those are filled that the handler
@@ -13,7 +13,7 @@ are saved by LAHF and SETO, which take a quarter of the time of PUSHFQ and POPFQ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from dprobes.native.code import Surroundings
     from dprobes.native.x86.assembler import Label
 
-__all__ = ["make_trampoline"]
+__all__ = ["FRAME_SIZE", "SPARE_WORD", "Trial", "make_trampoline", "saved_at"]
 
 _RED_ZONE = 128
 """Bytes below the stack pointer that belong to the function (System V ABI, section 3.2.2)."""
 
-_CONTEXT_SIZE = 176
-"""The size of ``struct pt_regs``, filled up."""
+SPARE_WORD = 168
+"""Where the frame has a word for whoever needs one: behind ``struct pt_regs``."""
+_CONTEXT_SIZE = SPARE_WORD + 8
+FRAME_SIZE = _RED_ZONE + _CONTEXT_SIZE
+"""How far below the program's the stack pointer is while a handler runs, but for its own frame."""
 
 _NAMES = {
     Gpr.RAX: "eax", Gpr.RCX: "ecx", Gpr.RDX: "edx", Gpr.RBX: "ebx", Gpr.RBP: "ebp", Gpr.RSI: "esi", Gpr.RDI: "edi",
@@ -58,29 +61,54 @@ _CONTEXT = Gpr.RDI
 """The register of eBPF's first argument."""
 
 
+class Trial(Protocol):
+    """What comes before a handler, in its frame, to find out whether the instruction will complete."""
+
+    @property
+    def changed(self) -> frozenset[Gpr]:
+        """The registers that it changes, besides rax, and loads again."""
+
+    def touch_stack(self, asm: X86Assembler) -> None:
+        """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
+
+    def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
+        """Write it where the frame is; with ``keeps_flags`` that has all flags, as PUSHFQ pushes them."""
+
+
+def saved_at(register: Gpr) -> Memory:
+    """Return where the frame has a register of the program, if it has it."""
+    return Memory(Gpr.RSP, REGISTER_OFFSETS[_NAMES[register]])
+
+
 def make_trampoline(
     address: int,
     site: int,
     handlers: Sequence[Assembled],
     around: Surroundings,
     write_rest: Callable[[X86Assembler], None],
+    trial: Trial | None = None,
 ) -> NativeCode:
     """
     Return the trampoline at ``address`` of the instruction at ``site``, with its handlers one after the other.
 
-    ``write_rest`` writes what follows them: the displaced instructions, and the way back.
+    The ``trial`` comes before the first one. ``write_rest`` writes what follows them: the displaced instructions, and
+    the way back.
     """
     asm = X86Assembler(address)
     for assembled in handlers:
         check_code(assembled)
-        _Writer(asm, site, trimmed(assembled), around).write()
+        _Writer(asm, site, trimmed(assembled), around, trial).write()
+        trial = None
     write_rest(asm)
     return NativeCode(address, asm.assemble())
 
 
 class _Writer:
-    def __init__(self, asm: X86Assembler, site: int, assembled: Assembled, around: Surroundings) -> None:
+    def __init__(
+        self, asm: X86Assembler, site: int, assembled: Assembled, around: Surroundings, trial: Trial | None
+    ) -> None:
         self._asm = asm
+        self._trial = trial
         self._site = site
         self._assembled = assembled
         self._around = around
@@ -96,7 +124,8 @@ class _Writer:
         self._has_flags = _FLAGS in touched.reads or _FLAGS in touched.writes
         self._restored = [r for r in _NAMES if r in changed or self._place(r) in self._writes]
         # What the handler writes as well: it may end before.
-        self._saved = [r for r in _NAMES if r in self._restored or self._place(r) in self._reads]
+        tried = frozenset[Gpr]() if trial is None else trial.changed
+        self._saved = [r for r in _NAMES if r in self._restored or r in tried or self._place(r) in self._reads]
 
     @staticmethod
     def _place(register: Gpr) -> int:
@@ -107,10 +136,13 @@ class _Writer:
 
     def write(self) -> None:
         asm, out = self._asm, self._asm.label()
-        size = _RED_ZONE + _CONTEXT_SIZE
-        asm.lea(Gpr.RSP, Memory(Gpr.RSP, -size))
-        self._save(size)
+        asm.lea(Gpr.RSP, Memory(Gpr.RSP, -FRAME_SIZE))
+        if self._trial is not None:
+            self._trial.touch_stack(asm)
+        self._save(FRAME_SIZE)
         ended = self._look_for_life()
+        if self._trial is not None:
+            self._trial.write(asm, keeps_flags=self._has_flags)
         if self._has_context:
             asm.mov(_CONTEXT, Gpr.RSP)
         if self._frame:
@@ -122,7 +154,7 @@ class _Writer:
             asm.mov(Gpr.RSP, FRAME)
         asm.place(ended)
         self._restore()
-        asm.lea(Gpr.RSP, Memory(Gpr.RSP, size))
+        asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
 
     def _look_for_life(self) -> Label:
         """Write a jump to the label that is returned, for when nobody is there any more."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
 
 CODE = (
+    "long stop(void) { __builtin_trap(); }"
     "long cell; long load(long *p) { return *p + 1; } long plain(long a) { return a * 3; } int main(void) { return 0; }"
     "__attribute__((optimize(2), noipa)) long other(long a) { return a + cell; }"
     "__attribute__((optimize(2), noipa)) long jumping(long a) { return other(a * 2); }"
@@ -62,6 +63,8 @@ def test_most_handlers_can(program_file: Path) -> None:
     header = "vars = 1\ngvars = 1\ncvars = 1\ntvars = 1\ntable = t, count, word\n"
     body = "push 1\npush table, t\npop lv, 0\ninc gv, 0\ninc cv, 0\ninc tv, 0\npush 1\ndelete t\nexit"
     assert said_of(program_file, f"offset = plain\npasscount = 3\nmaxhits = 2\n{body}", header) is None
+    assert said_of(program_file, "offset = load\nexit") is None
+    assert said_of(program_file, "offset = stop\nlogonfault = yes\nminor = 1\nexit") is None
     assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
     header = "table = by, count, ustack\ntable = other, count\n"
     assert said_of(program_file, "offset = plain\nlog ustack\ntally by\ndelete other\nexit", header) is None
@@ -85,7 +88,10 @@ def test_most_handlers_can(program_file: Path) -> None:
          "its call stacks go into a table that handlers look at"),
         ("table = by, last, ustack\n", "offset = plain\npush 1\ntally by\nexit",
          "its call stacks go into a table of what came last"),
-        ("", "offset = load\nexit", "its instruction may fault, and has no record then"),
+        ("", "offset = stop\nexit",
+         "whether its instruction faults is not known before: it always raises a signal"),
+        ("", "offset = load\npush 1\npop r, rdi\nexit",
+         "its instruction may fault, which may depend on what its handler changes"),
         *(("", f"offset = plain\n{text}\nlog 1\nexit", NAMING)
           for text in ("push uid", 'match comm, "a"', 'match commn, "a"', "push comm")),
         ("table = by, count, comm\n", "offset = plain\ntally by\nexit", NAMING),

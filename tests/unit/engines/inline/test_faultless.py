@@ -41,6 +41,8 @@ def test_what_needs_no_memory_but_its_own(raw: str) -> None:
         "0f0b",  # ud2
         "f4",  # hlt
         "660f6f07",  # movdqa xmm0, [rdi]
+        "8ed8",  # mov ds, eax
+        "0f20c0",  # mov rax, cr0
     ],
 )
 def test_what_may_fault(raw: str) -> None:

@@ -24,11 +24,13 @@ from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.runtime import make_runtime
-from dprobes.native.x86.trampoline import make_trampoline
+from dprobes.native.x86.trampoline import SPARE_WORD, make_trampoline, saved_at
 from machine_code import SAVED, Pages, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dprobes.native.x86.trampoline import Trial
 
 R = Register
 ROOM = 64 << 10
@@ -75,7 +77,9 @@ def vector_moves(opcode: bytes, base: Gpr, start: int) -> bytes:
 class Caller:
     """A function that calls nothing, but falls into a trampoline and out of it, with all registers filled."""
 
-    def __init__(self, assembled: Assembled, tables: dict[MapName, MapPlace], facts: ProcessFacts) -> None:
+    def __init__(
+        self, assembled: Assembled, tables: dict[MapName, MapPlace], facts: ProcessFacts, trial: Trial | None = None
+    ) -> None:
         self.address = reserve(ROOM)
         self._pointers = (ctypes.c_uint64 * 3)()
         self._stack = ctypes.create_string_buffer(_STACK)
@@ -85,7 +89,8 @@ class Caller:
             tables, runtime.routines, runtime.map_routines, facts.has_rdpid, life_mark=facts.life_mark
         )
         back: list[int] = []
-        trampoline = make_trampoline(runtime.code.end, SITE, [assembled], around, lambda asm: back.append(asm.here))
+        rest = runtime.code.end, SITE, [assembled], around, lambda asm: back.append(asm.here), trial
+        trampoline = make_trampoline(*rest)
         asm = X86Assembler(trampoline.end)
         code = runtime.code.code + trampoline.code
         after = self._note()
@@ -248,6 +253,30 @@ def test_a_handler_changes_nothing(facts: ProcessFacts, seed: int) -> None:
     random = Random(seed)
     caller = Caller(random_handler(random), {}, facts)
     for _ in range(30):
+        check(caller, random)
+
+
+class Spoiler:
+    """A trial that changes what it may: rax, rdx, the flags, and the spare word of the frame."""
+
+    changed = frozenset({Gpr.RDX})
+
+    def touch_stack(self, asm: X86Assembler) -> None:
+        asm.store(Memory(Gpr.RSP, -700), Gpr.RAX)
+
+    def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
+        asm.mov_number(Gpr.RAX, 0x1234_5678)
+        asm.mov_number(Gpr.RDX, 0)
+        asm.store(Memory(Gpr.RSP, SPARE_WORD), Gpr.RAX)
+        asm.compare(Gpr.RDX, Gpr.RAX)
+        asm.load(Gpr.RDX, saved_at(Gpr.RDX))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_trial_changes_nothing(facts: ProcessFacts, seed: int) -> None:
+    random = Random(seed)
+    caller = Caller(random_handler(random), {}, facts, Spoiler())
+    for _ in range(10):
         check(caller, random)
 
 

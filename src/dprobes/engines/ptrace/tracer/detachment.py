@@ -23,6 +23,7 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.nativestops import STOPPING, fix_up, is_in_native_stop
 from dprobes.engines.ptrace.tracer.removal import give_back_all
 from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.wire import Left, Warned
@@ -245,8 +246,10 @@ class Detacher:
         self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
         self._counter.before_detachment(thread)
-        if number == signal.SIGTRAP:
+        if number == signal.SIGTRAP or thread.is_left_to_us:
             number = 0 if self._set_back(thread) else number
+        elif fix_up(thread, self._registers, number):
+            number = 0
         elif not number:
             if self._trap_is_queued(thread):
                 number = self._await_trap(thread)
@@ -257,12 +260,15 @@ class Detacher:
         return self._stepper.leave_slot(thread, self._registers, number)
 
     def _trap_is_queued(self, thread: Thread) -> bool:
-        """Return whether a thread ran into a breakpoint or watchpoint of ours and the signal for it still waits."""
+        """Return whether a thread ran into something of ours, and the signal for it still waits."""
         ptracecalls.get_registers(thread.tid, self._registers)
-        if self._registers[Register.RIP] - 1 not in thread.space.former and not thread.debug.superseded:
-            return False
-        pending = process_field(thread.tid, "SigPnd")
-        return bool(pending) and bool(int(pending, 16) & 1 << (signal.SIGTRAP - 1))
+        pc, awaited = self._registers[Register.RIP], set[int]()
+        if pc - 1 in thread.space.former or thread.debug.superseded:
+            awaited.add(signal.SIGTRAP)
+        if is_in_native_stop(thread.space, pc):
+            awaited.update(STOPPING)
+        pending = process_field(thread.tid, "SigPnd") if awaited else ""
+        return bool(pending) and any(int(pending, 16) & 1 << (number - 1) for number in awaited)
 
     def _await_trap(self, thread: Thread) -> int:
         """Let a trap come before which the kernel reported our interrupt; return the signal to go on with."""
@@ -272,14 +278,15 @@ class Detacher:
             if kind is StopKind.EXITED:
                 raise ProcessLookupError
             if kind is StopKind.SIGNAL:
-                return 0 if number == signal.SIGTRAP and self._set_back(thread) else number
+                is_ours = (number == signal.SIGTRAP or thread.is_left_to_us) and self._set_back(thread)
+                return 0 if is_ours or fix_up(thread, self._registers, number) else number
         return 0
 
     def _set_back(self, thread: Thread) -> bool:
         """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
         if thread.trapped:
             ptracecalls.set_instruction_pointer(thread.tid, thread.trapped)
-            thread.trapped = 0
+            thread.trapped, thread.is_left_to_us = 0, False
             return True
         code = ptracecalls.get_signal_info(thread.tid, self._info)
         if code == ptracecalls.TRAP_TRACE and thread.hit.is_late:

@@ -18,6 +18,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
+from dprobes.engines.ptrace.tracer.nativestops import fix_up
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns
 from dprobes.engines.ptrace.tracer.state import ThreadState
@@ -56,7 +57,6 @@ _ARRIVED, _CAME_BACK, _COMPLETED, _FAULTED = (
 _RAX, _RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
 
 _NEAR_RETURN = 1
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS)
 """The length of the instruction ``ret``."""
 
 
@@ -122,12 +122,15 @@ class HitHandler:
     def on_breakpoint(self, thread: Thread) -> None:
         """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``Stopper``)."""
         address, thread.trapped = thread.trapped, 0
+        is_left_to_us, thread.is_left_to_us = thread.is_left_to_us, False
         space = thread.space
         if thread.hit.state is HitState.PENDING:
             self._counter.complete(thread)
         thread.state = ThreadState.STOPPED
         breakpoint_ = space.breakpoints.get(address)
-        if (patch := space.patches.by_site.get(address)) is not None:
+        if is_left_to_us:
+            self._patcher.make_way(thread, address, breakpoint_)
+        elif (patch := space.patches.by_site.get(address)) is not None:
             # A jump has taken its place a moment ago: it leads to the handler.
             ptracecalls.set_instruction_pointer(thread.tid, patch.way_on(address))
             self._stopper.resume(thread)
@@ -137,7 +140,7 @@ class HitHandler:
             original = space.former.get(address)
             if original is not None:
                 space.restore_byte(address, original)
-            ptracecalls.set_instruction_pointer(thread.tid, address)
+            ptracecalls.set_instruction_pointer(thread.tid, space.patches.way_on(address))
             self._stopper.resume(thread)
             return
         registers = self._stopper.take_registers(thread, self._registers)
@@ -172,7 +175,7 @@ class HitHandler:
 
     def deliver(self, thread: Thread, number: int) -> None:
         """Let a thread run on with the signal that it has stopped for, unless that is a fault of ours."""
-        if number in _FAULTS and self._fix_up(thread):
+        if fix_up(thread, self._registers, number):
             self._stopper.resume(thread)
             return
         if number in FAULTS:
@@ -181,19 +184,6 @@ class HitHandler:
         if thread.hit.state is HitState.PENDING:
             self._counter.complete(thread)
         self._stopper.resume(thread, number_now)
-
-    def _fix_up(self, thread: Thread) -> bool:
-        """Let a thread go on that has faulted where a handler in the process looks at memory; return whether it has."""
-        fixups = thread.space.patches.fixups
-        if not fixups:
-            return False
-        ptracecalls.get_registers(thread.tid, self._registers)
-        target = fixups.get(self._registers[Register.RIP])
-        if target is None:
-            return False
-        self._registers[Register.RIP] = target
-        ptracecalls.set_registers(thread.tid, self._registers)
-        return True
 
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""

@@ -52,6 +52,8 @@ def obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | No
             return "several programs have it"
         if {probe.number for probe in breakpoint_.probes()} != patch.probes_at(address):
             return "the breakpoint is needed for another probepoint as well"
+    if space.watchpoints and any(stop.has_frame for stop in patch.stops):
+        return "watchpoints would be hit by what comes before its handler"
     displaced, written = patch.displaced_bytes(), patch.written_bytes()
     if any(place in space.breakpoints and place not in patch.addresses for place in displaced):
         return "a breakpoint for something else is in what it displaces"

@@ -290,7 +290,7 @@ class Tracer:
             else:
                 self._tree.note_unreported(tid, status)
                 return
-        if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
+        if kind is StopKind.SIGNAL and (number == signal.SIGTRAP or thread.is_left_to_us):
             if thread.trapped:
                 self._hits.on_breakpoint(thread)
             else:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
-from dprobes.engines.ptrace.tracer.heldsignals import move_signal_address
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
+from dprobes.engines.ptrace.tracer.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched
@@ -31,7 +31,6 @@ from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
@@ -272,7 +271,21 @@ class Patcher:
             return
         if any(place.original == original for original, _ in patch.moves):
             self.restore(thread.space, patch.addresses)
-        _move_fault(thread, registers, place.original)
+        move_fault(thread, registers, place.original)
+
+    def make_way(self, thread: Thread, address: int, breakpoint_: Breakpoint | None) -> None:
+        """
+        Let a stopped thread be hit at a breakpoint though a jump stands in its place.
+
+        Where the jump overwrites what the thread comes to next, or comes back to after a fault, the breakpoints take
+        its place again.
+        """
+        patch = thread.space.patches.by_site.get(address)
+        if patch is None or breakpoint_ is None:
+            return
+        following = address + len(breakpoint_.site.original)
+        if any(original in (address, following) for original, _ in patch.moves):
+            self.restore(thread.space, patch.addresses)
 
     def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> None:
         """Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to."""
@@ -378,16 +391,6 @@ def _move_calls(program: int, space: AddressSpace, site: int) -> None:
         return
     for probe, _ in space.breakpoints[site].entries:
         add_calls(space, memory, probe, space.entries.take_all(probe))
-
-
-def _move_fault(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], address: int) -> None:
-    """Let a thread that has stopped for a fault stand at an address, and the fault be there."""
-    info = ptracecalls.SignalInfo()
-    ptracecalls.get_signal_info(thread.tid, info)
-    move_signal_address(info, registers[Register.RIP], address)
-    ptracecalls.set_signal_info(thread.tid, info)
-    registers[Register.RIP] = address
-    ptracecalls.set_registers(thread.tid, registers)
 
 
 def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dprobes.bpf.calltable import CallTable
-    from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
+    from dprobes.engines.ptrace.sitepatch import CodeCopy, NativeStop, SitePatch
 
 __all__ = ["NativeMemory", "Patches"]
 
@@ -57,6 +57,8 @@ class Patches:
     """What is mapped for code, (start, end) each."""
     fixups: dict[int, int] = field(default_factory=dict)
     """Where a thread goes on that faults in our code, by the address of the instruction."""
+    stops: dict[int, NativeStop] = field(default_factory=dict)
+    """Where a thread in our code leaves its hit to the breakpoint, by the address of the instruction."""
     displaced: dict[int, SitePatch] = field(default_factory=dict)
     """All jumps that there have been, by the address of their displaced code: threads may still be in it."""
     starts: list[int] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Patches:
             if place not in self.displaced:
                 insort(self.starts, place)
             self.displaced[place] = patch
+        self.stops.update((stop.place, stop) for stop in patch.stops)
 
     def is_there(self, memory: int, site: int) -> bool:
         """Return whether memory has the jump of a place."""
@@ -189,6 +192,11 @@ class Patches:
         copies = patch.copies
         return patch, copies[bisect_right(copies, pc, key=lambda each: each.copy) - 1]
 
+    def way_on(self, address: int) -> int:
+        """Return where a thread goes on that stands at an instruction, which a jump may have displaced."""
+        moved = (patch.way_on(address) for patch in self.near(address, address + 1))
+        return next((place for place in moved if place != address), address)
+
     def copy_for_child(
         self, memory: int, read: Callable[[int, int], bytes], is_mapped: Callable[[int], bool]
     ) -> Patches:
@@ -203,6 +211,7 @@ class Patches:
             {number: each for number, each in self.memories.items() if is_mapped(each.page) and is_mapped(each.region)},
             code=[(start, end) for start, end in self.code if is_mapped(start)],
             fixups=dict(self.fixups),
+            stops=dict(self.stops),
             displaced=dict(self.displaced),
             starts=list(self.starts),
         )

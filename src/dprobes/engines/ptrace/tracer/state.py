@@ -189,6 +189,8 @@ class Thread:
     hit: ThreadHit = field(default_factory=ThreadHit)
     trapped: int = 0
     """The address of the breakpoint into which it has run, until that is handled (``Stopper``)."""
+    is_left_to_us: bool = False
+    """Whether it has come there from a handler in the process, which leaves the hit to the tracer."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
     restarted: RestartedCall | None = None
@@ -221,6 +223,7 @@ class Thread:
         self.space = space
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}
         self.rseq = self.trapped = self.restarting = 0
+        self.is_left_to_us = False
         self.restarted = None
         self.uid = self.exit_request = None
 

@@ -28,6 +28,7 @@ from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.nativestops import STOPPING, leave_to_us
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
 from dprobes.errors import system_error
@@ -188,7 +189,7 @@ class Stopper:
         found = os.waitid(os.P_PID if tid else os.P_ALL, tid, _LOOK)
         if found is None:
             return _NOTHING
-        if found.si_status == signal.SIGTRAP and found.si_code == os.CLD_TRAPPED:
+        if found.si_status in STOPPING and found.si_code == os.CLD_TRAPPED:
             thread = self._threads.get(found.si_pid)
             if thread is not None and ptracecalls.has_stopped(thread.tid, self._registers):
                 self._secure(thread)
@@ -205,6 +206,9 @@ class Stopper:
         """
         registers, space = self._registers, thread.space
         self._trapped = None
+        if space.patches.stops and leave_to_us(thread, registers, self._info):
+            self._trapped = thread
+            return
         address = registers[_RIP] - 1
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None and address not in space.former:

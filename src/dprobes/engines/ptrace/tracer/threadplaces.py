@@ -120,7 +120,8 @@ class ThreadPlaces:
                 if thread.trapped in patch.addresses:
                     to = patch.way_on(thread.trapped)
             elif slot is not None:
-                if slot.site in patch.addresses:
+                # What becomes of a pending hit shows in its slot.
+                if slot.site in patch.addresses and thread.hit.state is not HitState.PENDING:
                     to = patch.copy_of(slot.site) if pc == slot.address else patch.way_on(slot.following)
             else:
                 to = patch.way_on(pc)

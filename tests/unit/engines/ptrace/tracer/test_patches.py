@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
+from dprobes.engines.ptrace.sitepatch import CodeCopy, NativeStop, SitePatch
 from dprobes.engines.ptrace.tracer.patches import NativeMemory, Patches
 
 if TYPE_CHECKING:
@@ -189,3 +189,18 @@ def test_a_jump_relies_on_its_own_bytes_on_those_that_it_shares_and_on_what_it_d
     patches.write(memory, jump((8, b"\xe9a"), (40, b"XY"), sites=(8,), relied_on=(10, b"bcde")))
     relying = [address for address in range(64) if patches.relying_on(address)]
     assert relying == [8, 9, 10, 11, 12, 13, 40, 41]
+
+
+def test_where_a_hit_is_left_to_the_breakpoint_stays_known_and_is_of_children_too(memory: int) -> None:
+    patches, stop = Patches(), NativeStop(0x2000, 8, is_trap=False, has_frame=True, has_flags=False)
+    patches.write(memory, replace(PATCH, stops=(stop,)))
+    patches.restore(memory, [8])
+    assert patches.stops == {0x2000: stop}
+    child = patches.copy_for_child(memory, reader(memory), lambda _: True)
+    assert child.stops == {0x2000: stop}
+
+
+def test_who_stands_at_a_displaced_instruction_goes_on_in_the_copy(memory: int) -> None:
+    patches = Patches()
+    patches.write(memory, replace(PATCH, moves=((10, 0x2010),)))
+    assert [patches.way_on(address) for address in (8, 9, 10, 11, 50)] == [8, 9, 0x2010, 11, 50]

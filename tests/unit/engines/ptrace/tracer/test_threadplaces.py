@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -106,6 +107,15 @@ def test_a_hit_whose_instruction_is_under_way_has_to_end_first(machine: Machine)
     machine.space.slots.by_address[0x7000] = Slot(0x7000, SITE, 0x7003, Placement.PAGE, leads_on=True)
     machine.thread(0x7000).hit.state = HitState.PENDING
     assert machine.places().obstacle(PATCH) == "a thread is just executing the instruction"
+
+
+def test_what_becomes_of_a_pending_hit_shows_in_its_slot(machine: Machine) -> None:
+    machine.space.slots.by_address[0x7000] = Slot(0x7000, SITE, 0x7003, Placement.PAGE, leads_on=True)
+    machine.thread(0x7000).hit.state = HitState.PENDING
+    places = machine.places(PLAIN)
+    assert places.obstacle(PLAIN) is None
+    places.move(replace(PLAIN, copies=PATCH.copies))
+    assert machine.registers == {1: 0x7000}
 
 
 @pytest.mark.parametrize("patch", [PATCH, PLAIN])

@@ -1,0 +1,60 @@
+"""
+The trials in one process: there are none where memory of devices is mapped.
+
+What reads such memory may change it, so that nothing may be read there in vain. The kernel says in ``smaps`` which
+mappings are such; only files of some places can have them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.inline.sitegroups import SiteGroup
+    from dprobes.engines.inline.trials import Trial
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["has_device_memory", "process_trials"]
+
+_DEVICES = "its instruction may fault, which cannot be tried where memory of devices is mapped"
+
+_PLACES = ("/dev/", "/sys/", "/proc/", "/dmabuf", "anon_inode:")
+_MEMORY = ("/dev/shm/", "/dev/zero", "/dev/hugepages/")  # noqa: S108 - nothing is opened there
+_FLAGS = frozenset(("io", "pf"))
+"""Memory-mapped input and output, and pages that are no memory (Documentation/filesystems/proc.rst, VmFlags)."""
+
+
+def process_trials(
+    groups: Iterable[SiteGroup], bias: int, pid: int, mappings: Iterable[Mapping]
+) -> dict[int, Trial | str]:
+    """Return what comes before handlers, by the addresses of instructions in a process, or why it cannot."""
+    found: dict[int, Trial | str] = {
+        address + bias: piece.trial
+        for group in groups
+        for address, pieces in group.sites.items()
+        for piece in pieces
+        if piece.trial is not None
+    }
+    return dict.fromkeys(found, _DEVICES) if found and has_device_memory(pid, mappings) else found
+
+
+def has_device_memory(pid: int, mappings: Iterable[Mapping]) -> bool:
+    """Return whether a process has mapped memory of a device; of one that cannot be asked it is assumed."""
+    suspected = {m.start for m in mappings if m.path.startswith(_PLACES) and not m.path.startswith(_MEMORY)}
+    if not suspected:
+        return False
+    try:
+        text = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return True
+    return any(_flags_of(text, start) & _FLAGS for start in suspected)
+
+
+def _flags_of(text: str, start: int) -> frozenset[str]:
+    """Return the flags of the mapping that begins at an address, in the text of ``smaps``."""
+    _, found, rest = f"\n{text}".partition(f"\n{start:08x}-")
+    _, _, flags = rest.partition("\nVmFlags:")
+    return frozenset(flags.partition("\n")[0].split()) if found else frozenset()

@@ -1,0 +1,234 @@
+"""
+The code of a trial, in the frame of a trampoline and before the handler.
+
+::
+
+    the stack     mov [rsp-..], rax               before all others: the lowest word that a handler needs
+    a load        movzx eax, byte [..]            its first byte and its last one, or all of it at once
+    a store       lock cmpxchg byte [..], al      the first byte and, if that is in another page, the last one: memory
+                                                  gets what it holds, in one step for all threads
+    alignment     lea rax, [..] | test al, 15 | je +1 | int3
+    exceptions    stmxcsr [..] | .. | int3        unless all are masked
+    a division    itself
+    a target      shl rax, 16 | sar rax, 16 | cmp rax, .. | int3   unless the address is canonical, with 48 bits
+
+Where a thread faults or traps in it, it has the program's registers but for rax, the flags and the stack pointer, which
+are in the frame; but for the stack pointer, where it does so because of the stack.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.inline.trials import Trial
+from dprobes.engines.ptrace.sitepatch import NativeStop
+from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation, Shift
+from dprobes.native.x86.trampoline import FRAME_SIZE, SPARE_WORD, saved_at
+from dprobes.target.processmaps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction, MemoryOperand
+
+    from dprobes.engines.inline.trials import Access
+    from dprobes.native.x86.assembler import X86Assembler
+
+__all__ = ["TrialCode", "size_bound"]
+
+_STACK_SIZE, _MASKS_SIZE, _DIVISION_SIZE, _TARGET_SIZE = 16, 40, 32, 56
+_ALIGNMENT_SIZE, _LOAD_SIZE, _STORE_SIZE = 32, 32, 72
+"""How many bytes of code each part takes at most."""
+
+_STACK_NEEDED = 1024
+"""How many bytes of the stack a handler needs at most, with the frame."""
+
+_TRAP = b"\xcc"
+_STORE_MXCSR = b"\x0f\xae\x9c\x24"  # stmxcsr [rsp + 32 bits]
+_MASKS = 0x1F80
+"""All six masks of exceptions in MXCSR (Intel SDM volume 1, 10.2.3)."""
+_NO_ADDRESS_BITS = 16
+"""How many of the upper bits of an address are copies of the one below (Intel SDM volume 1, 3.3.7)."""
+_LOADS = (1, 2, 4, 8)
+_BYTE_MAX = 0x80
+
+
+class TrialCode:
+    """
+    The code of the trial of the instruction at ``site``; with None that is all about the stack.
+
+    ``stops`` are where it may report to the tracer, once it is written.
+    """
+
+    def __init__(self, trial: Trial | None, site: int) -> None:
+        self._trial = trial or Trial(b"")
+        self._site = site
+        self.stops: list[NativeStop] = []
+        self._keeps_flags = False
+
+    @property
+    def changed(self) -> frozenset[Gpr]:
+        """The registers that it changes, besides rax, and loads again."""
+        return frozenset({Gpr.RDX}) if self._trial.is_executed else frozenset()
+
+    def touch_stack(self, asm: X86Assembler) -> None:
+        """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
+        self.stops = [NativeStop(asm.here, self._site, is_trap=False, has_frame=False, has_flags=False)]
+        asm.store(Memory(Gpr.RSP, FRAME_SIZE - _STACK_NEEDED), Gpr.RAX)
+
+    def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
+        """Write it where the frame is; with ``keeps_flags`` that has all flags, as PUSHFQ pushes them."""
+        self._keeps_flags = keeps_flags
+        if self._trial.needs_masks:
+            self._look_at_masks(asm)
+        for access in self._trial.accesses:
+            if access.alignment > 1:
+                self._look_at_alignment(asm, access)
+            if access.touched and access.stores:
+                self._store(asm, access)
+            elif access.touched:
+                self._load(asm, access)
+        if self._trial.is_executed:
+            self._execute(asm)
+        if self._trial.has_target:
+            self._look_at_target(asm)
+
+    def _note(self, place: int, *, is_trap: bool = False) -> None:
+        """Note that a thread may stop at the instruction at ``place``."""
+        self.stops.append(NativeStop(place, self._site, is_trap=is_trap, has_frame=True, has_flags=self._keeps_flags))
+
+    def _trap(self, asm: X86Assembler) -> None:
+        self._note(asm.here, is_trap=True)
+        asm.raw(_TRAP)
+
+    def _look_at_masks(self, asm: X86Assembler) -> None:
+        fine = asm.label()
+        asm.raw(_STORE_MXCSR + SPARE_WORD.to_bytes(4, "little"))
+        asm.load(Gpr.RAX, Memory(Gpr.RSP, SPARE_WORD), 4)
+        asm.calculate(Operation.AND, Gpr.RAX, _MASKS, wide=False)
+        asm.compare(Gpr.RAX, _MASKS, wide=False)
+        asm.jump_if(Condition.E, fine)
+        self._trap(asm)
+        asm.place(fine)
+
+    def _look_at_alignment(self, asm: X86Assembler, access: Access) -> None:
+        from iced_x86 import Code, Instruction, Register
+
+        fine = asm.label()
+        self._prepare(asm, access)
+        self._put(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)))
+        asm.test(Gpr.RAX, access.alignment - 1, wide=False)
+        asm.jump_if(Condition.E, fine)
+        self._trap(asm)
+        asm.place(fine)
+
+    def _load(self, asm: X86Assembler, access: Access) -> None:
+        from iced_x86 import Code, Instruction, Register
+
+        codes = {1: Code.MOVZX_R32_RM8, 2: Code.MOVZX_R32_RM16, 4: Code.MOV_R32_RM32, 8: Code.MOV_R64_RM64}
+        size = access.size if access.size in _LOADS else 1
+        register = Register.RAX if size == max(_LOADS) else Register.EAX
+        last = 0 if access.alignment >= access.size else access.size - size
+        for at in dict.fromkeys((0, last)):
+            self._prepare(asm, access)
+            self._note(asm.here)
+            self._put(asm, Instruction.create_reg_mem(codes[size], register, _operand(access, at)))
+
+    def _store(self, asm: X86Assembler, access: Access) -> None:
+        from iced_x86 import Code, Instruction, Register
+
+        def exchange(at: int) -> None:
+            self._prepare(asm, access)
+            made = Instruction.create_mem_reg(Code.CMPXCHG_RM8_R8, _operand(access, at), Register.AL)
+            made.has_lock_prefix = True
+            self._note(asm.here)
+            self._put(asm, made)
+
+        exchange(0)
+        if access.alignment >= access.size:
+            return
+        if access.segment != Register.NONE:  # where pages end is not known then
+            exchange(access.size - 1)
+            return
+        done = asm.label()
+        self._prepare(asm, access)
+        self._put(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)))
+        asm.calculate(Operation.AND, Gpr.RAX, PAGE_SIZE - 1, wide=False)
+        asm.compare(Gpr.RAX, PAGE_SIZE - access.size, wide=False)
+        asm.jump_if(Condition.BE, done)
+        exchange(access.size - 1)
+        asm.place(done)
+
+    def _execute(self, asm: X86Assembler) -> None:
+        from iced_x86 import Decoder, Register
+
+        made = Decoder(64, self._trial.raw, ip=self._site).decode()
+        if made.memory_base == Register.RSP:
+            made.memory_displacement += FRAME_SIZE
+            made.memory_displ_size = 8
+        asm.load(Gpr.RAX, saved_at(Gpr.RAX))
+        self._note(asm.here)
+        self._put(asm, made)
+        asm.load(Gpr.RDX, saved_at(Gpr.RDX))
+
+    def _look_at_target(self, asm: X86Assembler) -> None:
+        from iced_x86 import Code, Decoder, FlowControl, Instruction, MemoryOperand, OpKind, Register
+
+        made, fine, spare = (
+            Decoder(64, self._trial.raw, ip=self._site).decode(),
+            asm.label(),
+            Memory(Gpr.RSP, SPARE_WORD),
+        )
+        asm.load(Gpr.RAX, saved_at(Gpr.RAX))
+        if made.flow_control == FlowControl.RETURN:
+            asm.load(Gpr.RAX, Memory(Gpr.RSP, FRAME_SIZE))
+        elif made.op0_kind == OpKind.REGISTER:
+            if made.op0_register == Register.RSP:
+                return  # that the program has a stack there is known by now
+            self._put(asm, Instruction.create_reg_reg(Code.MOV_R64_RM64, Register.RAX, made.op0_register))
+        else:
+            displacement = made.memory_displacement - (made.memory_displacement >> 63 << 64)
+            displacement += FRAME_SIZE * (made.memory_base == Register.RSP)
+            where = made.memory_base, made.memory_index, made.memory_index_scale, displacement, 8
+            operand = MemoryOperand(*where, False, made.segment_prefix)
+            self._put(asm, Instruction.create_reg_mem(Code.MOV_R64_RM64, Register.RAX, operand))
+        asm.store(spare, Gpr.RAX)
+        asm.shift(Shift.SHL, Gpr.RAX, _NO_ADDRESS_BITS)
+        asm.shift(Shift.SAR, Gpr.RAX, _NO_ADDRESS_BITS)
+        asm.calculate(Operation.CMP, Gpr.RAX, spare)
+        asm.jump_if(Condition.E, fine)
+        self._trap(asm)
+        asm.place(fine)
+
+    def _prepare(self, asm: X86Assembler, access: Access) -> None:
+        """Load rax if the address is calculated with it; it is taken afterwards."""
+        from iced_x86 import Register
+
+        if Register.RAX in (access.base, access.index_register):
+            asm.load(Gpr.RAX, saved_at(Gpr.RAX))
+
+    @staticmethod
+    def _put(asm: X86Assembler, instruction: Instruction) -> None:
+        from iced_x86 import Encoder
+
+        encoder = Encoder(64)
+        encoder.encode(instruction, asm.here)
+        asm.raw(encoder.take_buffer())
+
+
+def size_bound(trial: Trial | None) -> int:
+    """Return how many bytes of code a trial takes at most; with None that is about the stack."""
+    if trial is None:
+        return _STACK_SIZE
+    size = _STACK_SIZE + _MASKS_SIZE * trial.needs_masks + _DIVISION_SIZE * trial.is_executed
+    for access in trial.accesses:
+        size += _ALIGNMENT_SIZE * (access.alignment > 1) + (_STORE_SIZE if access.stores else _LOAD_SIZE)
+    return size + _TARGET_SIZE * trial.has_target
+
+
+def _operand(access: Access, at: int = 0) -> MemoryOperand:
+    """Return the operand for a byte of an access, the stack pointer being that of the frame."""
+    from iced_x86 import MemoryOperand, Register
+
+    displacement = access.displacement + at + (FRAME_SIZE if access.base == Register.RSP else 0)
+    is_short = access.base != Register.NONE and -_BYTE_MAX <= displacement < _BYTE_MAX
+    size = 1 if is_short else 8
+    return MemoryOperand(access.base, access.index_register, access.scale, displacement, size, False, access.segment)  # type: ignore[arg-type]
