@@ -56,6 +56,29 @@ def test_what_is_not_executed_is_not_found(sleeping: subprocess.Popen[bytes]) ->
     assert MapQuestion(inode, "nothing is called so").answer(os.getpid(), MANY) is True
 
 
+def test_by_numbers_alone_the_same_is_found(sleeping: subprocess.Popen[bytes]) -> None:
+    require_answers()
+    for inode in executed(sleeping.pid).values():
+        assert MapQuestion(inode).answer(sleeping.pid, MANY) is True
+        assert MapQuestion(inode).answer(sleeping.pid, 0) is None
+    own = Path("/proc/self/exe").stat().st_ino
+    assert MapQuestion(own).answer(sleeping.pid, MANY) is False
+    assert MapQuestion(own).answer(os.getpid(), MANY) is True
+
+
+def test_names_are_asked_for_where_mappings_have_other_numbers(
+    sleeping: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    require_answers()
+    for path, inode in executed(sleeping.pid).items():
+        assert MapQuestion.about(path, inode, "nothing is called so").answer(sleeping.pid, MANY) is True
+        assert MapQuestion.about(path, inode + 1, Path(path).name).answer(sleeping.pid, MANY) is True
+    empty = tmp_path / Path("/proc/self/exe").resolve().name
+    empty.touch()
+    for place in (empty, tmp_path, tmp_path / "missing"):
+        assert MapQuestion.about(str(place), NO_INODE, empty.name).answer(os.getpid(), MANY) is True
+
+
 def test_one_question_is_for_many_processes(sleeping: subprocess.Popen[bytes]) -> None:
     require_answers()
     question = MapQuestion(NO_INODE, "python")

@@ -133,7 +133,7 @@ def find_mappers(
     base = os.path.basename(os.path.realpath(path))
     found: list[Mapper] = []
     hidden: list[int] = []
-    question = MapQuestion(wanted.inode, base)
+    question = MapQuestion.about(os.fspath(path), wanted.inode, base)
     for pid, limit in (users or ForeignUsers(base)).bounded(processes() if pids is None else pids):
         try:
             if not _is_likely(question, pid, limit):

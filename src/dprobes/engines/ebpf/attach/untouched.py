@@ -29,7 +29,7 @@ def is_untouched(path: str, identity: tuple[int, int], places: Sequence[tuple[in
     ``identity`` is its device and inode.
     """
     base = os.path.basename(os.path.realpath(path))
-    question = MapQuestion(identity[1], base)
+    question = MapQuestion.about(path, identity[1], base)
     return all(
         _is_untouched_in(int(name), question, identity, base, places)
         for name in os.listdir("/proc")
