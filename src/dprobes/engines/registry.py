@@ -94,9 +94,9 @@ class EngineRow:
     processes in scope, which only one can at a time, ``waits_for_modules`` that a user is told of a module that is not
     there yet, ``shares_variables`` that its sessions can use the variables and tables of others. ``options`` is the
     dataclass of options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as
-    users write them. ``doctor`` returns ``Finding``s. ``place_notes`` says what the engine does at instructions,
-    ``code_listing`` how it compiles a program (``show``), ``probe_notes`` what it does with each probepoint of one, if
-    a user asks for that.
+    users write them. ``doctor`` returns ``Finding``s, ``trial`` those about what the argument names. ``place_notes``
+    says what the engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes``
+    what it does with each probepoint of one, if a user asks for that.
     """
 
     name: str
@@ -114,6 +114,7 @@ class EngineRow:
     options: str | None = None
     demands: Mapping[str, str] = field(default_factory=dict)
     doctor: str | None = None
+    trial: str | None = None
     place_notes: str | None = None
     code_listing: str | None = None
     probe_notes: str | None = None
@@ -144,6 +145,11 @@ class EngineRow:
     def examine(self) -> list[Finding]:
         """Return what it needs of this machine, and whether that works."""
         return [] if self.doctor is None else list(_load(self.doctor)())
+
+    def examine_behind(self, argument: str) -> list[Finding]:
+        """Return what is found where the argument leads to."""
+        assert self.trial is not None, "nothing can be tried"
+        return list(_load(self.trial)(argument))
 
     def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
         """Return what it would do at each of some instructions of a module; nothing if there is nothing to say."""
@@ -270,6 +276,7 @@ _GDB = EngineRow(
         }
     ),
     argument="ENDPOINT",
+    trial="dprobes.engines.gdb.doctor:examine_stub",
     starts_commands=True,
     how_to_ask="use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
     summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch.riscv import ABI_NAMES, FLOATING_ABI_NAMES
 from dprobes.engines.gdb.description import RegisterPlace, TargetDescription
+from dprobes.errors import EngineError
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
 
-__all__ = ["StubProcessor", "processor_of", "registers_of"]
+__all__ = ["StubProcessor", "check_description", "processor_of", "registers_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,13 @@ _PROCESSORS = {
         frozenset({"powerpc:common64"}), _POWER, "pc", "r1", _POWER_TRAP, _power_order(8), link="lr"
     ),
 }
+
+
+def check_description(description: TargetDescription, processor: StubProcessor, stub: str) -> None:
+    """Raise ``EngineError`` if the description of the stub called ``stub`` lacks what nothing can be done without."""
+    for name in (processor.pc, processor.sp):
+        if name not in description.registers:
+            raise EngineError(f"the stub {stub} describes no register '{name}'")
 
 
 def registers_of(

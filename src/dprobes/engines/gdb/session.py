@@ -21,7 +21,7 @@ from dprobes.engines.gdb.controls import StubControls
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
-from dprobes.engines.gdb.processors import StubProcessor, processor_of
+from dprobes.engines.gdb.processors import StubProcessor, check_description, processor_of
 from dprobes.engines.gdb.program import StubProgram
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
 from dprobes.engines.gdb.stepping import Stepper
@@ -117,15 +117,16 @@ class StubSession(StubControls):
         """Take notice of what the stub stands for, and place the probepoints in it."""
         architecture, processor = self._resolved.architecture, self._processor
         self._stub = stub
-        description = processor.default_description()
-        self._target = self._target_of(architecture.byte_order, description, self._connection.tell)
+        default = processor.default_description()
+        self._target = self._target_of(architecture.byte_order, default, self._connection.tell)
         self._connection.target = self._target
+        check_description(self._target.description, processor, stub.name)
         self._context = self._context_of(architecture, processor)
         self._runner = HandlerRunner(self._context)
-        code = processor.breakpoint
-        self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
-        names, is_exact = self._context.names, self.steps_exactly
-        self._stepper = Stepper(self._target, processor, architecture, names, is_exact=is_exact)
+        self._placed = PlacedProbes(
+            self._target, processor.breakpoint, self._job.program, self._program, self._resolved
+        )
+        self._stepper = Stepper(self._target, processor, architecture, self._context.names, is_exact=self.steps_exactly)
         self._begin()
 
     def _target_of(
@@ -230,7 +231,7 @@ class StubSession(StubControls):
             self._target.is_over = True
             self._events.append(Notice(f"{error.message}: the run ends", None, is_warning=True))
             return False
-        self._events.append(Notice(f"{error.message}, and was reached again: hits meanwhile are missed", None))
+        self._warn(f"{error.message}, and was reached again: hits meanwhile are missed", None)
         self._returns.clear()
         self._set_up(stub)
         self._target.resume()
@@ -259,12 +260,12 @@ class StubSession(StubControls):
     def _on_stop(self, reply: StopReply) -> bool:
         """See to a stop, and let the target go on; return whether the run is over instead."""
         assert isinstance(reply, Stopped)
-        thread = reply.thread or self._stub.current_thread()
         if reply.reason in _CHANGES:
             with self._lock:
                 self._on_change(reply)
             self._target.resume()
             return False
+        thread = reply.thread or self._stub.current_thread()
         registers = self._target.registers(thread)
         if reply.address is not None:
             with self._lock:
