@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.gdb.loadedfiles import process_image
+from dprobes.engines.gdb.processors import check_description
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.errors import EngineError
 from dprobes.target.elf.functiondescriptors import FunctionDescriptors
@@ -62,6 +63,8 @@ class StubProcess:
                 f"the stub {self._endpoint} stands for a processor '{described}', "
                 f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}"
             )
+
+        check_description(self._target.description, self._processor, self._endpoint)
 
     def _pid_of(self, thread: ThreadId | None) -> int:
         """Return the process id; QEMU says 1 for any process, and names threads as the kernel does."""

@@ -21,7 +21,7 @@ from dprobes.engines.gdb.controls import StubControls
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
-from dprobes.engines.gdb.processors import StubProcessor, check_description, processor_of
+from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
 from dprobes.engines.gdb.stepping import Stepper
@@ -120,7 +120,6 @@ class StubSession(StubControls):
         default = processor.default_description()
         self._target = self._target_of(architecture.byte_order, default, self._connection.tell)
         self._connection.target = self._target
-        check_description(self._target.description, processor, stub.name)
         self._context = self._context_of(architecture, processor)
         self._runner = HandlerRunner(self._context)
         self._placed = PlacedProbes(
