@@ -63,7 +63,6 @@ class StubProcess:
                 f"the stub {self._endpoint} stands for a processor '{described}', "
                 f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}"
             )
-
         check_description(self._target.description, self._processor, self._endpoint)
 
     def _pid_of(self, thread: ThreadId | None) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SOON = 15.0
+SOON = 40.0
 
 
 class HostileStub:
@@ -55,8 +55,8 @@ class HostileStub:
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stub_module, "_PATIENCE", 0.5)
-    monkeypatch.setattr(Stub.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(stub_module, "_PATIENCE", 3.0)
+    monkeypatch.setattr(Stub.__init__, "__defaults__", (3.0,))
 
 
 def obeying(special: dict[bytes, bytes]) -> Callable[[bytes], bytes | None]:
@@ -99,7 +99,7 @@ def examined(path: Path, answer: Callable[[bytes], bytes | None]) -> list[str]:
         (lambda _: None, "the stub {path} has closed the connection"),
         (lambda _: b"", "the stub {path} does not answer 'qSupported"),
         (lambda _: b"+" + 6 * b"$OK#00", "the stub sent a packet that is damaged: its checksum"),
-        (lambda _: b"+$" + b"a" * (70 << 20), "the stub sent a packet without an end"),
+        (lambda _: b"+$" + b"a" * (5 << 20), "the stub sent a packet without an end"),
         (lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n", "the stub {path} does not answer 'qSupported"),
         (lambda _: b"-", "the stub has refused the packet"),
     ],
