@@ -1,4 +1,4 @@
-"""``auto`` leaves a command to ptrace where its breakpoints would be in too many other processes."""
+"""``auto`` leaves a command to a tracer where its breakpoints would be in too many other processes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ def settled(monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: i
 COMMAND = Scope(command=("ls",))
 
 
-def test_a_command_whose_breakpoints_would_be_everywhere_is_for_ptrace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_breakpoints_would_be_everywhere_is_for_a_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, reason = settled(monkeypatch, "auto", COMMAND, 100)
-    assert engine == "ptrace"
+    assert engine == "inline"
     assert reason is not None
     assert " breakpoints would be in each of 100 other processes that map the module as well" in reason
+    assert reason.endswith("; handlers run in the process")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dprobes.target.functionexits import ExitKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.engines.inline.trials import Trial
     from dprobes.native.runtime import ProcessFacts
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Instruction, Program
     from dprobes.rpn.tables import Table
 
-__all__ = ["asks_for_thread", "obstacle_in_process", "obstacle_to", "obstacle_to_program", "trial_before"]
+__all__ = [
+    "asks_for_thread",
+    "obstacle_in_process",
+    "obstacle_to",
+    "obstacle_to_module",
+    "obstacle_to_program",
+    "trial_before",
+]
+
+_PROCESSOR = "x86_64"
 
 _STOPPING = ("exit <code>", "skip")
 _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
@@ -33,6 +43,15 @@ def obstacle_to_program(program: Program) -> str | None:
     """Return why no handler of a program can run in the process, None if nothing speaks against it."""
     if calls_extensions(program):
         return "the program calls extensions"
+    return None
+
+
+def obstacle_to_module(architecture: Architecture) -> str | None:
+    """Return why no handler can run in a module of an architecture, None if nothing speaks against it."""
+    if architecture.name != _PROCESSOR:
+        return f"jumps are made for {_PROCESSOR}, not for {architecture.name}"
+    if architecture.convention == "Go":
+        return "stacks of goroutines may have no room for its handler"
     return None
 
 

@@ -24,7 +24,12 @@ from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
 from dprobes.bpf.lower.callentries import entry_program
 from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program, trial_before
+from dprobes.engines.inline.eligibility import (
+    obstacle_to,
+    obstacle_to_module,
+    obstacle_to_program,
+    trial_before,
+)
 from dprobes.engines.inline.handlermaps import STATE_MAX, HandlerMaps
 from dprobes.engines.inline.numberedcode import HandlerFamily
 from dprobes.engines.inline.sharedstate import PROBES_MAX
@@ -44,11 +49,11 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.vm import Point
 
-__all__ = ["Order", "Piece", "PieceWriter", "call_table_of"]
+__all__ = ["ABILITIES", "Order", "Piece", "PieceWriter", "call_table_of"]
 
 _NAME = "x86_64"
 _RET_NUMBER = 0xC2
-_ABILITIES = Abilities(
+ABILITIES = Abilities(
     LoopForm.MAY_GOTO,
     sleepable=False,
     writes_memory=True,
@@ -59,6 +64,7 @@ _ABILITIES = Abilities(
     named_later=True,
     copies_stacks=True,
 )
+"""What handlers in the process are compiled with."""
 
 
 class Order(enum.IntEnum):
@@ -103,7 +109,7 @@ class PieceWriter:
         self.obstacle = why_not or obstacle_to_program(program)
         self._request = Request(
             items=items,
-            abilities=replace(_ABILITIES, calls=call_table_of(program) or CallTable.of(0)),
+            abilities=replace(ABILITIES, calls=call_table_of(program) or CallTable.of(0)),
             tables=HandlerMaps.sizes(),
             shared_tables=frozenset(range(len(program.tables))),
             wants_tid=bool(items & (Item.UID | Item.PROCESS_NAME)),
@@ -120,8 +126,10 @@ class PieceWriter:
             return self.obstacle
         if (problem := obstacle_to(self._program, probe)) is not None:
             return problem
-        if site is None or site.resolved.architecture.name != _NAME:
+        if site is None:
             return "its file cannot be looked at for that"
+        if (problem := obstacle_to_module(site.resolved.architecture)) is not None:
+            return problem
         if number >= PROBES_MAX:
             return "the program has too many probepoints"
         request = replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_program
+from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_module, obstacle_to_program
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.engines.x86.patches.placer import Placer, Shared
@@ -33,9 +33,7 @@ _SOMEWHERE = 0x7F00_0000_0000
 def probe_notes(program: Program, resolved: ResolvedModule) -> dict[int, str]:
     """Return how the probepoints of a module are probed, by their places among these; those that are about code."""
     probes = {number: probe for number, probe in enumerate(resolved.probepoints) if probe.is_in_code}
-    whole = obstacle_to_program(program)
-    if resolved.architecture.name != "x86_64":
-        whole = f"jumps are made for x86_64, not for {resolved.architecture.name}"
+    whole = obstacle_to_program(program) or obstacle_to_module(resolved.architecture)
     why = {number: whole or obstacle_to(program, probe) for number, probe in probes.items()}
     places = {number: list(_places(probe)) for number, probe in probes.items() if why[number] is None}
     found = _methods(resolved, {place for mine in places.values() for place in mine}) if places else {}

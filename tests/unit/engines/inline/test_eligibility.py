@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.arch import architecture
+from dprobes.arch.x86 import X86_64_GO
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Helper
 from dprobes.diagnostics import Diagnostics
@@ -14,6 +16,7 @@ from dprobes.engines.inline.eligibility import (
     asks_for_thread,
     obstacle_in_process,
     obstacle_to,
+    obstacle_to_module,
     obstacle_to_program,
 )
 from dprobes.native.runtime import ProcessFacts
@@ -112,3 +115,9 @@ def test_who_wants_to_know_its_thread_needs_a_place_where_that_is_known(helper: 
     assert obstacle_in_process(code, ProcessFacts(0, 0, 720)) is None
     problem = obstacle_in_process(code, ProcessFacts(0, 0))
     assert problem == ("nobody knows where its threads have their ids" if asks else None)
+
+
+def test_only_code_for_one_processor_with_large_stacks_can() -> None:
+    assert obstacle_to_module(architecture("x86_64")) is None
+    assert obstacle_to_module(architecture("i386")) == "jumps are made for x86_64, not for i386"
+    assert obstacle_to_module(X86_64_GO) == "stacks of goroutines may have no room for its handler"
