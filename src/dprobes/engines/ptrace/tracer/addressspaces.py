@@ -149,6 +149,7 @@ class AddressSpace:
             watchpoints=self.watchpoints,
             told_mappings=self.told_mappings,
             semaphores=dict(self.semaphores),
+            unwritten=set(self.unwritten),
         )
         reader = PageReader(space.memory)
         space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)

@@ -267,7 +267,8 @@ class Tracer:
             return None
         pid, until = self._attaching
         remaining = until - time.monotonic()
-        if remaining > 0 and any(space.unwritten for space in self._threads.spaces()):
+        # Children that are born meanwhile get no jumps of their own.
+        if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
             return remaining
         for space in self._threads.spaces():
             space.write_unwritten()

@@ -201,3 +201,15 @@ def test_a_child_keeps_what_it_has_where_no_jumps_have_been(forked: tuple[Addres
     parent, child, address = forked
     parent.place(Breakpoint(address, CODE[0], Site(0, 0, address, CODE[:3], (0, 3))))
     assert adopted_child(parent, child, address, b"\x48\x31\xc0") == b"\xcc\x31\xc0" + CODE[3:]
+
+
+def test_a_child_has_no_breakpoint_for_which_its_parent_awaits_a_jump(forked: tuple[AddressSpace, int, int]) -> None:
+    parent, child, address = forked
+    parent.place(Breakpoint(address, CODE[0], Site(0, 0, address, CODE[:3], (0, 3))), is_written=False)
+    space = parent.copy_for_child(child)
+    memory = os.open(f"/proc/{child}/mem", os.O_RDWR)
+    assert os.pread(memory, 3, address) == CODE[:3]
+    space.write_unwritten()
+    assert os.pread(memory, 3, address) == b"\xcc" + CODE[1:3]
+    os.close(memory)
+    space.close()
