@@ -141,7 +141,8 @@ class Selection:
     def settle(self, compiled: Compiled) -> Engine:
         """Return the engine that can insert a program; raise an error of ours if there is none."""
         engine = self._able_engine(compiled)
-        faster = faster_row(engine.name)
+        # Programs that may be replaced stay with breakpoints: their changes are the better proved ones.
+        faster = None if self._choice is None or self._options.replaceable else faster_row(engine.name)
         if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(compiled):
             return engine
         from dprobes.engines.auto import Choice

@@ -405,7 +405,7 @@ def test_an_ordinary_user_has_a_manager_of_his_own(
         assert code_is_original(unreachable.pid, unreachable.library)
     done = sandbox.shell(f"printf 'write_file 5\\n' | dprobes insert {source} -v --as svc -- {unreachable.program}")
     assert done.returncode == 0, done.stderr
-    assert "engine inline: the ebpf engine cannot work here: this user lacks CAP_BPF and CAP_PERFMON" in done.stderr
+    assert "engine ptrace: the ebpf engine cannot work here: this user lacks CAP_BPF and CAP_PERFMON" in done.stderr
     await_true(lambda: sandbox.json("dprobes query --json")["programs"][0]["ended"], "the end of the command")
     assert sandbox.counts("svc") == {1: 5}
     assert sandbox("dprobes log --format hex").count("DProbes(5,1)") == 5
