@@ -149,6 +149,28 @@ def test_hits_of_before_and_after_the_rest_is_imported_count(machine: Machine, s
         assert code_is_original(service.pid, machine.library)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("return {} {{ @ = hist(elapsed >= 0); }}", "20"),
+        ("thread long n; {} {{ n++; @[n > 0] = count(); }}", "@[1]: 20"),
+        ("long total; {} when (arg0 > 5) {{ total++; @ = last(total); }}", "@: 8"),
+        ('{} {{ @a = count(); }} "{library}":handle_fault {{ @b = count(); }}', "@a: 20"),
+    ],
+)
+def test_handlers_of_all_kinds_count_from_the_beginning(machine: Machine, text: str, shown: str) -> None:
+    text = text.format(f'"{machine.library}":write_file', library=machine.library)
+    with machine.service() as service:
+        machine.once("-p", str(service.pid), text=text)
+        with machine.dprobes("-p", str(service.pid), text=text, stalled=True) as process:
+            assert machine.is_armed(service)
+            call(service, 10)
+            machine.go()
+            await_message(process, "active")
+            call(service, 10)
+            assert shown in finish(process)
+
+
 def test_no_record_is_lost_that_is_made_before_somebody_reads(machine: Machine) -> None:
     """More of them than the ring has room for, and each is there, in order."""
     early, late = 60_000, 1000
