@@ -101,8 +101,8 @@ ENVIRONMENT = (
     (
         "DPROBES_NO_CACHE",
         (
-            "If it is set, even to nothing, no text of `run -e` is looked up in the cache or kept there, and none has a "
-            "head start."
+            "If it is set, even to nothing, no text of `run -e` is looked up in the cache or kept there, and none has "
+            "a head start."
         ),
     ),
 )
