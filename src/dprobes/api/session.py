@@ -335,6 +335,7 @@ class ProbeSession:
             )
         program = joined_program(compiled.programs)
         source = _source_of(program, compiled.templates)
+        source = replace(source, kernel=prepared.engine.records_kernel)
         session = prepared.session(self._items, self._globals, source.images)
         session.__enter__()
         return InsertedProgram(

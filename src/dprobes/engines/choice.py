@@ -14,6 +14,7 @@ from dprobes.resolve.spaces import Space, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.registry import EngineRow, KernelSupport
     from dprobes.resolve.localmodule import Compiled
     from dprobes.rpn.program import Program
+    from dprobes.target.kernel.runningkernel import RunningKernel
 
 __all__ = ["Selection", "note_unsupported", "refuse_unsupported", "scope_problem"]
 
@@ -132,6 +134,10 @@ class Selection:
             # of what is asked here.
             self._check(self._engine)
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
+
+    def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
+        """Return what gives the kernel of the engine that was chosen; None if it is the one that runs here."""
+        return None if self._engine is None else self._engine.kernel(program)
 
     @property
     def reason(self) -> str | None:

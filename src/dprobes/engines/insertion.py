@@ -160,6 +160,7 @@ class Insertion:
             pid=self.vantage.tid,
             command=self.vantage.command,
             refuse=selection.refuse,
+            kernel=selection.kernel,
             known=known,
         )
         if keeps and compiled.resolved is not None and compiled.resolved.answers is None:

@@ -18,6 +18,7 @@ from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.options import EngineOptions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
+    from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.processimages import ProcessImages
 
 __all__ = [
@@ -377,6 +379,15 @@ class Engine(ABC):
     def found_capabilities(self) -> Container[Capability]:
         """What it can on this machine, besides its row in the registry."""
         return ()
+
+    def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
+        """Return what gives the kernel that a program is about, held still meanwhile; None: the one that runs here."""
+        return None
+
+    @property
+    def records_kernel(self) -> RunningKernel | None:
+        """The kernel of another machine that records are from; None if they are from this one."""
+        return None
 
     def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
         """Raise an error of ours if it cannot work here, or not on what is in scope."""

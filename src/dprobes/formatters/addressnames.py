@@ -85,7 +85,9 @@ class AddressSymboliser:
         self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
         self._own: Module | None = None
         self._own_is_known = self._own_is_trusted = False
-        self._kernel = KernelNames()
+        elsewhere = None if source is None else source.kernel
+        self._kernel = KernelNames(elsewhere)
+        self._sees_processes = live and elsewhere is None
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
     def know(self, source: RecordSource) -> None:
@@ -110,7 +112,7 @@ class AddressSymboliser:
         if self._live and is_of_kernel(address):
             located = self._kernel_place(address)
             return None if located is None else located.name_of(address)
-        if self._live and (process := self._process(record, place)) is not None:
+        if self._sees_processes and (process := self._process(record, place)) is not None:
             located = process.located(address)
             return None if located is None else located.name_of(address)
         return self._from_probepoint(address, record, place)

@@ -142,6 +142,7 @@ class Inserter:
         is_anywhere = program.modtype is ModuleType.USER and any(not each.is_in_code for each in program.definitions)
         if source.may_show_addresses or is_anywhere or has_addresses(program.tables):
             source = replace(source, images=ProcessImages())
+        source = replace(source, kernel=prepared.engine.records_kernel)
         session = prepared.session(request.items, self._globals, source.images)
         session.__enter__()
         try:

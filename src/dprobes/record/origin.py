@@ -41,6 +41,8 @@ class RecordSource:
     paths: tuple[str, ...] = ()
     derived: Mapping[int, str] = field(default_factory=dict)
     images: ProcessImages | None = field(default=None, compare=False)
+    kernel: Any = field(default=None, compare=False)
+    """The kernel of another machine that records are from, a ``RunningKernel``; None if they are from this one."""
 
     @property
     def may_show_addresses(self) -> bool:

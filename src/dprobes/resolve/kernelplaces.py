@@ -29,7 +29,7 @@ from dprobes.target.kernel.formernames import has_same_arguments
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
@@ -95,21 +95,25 @@ class ResolvedKernel:
         return tuple(probe for probe in self.probepoints if not probe.is_in_code)
 
 
-def module_named_by(program: Program) -> str:
-    """Return the module that a program names, "" for the kernel; raise ``TargetError`` if that is nothing there."""
+def module_named_by(program: Program, called: Sequence[str] = KERNEL_NAMES) -> str:
+    """
+    Return the module that a program names, "" for the kernel; raise ``TargetError`` if that is nothing there.
+
+    ``called`` is what stands for the kernel.
+    """
     if program.modtype is ModuleType.KMOD:
         return module_name(program.name)
-    if program.name.partition("-")[0] not in KERNEL_NAMES:
+    if program.name.partition("-")[0] not in called:
         raise TargetError(
             f"'{program.name}' is no name of the running kernel",
-            hint=f"write 'name = {KERNEL_NAMES[0]}', or 'modtype = kmod' for a module of the kernel",
+            hint=f"write 'name = {called[0]}', or 'modtype = kmod' for a module of the kernel",
         )
     return ""
 
 
 def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
     """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
-    name = module_named_by(program)
+    name = module_named_by(program, kernel.called)
     if name and name not in kernel.modules:
         from dprobes.target.kernel.unloadedmodule import open_unloaded_module
 
@@ -144,7 +148,7 @@ def resolve_kernel(
     """
     resolver = _Resolver(program, module, diagnostics)
     in_code = resolver.in_code()
-    watchpoints = resolve_watchpoints(program, module, diagnostics)
+    watchpoints = resolve_watchpoints(program, module, diagnostics, module.kernel.watchpoints)
     samplers = resolve_samplers(program, str(module.path))
     tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
     symbols = pushed_symbols(
@@ -297,7 +301,7 @@ class _Resolver:
         """Say once that instructions are not verified here; 'opcode' is then worth a warning."""
         if definition.opcode is not None:
             self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {problem}")
-        elif not self._has_said_unverified:
+        elif not self._has_said_unverified and self._kernel.checks_places:
             self._has_said_unverified = True
             self._diagnostics.note(
                 definition.span("offset") or definition.span("address"),

@@ -12,6 +12,7 @@ from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from dprobes.arch import Architecture
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.kernel.carriedkernel import CarriedKernel
+    from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.location import SymbolProvider
 
 __all__ = ["Compiled", "open_named_module", "resolve_here"]
@@ -59,12 +61,14 @@ def resolve_here(
     command: str | None = None,
     architecture_name: str | None = None,
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
+    kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
     known: ResolvedModule | None = None,
 ) -> Compiled:
     """
     Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
-    ``refuse`` adds an error for what the engine that is to run the program cannot do. ``known`` is what is known
+    ``refuse`` adds an error for what the engine that is to run the program cannot do, and ``kernel``, which is called
+    behind that, returns what gives its kernel, None if it is the one that runs here. ``known`` is what is known
     already of the module that would be found.
     """
     if known is not None:
@@ -75,7 +79,7 @@ def resolve_here(
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
 
     if space_of(program) is Space.KERNEL:
-        return _resolve_in_kernel(program, diagnostics, symbols.kernels, allow_write=allow_write, refuse=refuse)
+        return _resolve_in_kernel(program, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse)
     architecture_name = architecture_name or symbols.machine(host_architecture().name)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
@@ -98,16 +102,18 @@ def _resolve_in_kernel(
     program: Program,
     diagnostics: Diagnostics,
     carried: Sequence[CarriedKernel],
+    other: Callable[[Program], AbstractContextManager[RunningKernel] | None],
     *,
     allow_write: bool,
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None,
 ) -> Compiled:
     """
-    Resolve a program for the running kernel; what cannot be known here is a note, and the engine's business.
+    Resolve a program for a kernel; what cannot be known here is a note, and the engine's business.
 
-    ``carried`` are the builds of it that the program was compiled for.
+    ``carried`` are the builds of it that the program was compiled for, ``other`` gives one that does not run here.
     """
-    from dprobes.resolve.kernelplaces import kernel_module_of, needs_addresses, resolve_kernel
+    from contextlib import nullcontext
+
     from dprobes.resolve.resolution import check_with_extensions
     from dprobes.target.kernel.runningkernel import RunningKernel
 
@@ -116,8 +122,20 @@ def _resolve_in_kernel(
         refuse(program, arch, diagnostics)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     diagnostics.raise_if_errors()
+    with other(program) or nullcontext(RunningKernel()) as kernel:
+        return _resolved_in(kernel, program, arch, diagnostics, carried)
+
+
+def _resolved_in(
+    kernel: RunningKernel,
+    program: Program,
+    arch: Architecture,
+    diagnostics: Diagnostics,
+    carried: Sequence[CarriedKernel],
+) -> Compiled:
+    from dprobes.resolve.kernelplaces import kernel_module_of, needs_addresses, resolve_kernel
+
     try:
-        kernel = RunningKernel()
         if carried:
             from dprobes.resolve.kernelbuilds import kernel_here
 

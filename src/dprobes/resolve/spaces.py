@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Program
 
-__all__ = ["ANYWHERE", "EveryProcess", "Space", "SymbolSpace", "space_of"]
+__all__ = ["ANYWHERE", "MACHINE", "EveryProcess", "Space", "SymbolSpace", "space_of"]
 
 ANYWHERE = "*"
 """The module's name in programs whose samplers run the handler wherever they interrupt."""
+MACHINE = "machine"
+"""The module's name in programs about a machine as such, whatever runs on it."""
 
 
 class Space(enum.Enum):
@@ -39,7 +41,7 @@ def space_of(program: Program) -> Space:
     """Return where the probepoints of a program are."""
     if program.name == ANYWHERE:
         return Space.SYSTEM
-    if watches_user_addresses(program):
+    if watches_user_addresses(program) and program.name != MACHINE:
         return Space.PROCESSES
     return Space.MODULE if program.modtype is ModuleType.USER else Space.KERNEL
 

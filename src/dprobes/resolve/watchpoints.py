@@ -34,12 +34,15 @@ def length_problem(access: Access, address: int, length: int) -> str | None:
     return None
 
 
-def resolve_watchpoints(program: Program, space: SymbolSpace, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
-    """Return the watchpoints of a program; what is wrong is added to ``diagnostics``."""
+def resolve_watchpoints(
+    program: Program, space: SymbolSpace, diagnostics: Diagnostics, most: int = WATCHPOINTS
+) -> tuple[Probepoint, ...]:
+    """Return the watchpoints of a program, of which ``most`` can be; what is wrong is added to ``diagnostics``."""
     found: list[Probepoint] = []
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None and isinstance(definition.location, Address):
             resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics)
+            resolver.most = most
             if (watchpoint := resolver.watchpoint(number, found)) is not None:
                 found.append(watchpoint)
     return tuple(found)
@@ -60,6 +63,7 @@ class _Resolver:
         self._location = location
         self._diagnostics = diagnostics
         self._span = definition.span("address")
+        self.most = WATCHPOINTS
 
     def watchpoint(self, number: int, earlier: list[Probepoint]) -> Probepoint | None:
         low, high = self._location.low, self._location.high
@@ -110,10 +114,10 @@ class _Resolver:
             hint = f"write '{_suggestion(self._access, low, address, length)}'"
             self._diagnostics.warning(self._span, state.line(f"{count} at {address:#x}, but {problem}"), hint=hint)
             return state
-        if sum(other.state is ProbeState.COMPILED for other in earlier) >= WATCHPOINTS:
+        if sum(other.state is ProbeState.COMPILED for other in earlier) >= self.most:
             state = ProbeState.DEBUGREG_UNAVAIL
-            before = f"{WATCHPOINTS} watchpoints stand before this one"
-            reason = f"the processor has {WATCHPOINTS} debug registers, and {before}"
+            before = f"{self.most} watchpoints stand before this one"
+            reason = f"the processor has {self.most} debug registers, and {before}"
             self._diagnostics.warning(self._span, state.line(reason))
             return state
         return ProbeState.COMPILED

@@ -302,6 +302,7 @@ def command(
             program, loaded.diagnostics, loaded.symbols, filters=filters, known=kept.places_of(program), keeps=True
         )
         engine = prepared.engine.name
+    source = replace(source, kernel=prepared.engine.records_kernel)
     compiled = prepared.compiled
     progress.end()
     head_start = click.get_current_context().find_object(HeadStart) or HeadStart(())

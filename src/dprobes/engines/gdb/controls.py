@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
+from dprobes.engines.interface import Notice, RecordBatch
 from dprobes.errors import NotSupportedError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections import deque
+    from collections.abc import Iterator, Sequence
 
     from dprobes.engines.gdb.program import StubProgram
     from dprobes.engines.interface import Counts
@@ -27,6 +29,23 @@ class StubControls(interface.ControlledSession):
     _lock: threading.Lock
     _is_stopping: bool
     _removals: list[int]
+    _events: deque[interface.Event]
+    _records: list[tuple[int, bytes]]
+
+    def _taken(self) -> Iterator[interface.Event]:
+        while self._events:
+            yield self._events.popleft()
+        if self._records:
+            records, self._records = self._records, []
+            yield RecordBatch(records)
+
+    def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - of one program
+        """Take a record of a probepoint."""
+        self._records.append((probe, record))
+        return True
+
+    def _warn(self, message: str, hint: str | None) -> None:
+        self._events.append(Notice(message, hint))
 
     def stop(self) -> None:
         """Ask for the end."""

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
+from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
+from dprobes.engines.gdb.machine.connection import visited_kernel
+from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
+from dprobes.engines.gdb.machine.machinesession import MachineSession
+from dprobes.engines.gdb.machine.needs import refuse_for_process
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
 from dprobes.errors import EngineError
+from dprobes.resolve.spaces import MACHINE
+from dprobes.rpn.encoder import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.engines.gdb.program import Resolved
     from dprobes.engines.options import EngineOptions
     from dprobes.resolve.localmodule import Compiled
+    from dprobes.rpn.program import Program
+    from dprobes.target.kernel.runningkernel import RunningKernel
 
 __all__ = ["GdbEngine"]
 
@@ -24,15 +37,52 @@ class GdbEngine(interface.Engine):
     def __init__(self, options: EngineOptions, scope: interface.Scope) -> None:  # noqa: ARG002 - as the registry asks
         assert scope.endpoint is not None, "the registry says that this engine takes endpoints only"
         self._endpoint, self._command = scope.endpoint, scope.command
+        self._kernel: Resolved | None = None
+        self._facts: KernelFacts | None = None
+        self._visited: RunningKernel = BareMachine()
+
+    @contextlib.contextmanager
+    def kernel(self, program: Program) -> Iterator[RunningKernel]:
+        """Hold the machine still meanwhile, and return its kernel; raise ``EngineError`` if there is none."""
+        if program.name == MACHINE:
+            yield BareMachine()
+            return
+        with visited_kernel(self._endpoint) as kernel:
+            self._visited = kernel
+            yield kernel
+            self._facts = KernelFacts.of(kernel)
+
+    @property
+    def records_kernel(self) -> RunningKernel | None:
+        """The machine's kernel, None for a process."""
+        return self._visited if self._kernel is not None else None
 
     def prepare(self, compiled: Compiled) -> None:
         """Take the places; raise ``EngineError`` if the module is not on this machine, or of no processor for it."""
+        if compiled.kernel is not None:
+            self._kernel = compiled.kernel
+            return
+        if compiled.everywhere:
+            self._kernel = self._everywhere(compiled)
+            return
+        if compiled.obstacle is not None:
+            raise EngineError(compiled.obstacle.message, hint=compiled.obstacle.hint)
         if compiled.resolved is None:
             raise EngineError(f"the gdb engine needs the module '{compiled.program.name}' on this machine")
         if processor_of(compiled.architecture) is None:
             raise EngineError(f"the gdb engine does not know how stubs describe {compiled.architecture.name}")
+        refuse_for_process(compiled.program, compiled.architecture)
         self._resolved = compiled.resolved
+
+    def _everywhere(self, compiled: Compiled) -> Resolved:
+        """Return the places of a program that watches user addresses, in all processes of a machine."""
+        with contextlib.suppress(EngineError), visited_kernel(self._endpoint) as kernel:
+            self._visited, self._facts = kernel, KernelFacts.of(kernel)
+        image = encode(compiled.program, compiled.architecture)
+        return MachinePlaces(compiled.architecture, image, compiled.everywhere)
 
     def run(self, job: interface.Job) -> StubSession:
         """Return the session; entering it connects to the stub, and stops the target until probepoints are there."""
+        if self._kernel is not None:
+            return MachineSession(job, self._kernel, self._endpoint, self._facts)
         return StubSession(job, self._resolved, self._endpoint, self._command)

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.arch.processor import Register
-    from dprobes.engines.gdb.program import StubProbe, StubProgram
+    from dprobes.engines.gdb.program import Resolved, StubProbe, StubProgram
     from dprobes.engines.gdb.target import StubTarget
-    from dprobes.resolve.kernelplaces import ResolvedKernel
-    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Program
 
 __all__ = ["PlacedProbes", "ProbedEntry"]
@@ -40,7 +39,7 @@ class PlacedProbes:
         breakpoint_: bytes,
         program: Program,
         placed: StubProgram,
-        resolved: ResolvedModule | ResolvedKernel,
+        resolved: Resolved,
     ) -> None:
         self._target = target
         self._breakpoint = breakpoint_

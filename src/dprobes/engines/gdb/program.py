@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.hits import probes
 from dprobes.engines.hits.probelimits import ProbeLimits
@@ -16,14 +16,44 @@ from dprobes.rpn.program import MANY_PLACES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
+    from dprobes.arch import Architecture
     from dprobes.engines.hits.hitcontext import Reach, SharedCounters
     from dprobes.engines.interface import Job
     from dprobes.extensions import Extension
     from dprobes.keyed.store import KeyedStore
-    from dprobes.resolve.kernelplaces import ResolvedKernel
-    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
+    from dprobes.rpn.encoder import CodeImage
 
-__all__ = ["StubProbe", "StubProgram"]
+__all__ = ["Resolved", "StubProbe", "StubProgram"]
+
+
+class Resolved(Protocol):
+    """What a session is told of the places of a program: those in a module, a kernel, or a machine."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """The processor."""
+
+    @property
+    def image(self) -> CodeImage:
+        """The program's encoded code."""
+
+    @property
+    def probepoints(self) -> tuple[Probepoint, ...]:
+        """The places."""
+
+    @property
+    def symbols(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of those that handlers push."""
+
+    @property
+    def left_out(self) -> tuple[LeftOutProbe, ...]:
+        """What matches a pattern and has no probepoint."""
+
+    @property
+    def per_cpu(self) -> tuple[int, frozenset[int]]:
+        """Where the offsets of the CPUs' copies are, and which addresses in ``symbols`` mean such copies."""
+
 
 StubProbe = probes.Probe["StubProgram"]
 """A probepoint of the program."""
@@ -65,7 +95,7 @@ class StubProgram:
     def __init__(
         self,
         job: Job,
-        resolved: ResolvedModule | ResolvedKernel,
+        resolved: Resolved,
         extensions: Mapping[str, Extension],
         tables: Sequence[KeyedStore],
         warn: Callable[[str, str | None], None],

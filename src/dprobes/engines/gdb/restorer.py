@@ -12,6 +12,7 @@ inserted, and whether the target runs, in lines of text::
     signals 0|1               whether interrupts raise a signal
     process PID               the process, as the stub numbers it
     running 0|1
+    last PACKET               what is to be sent before the target is let go
     end                       nothing is left to be done
 
 Whether the target runs changes at each hit, and is a byte in memory that both have instead of a line in the pipe.
@@ -123,6 +124,7 @@ def restore(transport: Transport, lines: list[str]) -> None:
     """Take out what the lines say is in, and let the target go; an error leaves nothing that could still be done."""
     breakpoints: dict[int, tuple[int, bytes]] = {}
     watched: set[tuple[int, int, int]] = set()
+    last: list[str] = []
     acknowledges, process, is_running, raises_signals = True, 0, False, False
     for line in lines:
         match line.split():
@@ -138,6 +140,8 @@ def restore(transport: Transport, lines: list[str]) -> None:
                 acknowledges = number == "1"
             case ["signals", number]:
                 raises_signals = number == "1"
+            case ["last", packet]:
+                last.append(packet)
             case ["process", number]:
                 process = int(number)
             case ["running", number]:
@@ -158,6 +162,8 @@ def restore(transport: Transport, lines: list[str]) -> None:
                 stub.ask(f"z{BreakpointKind.SOFTWARE:d},{place:x},{size_there:x}")
         for place, length, kind in sorted(watched):
             stub.ask(f"z{kind:d},{place:x},{length:x}")
+        for packet in last:
+            stub.ask(packet)
         if is_interrupted and raises_signals and not (isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)):
             stub.absorb_interrupt()
         stub.detach(process)

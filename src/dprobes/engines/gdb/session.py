@@ -30,8 +30,8 @@ from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner
-from dprobes.engines.interface import Begun, Finished, Notice, RecordBatch, StateEvent
+from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
+from dprobes.engines.interface import Begun, Finished, Notice, Pause, StateEvent
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
 from dprobes.resolve.probepoints import ResolvedModule
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.engines import interface
     from dprobes.engines.gdb.description import TargetDescription
-    from dprobes.engines.gdb.program import StubProbe
+    from dprobes.engines.gdb.program import Resolved, StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
     from dprobes.engines.gdb.stub import Stub
     from dprobes.engines.gdb.target import Registers
-    from dprobes.resolve.kernelplaces import ResolvedKernel
+    from dprobes.engines.hits.handlerruns import Handled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
 __all__ = ["StubSession"]
@@ -71,13 +71,11 @@ class StubSession(StubControls):
 
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
-    steps_exactly = True
-    """Whether a step always executes an instruction."""
 
     def __init__(
         self,
         job: interface.Job,
-        resolved: ResolvedModule | ResolvedKernel,
+        resolved: Resolved,
         endpoint: str,
         arguments: Sequence[str] = (),
     ) -> None:
@@ -122,10 +120,9 @@ class StubSession(StubControls):
         self._connection.target = self._target
         self._context = self._context_of(architecture, processor)
         self._runner = HandlerRunner(self._context)
-        self._placed = PlacedProbes(
-            self._target, processor.breakpoint, self._job.program, self._program, self._resolved
-        )
-        self._stepper = Stepper(self._target, processor, architecture, self._context.names, is_exact=self.steps_exactly)
+        code = processor.breakpoint
+        self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
+        self._stepper = Stepper(self._target, processor, architecture, self._context.names)
         self._begin()
 
     def _target_of(
@@ -219,6 +216,8 @@ class StubSession(StubControls):
             if is_over:
                 break
             yield from self._taken()
+            if reply is None:
+                yield Pause()
         self._emitter.finish()
         yield from self._taken()
         yield Finished(self.counts(), status)
@@ -249,13 +248,6 @@ class StubSession(StubControls):
             text = "the target does not stop when it is interrupted: it is waited for until it comes to a probepoint"
             self._warn(text, None)
 
-    def _taken(self) -> Iterator[interface.Event]:
-        while self._events:
-            yield self._events.popleft()
-        if self._records:
-            records, self._records = self._records, []
-            yield RecordBatch(records)
-
     def _on_stop(self, reply: StopReply) -> bool:
         """See to a stop, and let the target go on; return whether the run is over instead."""
         assert isinstance(reply, Stopped)
@@ -285,13 +277,26 @@ class StubSession(StubControls):
             self._on_returns(at, thread, registers)
             self._on_entry(at, thread, registers)
             outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
-            reply_of_step = self._stepper.step_over(at, self._placed.raw.get(at), thread, registers, self._needed)
+            if self._hand_over(outcome, at, thread, registers):
+                return True
+            reply_of_step = self._pass(at, thread, registers)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
             self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
             if isinstance(reply_of_step, Stopped) and reply_of_step.address is not None:
                 self._on_access(reply_of_step, thread, self._target.registers(thread))
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
+
+    def _hand_over(
+        self, handled: Sequence[Handled[StubProgram]], at: int, thread: ThreadId | None, registers: Registers
+    ) -> bool:
+        """Do what handlers want to be done with the target before it goes on; return whether the run is over then."""
+        assert not hands_over(handled), (at, thread, registers)  # refused before
+        return False
+
+    def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
+        """Have the instruction under a breakpoint executed; return what came of that."""
+        return self._stepper.step_over(at, self._placed.raw.get(at), thread, registers, self._needed)
 
     def _select(self, thread: ThreadId | None, registers: Registers) -> None:
         """Have handlers speak of a thread."""
@@ -376,14 +381,6 @@ class StubSession(StubControls):
         signal = reply.signal if reply.signal not in (_TRAP, _INTERRUPT) else 0
         self._target.resume(signal, reply.thread or thread)
         return False
-
-    def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - of one program
-        """Take a record of a probepoint."""
-        self._records.append((probe, record))
-        return True
-
-    def _warn(self, message: str, hint: str | None) -> None:
-        self._events.append(Notice(message, hint))
 
     def _drop(self, gone: Sequence[StubProbe]) -> None:
         """Take out the breakpoints of probepoints that have become inactive."""

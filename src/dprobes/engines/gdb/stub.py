@@ -52,6 +52,8 @@ _STOPS = (b"S", b"T", b"W", b"X", b"N")
 """How packets begin that say why a target stands still."""
 _OBJECT_MAX = 64 << 20
 _CHUNK = 0x800
+_BATCH = 32
+"""How many pieces of memory are asked for together."""
 
 
 class BreakpointKind(enum.IntEnum):
@@ -62,6 +64,11 @@ class BreakpointKind(enum.IntEnum):
     WRITE = 2
     READ = 3
     ACCESS = 4
+
+
+def _is_stop(answer: bytes) -> bool:
+    """Return whether an answer to another question says that the target has stopped."""
+    return answer[:1] in (b"S", b"T") and answer[1:3].isalnum() and answer[1:3].lower() == answer[1:3]
 
 
 class Stub:
@@ -98,7 +105,10 @@ class Stub:
             self._take(data)  # a stop that nobody asked for
         self._answers.clear()
         self._transport.send(b"+")
-        for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
+        known = self.ask(f"qSupported:{_OURS}")
+        while _is_stop(known):  # it came later than we waited for: QEMU stops a machine when somebody connects
+            known = self._answer(b"qSupported", self._patience)
+        for entry in known.decode("ascii", "replace").split(";"):
             name, equals, value = entry.partition("=")
             self.features[name if equals else entry[:-1]] = value if equals else entry[-1:]
         if self.features.get("QStartNoAckMode") == "+" and self.ask("QStartNoAckMode") == b"OK":
@@ -146,6 +156,23 @@ class Stub:
             return None
         return answer
 
+    def command(self, line: str, patience: float | None = None) -> str | None:
+        """Return what the monitor behind the stub says to a command (``qRcmd``), None if there is no monitor."""
+        patience = self._patience if patience is None else patience
+        if "qRcmd" in self._unknown:
+            return None
+        said, answer = bytearray(), self.ask(f"qRcmd,{line.encode().hex()}", patience)
+        while answer[:1] == b"O" and answer != b"OK":
+            try:
+                said += bytes.fromhex(answer[1:].decode("ascii"))
+            except ValueError:
+                raise self._unexpected("qRcmd", answer) from None
+            answer = self._answer(b"qRcmd", patience)
+        if not answer:
+            self._unknown.add("qRcmd")
+            return None
+        return said.decode("utf-8", "replace")
+
     def tell(self, payload: str | bytes) -> None:
         """
         Ask for what has no answer but OK, with the next question, and do not wait for it.
@@ -153,6 +180,18 @@ class Stub:
         Whatever waits for an answer then raises ``EngineError`` if another one comes.
         """
         self._told.append(payload.encode("latin-1") if isinstance(payload, str) else payload)
+
+    def flush(self) -> None:
+        """
+        Send what was told, and wait for the answers.
+
+        QEMU (system mode) stops a machine for whatever comes while that goes on, an acknowledgement included.
+        """
+        if self._told:
+            last = self._told.pop()
+            self._send(last)
+            if (answer := self._answer(last, self._patience)) != b"OK":
+                raise self._unexpected(last, answer)
 
     def _send(self, payload: bytes) -> None:
         """Send what was told, and a packet behind it."""
@@ -296,8 +335,32 @@ class Stub:
                 break
         return bytes(data)
 
+    def read_in_batches(self, address: int, size: int) -> bytes:
+        """
+        Return as many bytes of memory as can be read, of a stub that takes a packet before its answer was acknowledged.
+
+        QEMU (system mode) does. Pieces are asked for together, as a packet's way there and back takes longer than
+        reading.
+        """
+        data, room = bytearray(), self._room
+        self.flush()
+        while len(data) < size:
+            wanted = min(size - len(data), _BATCH * room)
+            at = address + len(data)
+            pieces = [(at + done, min(room, wanted - done)) for done in range(0, wanted, room)]
+            packets = [self._conversation.ask(b"m%x,%x" % piece) for piece in pieces]
+            self._transport.send(b"".join(packets))
+            answers = [self._memory_in(self._answer(b"m", self._patience), count) for _, count in pieces]
+            for answer, (_, count) in zip(answers, pieces, strict=True):
+                data += answer
+                if len(answer) < count:
+                    return bytes(data)
+        return bytes(data)
+
     def _read_piece(self, address: int, size: int) -> bytes:
-        answer = self.ask(f"m{address:x},{size:x}")
+        return self._memory_in(self.ask(f"m{address:x},{size:x}"), size)
+
+    def _memory_in(self, answer: bytes, size: int) -> bytes:
         if answer.startswith(b"E") or not answer:
             return b""
         try:
@@ -436,6 +499,7 @@ class Stub:
 
     def detach(self, process: int) -> bool:
         """Let go of the target, which goes on; return whether the stub took it."""
+        self.flush()
         answer = self.ask(f"D;{process:x}" if process else "D")
         if answer != b"OK" and process:
             answer = self.ask("D")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
     from dprobes.engines.gdb.stub import Stub
 
-__all__ = ["Registers", "StubTarget"]
+__all__ = ["BLOCK", "Registers", "StubTarget"]
 
-_BLOCK: Final = 64
+BLOCK: Final = 64
 """Bytes that are read at once."""
 _STEP_PATIENCE = 5.0
 """Seconds that one instruction may take."""
@@ -160,21 +160,21 @@ class StubTarget:
         data = bytearray()
         at = address
         while at < address + size:
-            block = at & -_BLOCK
+            block = at & -BLOCK
             known = self._blocks.get(block)
             if known is None:
                 known = self._blocks[block] = self._read_block(block)
-            piece = known[at - block : min(_BLOCK, address + size - block)]
+            piece = known[at - block : min(BLOCK, address + size - block)]
             data += piece
-            if len(piece) < min(_BLOCK, address + size - block) - (at - block):
+            if len(piece) < min(BLOCK, address + size - block) - (at - block):
                 break
-            at = block + _BLOCK
+            at = block + BLOCK
         return bytes(data)
 
     def _read_block(self, block: int) -> bytes:
-        data = self.stub.read(block, _BLOCK)
+        data = self.stub.read(block, BLOCK)
         for at, original in self._originals.items():
-            if at < block + _BLOCK and block < at + len(original) and data:
+            if at < block + BLOCK and block < at + len(original) and data:
                 clean = bytearray(data)
                 for place, byte in enumerate(original, at - block):
                     if 0 <= place < len(clean):

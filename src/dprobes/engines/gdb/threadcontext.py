@@ -51,7 +51,7 @@ class StubContext:
         self._architecture = architecture
         self._processor = processor
         self._warn = warn
-        self._thread: ThreadId | None = None
+        self.thread: ThreadId | None = None
         self._registers: Registers
         self.names = registers_of(architecture, processor, target.description)
         self._masks = {register.index: (1 << register.bits) - 1 for register in architecture.registers}
@@ -76,7 +76,7 @@ class StubContext:
 
     def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
         """Speak of a thread from now on."""
-        self._thread, self._registers, self.process = thread, registers, process
+        self.thread, self._registers, self.process = thread, registers, process
         self.written = None
 
     # Registers
@@ -185,7 +185,7 @@ class StubContext:
         return self.process
 
     def tid(self) -> int:
-        return self.process if self._thread is None else self._thread.thread
+        return self.process if self.thread is None else self.thread.thread
 
     def uid(self) -> int:
         return self.user

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.arch.x86 import WATCHPOINTS
 from dprobes.errors import TargetError, reason_of
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
@@ -73,6 +74,12 @@ class RunningKernel:
 
     is_loaded = True
     """Whether addresses are those of a running kernel."""
+    called: tuple[str, ...] = KERNEL_NAMES
+    """What it may be called in programs."""
+    checks_places = True
+    """Whether it refuses places that are no instructions."""
+    watchpoints = WATCHPOINTS
+    """How many watchpoints there can be."""
 
     def __init__(
         self,

@@ -1,0 +1,50 @@
+"""A short visit to a machine: it stands still while its kernel is looked at, and goes on behind that."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.engines.gdb.machine.guestkernel import GuestKernel
+from dprobes.engines.gdb.machine.machinetarget import MachineTarget
+from dprobes.engines.gdb.processors import processor_of
+from dprobes.engines.gdb.stopreplies import Stopped
+from dprobes.engines.gdb.stub import Stub
+from dprobes.engines.gdb.transports import open_transport
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["visited_kernel"]
+
+_PROCESSOR = "x86_64"
+"""The only one whose kernel is found in memory."""
+
+
+@contextlib.contextmanager
+def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
+    """Let the machine at an endpoint stand still meanwhile; raise ``EngineError`` if no kernel is found there."""
+    if endpoint.startswith("|"):
+        raise EngineError(
+            "a machine cannot be reached through a command's input and output",
+            hint="let QEMU listen: -gdb tcp::1234, or -gdb unix:PATH,server=on,wait=off",
+        )
+    processor = processor_of(architecture(_PROCESSOR))
+    assert processor is not None
+    with contextlib.closing(Stub(open_transport(endpoint))) as stub:
+        stub.start()
+        target = MachineTarget(stub, "little", processor.default_description())
+        try:
+            if target.description.architecture not in processor.descriptions:
+                raise EngineError(
+                    f"the stub {stub.name} stands for a processor '{target.description.architecture}', and kernels are "
+                    f"probed on {_PROCESSOR} only"
+                )
+            reply = stub.reason()
+            thread = (reply.thread if isinstance(reply, Stopped) else None) or stub.current_thread()
+            target.process = 0 if thread is None else thread.process
+            yield GuestKernel(target, target.registers(thread))
+        finally:
+            target.let_go()

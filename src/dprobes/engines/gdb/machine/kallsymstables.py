@@ -1,0 +1,218 @@
+"""
+The symbols of a Linux kernel as they lie in its memory, compressed (kernel/kallsyms.c, scripts/kallsyms.c).
+
+A name is a row of tokens, each a byte that stands for one character or several; the first character is the kind of the
+symbol. The tables lie one behind the other, each at a multiple of 8::
+
+    up to v6.4:  offsets │ relative_base │ num_syms │ names │ markers │ … │ token_table │ token_index
+    since then:  num_syms │ names │ markers │ token_table │ token_index │ offsets │ relative_base │ …
+
+``names`` has the length and the tokens of each name, ``markers`` where each 256th of them begins, ``token_table`` 256
+strings, and ``token_index`` where these begin. Some kernels have the order of the names besides (``seqs_of_names``).
+
+An address is ``relative_base`` plus its offset; where offsets below zero occur, those from zero on are addresses
+themselves (of the CPUs' own data), and others count back from the base (CONFIG_KALLSYMS_ABSOLUTE_PERCPU).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["SymbolTables", "end_of", "find_tables", "listed_symbols"]
+
+_TOKENS = 256
+_DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
+"""The tokens of digits, which stand for themselves; so the table of tokens can be found by them."""
+_FIRST_DIGIT = ord("0")
+_MARKED = 256
+"""Each how many symbols there is a marker."""
+_NAME_MAX = 512
+_SYMBOLS_MAX = 1 << 22
+_ALIGNMENT = 8
+_WORD, _LONG, _SHORT = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<H")
+_TWO_BYTES = 0x80
+"""
+Since Linux kernel commit 73bbb94466fd ("kallsyms: support "big" kernel symbols") (in v6.1) a length with this bit goes
+on in a second byte.
+"""
+_BASE_MIN = 0xFFFF_FFFF_8000_0000
+_UPPER_HALF = b"\xff\xff\xff\xff"
+"""Of the addresses in the kernel's image."""
+_PAGES = b"\0\0"
+"""The lowest bytes of the address where it begins, which is a multiple of 2 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolTables:
+    """Say where the tables begin in some bytes, and how many symbols they have."""
+
+    count: int
+    names: int
+    tokens: int
+    index: int
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _aligned_down(size: int) -> int:
+    return size // _ALIGNMENT * _ALIGNMENT
+
+
+def find_tables(data: bytes | bytearray, start: int = 0) -> SymbolTables | None:
+    """Return where the tables are whose tokens lie behind ``start``, None if there are none, or not all of them."""
+    at = data.find(_DIGITS, start)
+    while at >= 0:
+        found = _tables_at(data, at)
+        if found is not None:
+            return found
+        at = data.find(_DIGITS, at + 1)
+    return None
+
+
+def _tables_at(data: bytes | bytearray, digits: int) -> SymbolTables | None:
+    begin = digits
+    for _ in range(_FIRST_DIGIT):
+        begin = data.rfind(b"\0", 0, begin - 1) + 1
+        if begin <= 0:
+            return None
+    # What stands in front of the first token is padding: its place is a multiple of 8.
+    starts, at = [], begin
+    for _ in range(_TOKENS):
+        starts.append(at - begin)
+        at = data.find(b"\0", at) + 1
+        if not at:
+            return None
+    for index in range(at, at + _ALIGNMENT):
+        if data[index : index + 2 * _TOKENS] == struct.pack(f"<{_TOKENS}H", *starts):
+            return _with_names(data, begin, index)
+    return None
+
+
+def _with_names(data: bytes | bytearray, tokens: int, index: int) -> SymbolTables | None:
+    """Find the names in front of the tokens."""
+    found = _before_markers(data, tokens) or _behind_base(data, tokens)
+    return None if found is None else SymbolTables(*found, tokens, index)
+
+
+def _behind_base(data: bytes | bytearray, tokens: int) -> tuple[int, int] | None:
+    """Return how many names there are, and where, in the older order: behind an address in the kernel's image."""
+    base = data.rfind(_UPPER_HALF, 0, tokens)
+    while base >= _LONG.size:
+        count_place = base + len(_UPPER_HALF)
+        is_aligned = (tokens - count_place) % _ALIGNMENT == 0
+        if is_aligned and data[base - _WORD.size : base - _WORD.size + len(_PAGES)] == _PAGES:
+            count, names = _WORD.unpack_from(data, count_place)[0], count_place + _ALIGNMENT
+            room = tokens - names
+            if _MARKED < count < room and _is_marked(data, names, count, tokens):
+                return count, names
+        base = data.rfind(_UPPER_HALF, 0, base)
+    return None
+
+
+def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int) -> bool:
+    """Return whether behind so many names there are their markers."""
+    second = _skip(data, names, _MARKED, tokens)
+    if second < 0:
+        return False
+    end = _skip(data, second, count - _MARKED, tokens)
+    markers = tokens - _aligned_down(tokens - end)
+    return end >= 0 and data[markers : markers + 2 * _WORD.size] == struct.pack("<II", 0, second - names)
+
+
+def _before_markers(data: bytes | bytearray, tokens: int) -> tuple[int, int] | None:
+    """Return how many names there are, and where, in the newer order: before the markers, which grow from 0 on."""
+    place = tokens - _WORD.size
+    if _WORD.unpack_from(data, place)[0] == 0:
+        place -= _WORD.size
+    last, markers = 1 << 32, 0
+    while place >= 0 and (value := _WORD.unpack_from(data, place)[0]) < last:
+        last, markers = value, markers + 1
+        if not value:
+            break
+        place -= _WORD.size
+    if place < _ALIGNMENT or markers < 2:
+        return None
+    last_marker = _WORD.unpack_from(data, place + (markers - 1) * _WORD.size)[0]
+    second = _WORD.unpack_from(data, place + _WORD.size)[0]
+    highest = place - last_marker
+    first = tokens - _aligned(tokens - highest)
+    for names in range(first, max(highest - _MARKED * _NAME_MAX, _ALIGNMENT), -_ALIGNMENT):
+        count = _WORD.unpack_from(data, names - _ALIGNMENT)[0]
+        if -(-count // _MARKED) == markers and _skip(data, names, _MARKED, tokens) == names + second:
+            return count, names
+    return None
+
+
+def _skip(data: bytes | bytearray, at: int, count: int, end: int) -> int:
+    """Return where the names end that begin at a place, -1 if that is behind ``end``."""
+    for _ in range(count):
+        if at + 1 >= end:
+            return -1
+        length, at = _length(data, at)
+        at += length
+    return at
+
+
+def _length(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    length = data[at]
+    if length & _TWO_BYTES:
+        return length & ~_TWO_BYTES | data[at + 1] << 7, at + 2
+    return length, at + 1
+
+
+def end_of(tables: SymbolTables) -> int:
+    """Return how many bytes are needed of which the tables are part, whichever order they have."""
+    return _aligned(tables.index + 2 * _TOKENS) + _aligned(_WORD.size * tables.count) + _LONG.size
+
+
+def listed_symbols(data: bytes | bytearray, tables: SymbolTables) -> bytes | None:
+    """Return the symbols as ``/proc/kallsyms`` lists them, None if their addresses are not where they should be."""
+    addresses = _addresses(data, tables)
+    if addresses is None:
+        return None
+    names = _names(data, tables)
+    return b"".join(
+        b"%016x %c %b\n" % (address, name[0], name[1:]) for address, name in zip(addresses, names, strict=True)
+    )
+
+
+def _addresses(data: bytes | bytearray, tables: SymbolTables) -> Sequence[int] | None:
+    size = _aligned(_WORD.size * tables.count)
+    before = tables.names - _ALIGNMENT - _LONG.size
+    behind = _aligned_from(tables.index + 2 * _TOKENS, tables.tokens)
+    for base_place, place in ((before, before - size), (behind + size, behind)):
+        if place < 0 or base_place + _LONG.size > len(data):
+            continue
+        base = _LONG.unpack_from(data, base_place)[0]
+        if base < _BASE_MIN:
+            continue
+        offsets = struct.unpack_from(f"<{tables.count}i", data, place)
+        if min(offsets) < 0:
+            return [offset if offset >= 0 else base - 1 - offset for offset in offsets]
+        return [base + offset for offset in offsets]
+    return None
+
+
+def _aligned_from(place: int, origin: int) -> int:
+    return origin + _aligned(place - origin)
+
+
+def _names(data: bytes | bytearray, tables: SymbolTables) -> Iterator[bytes]:
+    starts = struct.unpack_from(f"<{_TOKENS}H", data, tables.index)
+    strings = []
+    for start in starts:
+        begin = tables.tokens + start
+        strings.append(bytes(data[begin : data.index(b"\0", begin)]))
+    at = tables.names
+    for _ in range(tables.count):
+        length, at = _length(data, at)
+        yield b"".join([strings[byte] for byte in data[at : at + length]])
+        at += length

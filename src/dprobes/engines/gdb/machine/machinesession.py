@@ -1,0 +1,262 @@
+"""The run of a program on a machine behind a stub: its processors are what stops, and its kernel what is probed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.engines.gdb.emulation import Emulator
+from dprobes.engines.gdb.machine.exceptions import fault_entries
+from dprobes.engines.gdb.machine.execution import Executor
+from dprobes.engines.gdb.machine.machinecontext import MachineContext
+from dprobes.engines.gdb.machine.machinetarget import MachineTarget
+from dprobes.engines.gdb.machine.monitor import Monitor
+from dprobes.engines.gdb.machine.needs import refuse_lacking
+from dprobes.engines.gdb.machine.privileged import Privileged
+from dprobes.engines.gdb.machine.tasks import TaskReader
+from dprobes.engines.gdb.session import StubSession
+from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
+from dprobes.engines.hits.probes import DEBUGGER
+from dprobes.engines.interface import Notice
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.gdb.description import TargetDescription
+    from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
+    from dprobes.engines.gdb.processors import StubProcessor
+    from dprobes.engines.gdb.program import Resolved, StubProbe, StubProgram
+    from dprobes.engines.gdb.stopreplies import StopReply
+    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.hits.handlerruns import Handled
+    from dprobes.engines.interface import Job
+
+__all__ = ["MachineSession"]
+
+
+_TRAP = 5
+"""How GDB numbers SIGTRAP (include/gdb/signals.def)."""
+_FAULT = 11
+"""SIGSEGV, as which the session takes the fault of an instruction."""
+_CRASH_DUMP = 2
+"""The operand of ``exit`` that asks for the memory of the machine."""
+
+
+def new_path(path: Path) -> Path:
+    """Return a path at which there is nothing: the one that is given, or that with a number behind it."""
+    number = 0
+    found = path
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.name}.{number}")
+    return found
+
+
+class _Everybody(set[int]):
+    """All processes, and what runs without one."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+class MachineSession(StubSession):
+    """One run, on a machine; ``facts`` are None where no kernel is known."""
+
+    _target: MachineTarget
+    _context: MachineContext
+
+    def __init__(self, job: Job, resolved: Resolved, endpoint: str, facts: KernelFacts | None) -> None:
+        super().__init__(job, resolved, endpoint)
+        self._per_cpu = resolved.per_cpu[1]
+        self._emulator: Emulator | None = None
+        self._is_left = False
+        """Whether the machine was left to a debugger."""
+        self._fault_entries: frozenset[int] = frozenset()
+        """Where the kernel begins to see to the fault of an instruction."""
+        self._facts = facts
+        self._program.reach.pids = _Everybody()
+
+    def _target_of(
+        self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
+    ) -> MachineTarget:
+        return MachineTarget(self._stub, order, default, tell)
+
+    def _context_of(self, architecture: Architecture, processor: StubProcessor) -> MachineContext:
+        return MachineContext(self._target, architecture, processor, lambda text: self._warn(text, None))
+
+    def _begin(self) -> None:
+        """Get to know the machine, and insert the breakpoints."""
+        described = self._target.description.architecture
+        if described and described not in self._processor.descriptions:
+            name = self._resolved.architecture.name
+            raise EngineError(f"the stub {self._stub.name} stands for a processor '{described}', not for {name}")
+        reply = self._stub.reason()
+        thread = reply.thread if isinstance(reply, Stopped) else None
+        thread = thread or self._stub.current_thread()
+        self._target.process = 0 if thread is None else thread.process
+        self._target.tell(f"process {self._target.process}")
+        self._target.hold_interrupts()
+        self._processors = len(self._stub.threads())
+        if self._facts is not None:
+            self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
+            self._context.tasks = TaskReader(self._target, self._facts, self._processors)
+        self._context.per_cpu = self._per_cpu
+        monitor = Monitor(self._stub)
+        if monitor.is_there:
+            privileged = self._context.privileged = Privileged(self._target, monitor, self._executor())
+            if self._facts is not None:
+                base, limit = privileged.table("idt", thread)
+                self._fault_entries = fault_entries(self._target.read, base, limit)
+        self._refuse_lacking(self._target.registers(thread))
+        self._place_probes()
+
+    def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
+        """Run the handlers of those who watch the memory that was accessed."""
+        assert reply.address is not None
+        self._select(thread, registers)
+        handled = self._runner.run(self._placed.watched.concerned(reply.address, reply.reason))
+        self._is_left = self._hand_over(handled, registers[self._processor.pc], thread, registers)
+        if not self._is_left:
+            self._target.write_back(thread, registers)
+            self._drop(self._emitter.count(handled))
+
+    def _place_of(self, registers: Registers) -> int:
+        """Return the linear address of the instruction that a processor is at."""
+        pc = registers[self._processor.pc]
+        if self._facts is None and self._context.privileged is not None:
+            return pc + self._context.privileged.code_base(self._context.thread)
+        return pc
+
+    def _executor(self) -> Executor | None:
+        facts = self._facts
+        if facts is None or facts.tables is None:
+            return None
+        return Executor(self._target, facts.text, facts.tables, facts.paging)
+
+    def _refuse_lacking(self, registers: Registers) -> None:
+        refuse_lacking(
+            self._job.program,
+            self._resolved.architecture,
+            self._context.names,
+            registers,
+            self._stub.name,
+            has_monitor=self._context.privileged is not None,
+        )
+
+    def _bias(self) -> int:
+        return 0
+
+    @property
+    def _process_id(self) -> int:
+        return 0
+
+    @property
+    def _own_places(self) -> set[int]:
+        return set()
+
+    def _select(self, thread: ThreadId | None, registers: Registers) -> None:
+        self._context.select(thread, registers, 0)
+
+    # What handlers want to be done with the machine
+
+    def _hand_over(
+        self, handled: Sequence[Handled[StubProgram]], at: int, thread: ThreadId | None, registers: Registers
+    ) -> bool:
+        """Write a dump, or leave the machine as it stands to a debugger; then return True."""
+        codes = {each.outcome.exit_code for each in handled if each.outcome is not None}
+        if _CRASH_DUMP in codes:
+            self._dump([each.probe for each in handled if each.outcome and each.outcome.exit_code == _CRASH_DUMP])
+        if DEBUGGER not in codes:
+            return False
+        self._drop(self._emitter.count(handled))
+        self._target.write_back(thread, registers)
+        self._target.leave_standing()
+        where = next((self.probes[each.probe.number].where for each in handled), "")
+        self._warn(f"the machine stands still at {at:#x} ({where})", f"gdb -ex 'target remote {self._stub.name}'")
+        return True
+
+    def _dump(self, probes: Sequence[StubProbe]) -> None:
+        """Have QEMU write the machine's memory, as it is before the probed instruction; the probepoints are removed."""
+        path = new_path(Path("vmcore").absolute())
+        privileged = self._context.privileged
+        if privileged is None:
+            self._warn(f"the stub {self._stub.name} has no monitor that could write a dump", None)
+        else:
+            try:
+                privileged.monitor.dump(str(path))
+                self._events.append(Notice(f"the machine's memory is in '{path}', where its stub runs", None, False))
+            except EngineError as error:
+                self._warn(error.message, error.hint)
+        self._removals += [probe.number for probe in probes]
+
+    # Calls belong to tasks, which may go on on another processor
+
+    def _on_returns(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        super()._on_returns(at, self._caller(thread, at), registers)
+
+    def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        super()._on_entry(at, self._caller(thread, at), registers)
+
+    def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:
+        """Return who calls and returns, by its task; the idle tasks are one for each processor."""
+        if at not in self._placed.entries and at not in self._returns.addresses:
+            return thread
+        return ThreadId(0, self._context.task()) if self._context.task() else thread
+
+    def _correct_pc(self, reply: Stopped, registers: Registers, known: set[int] | frozenset[int]) -> int | None:
+        """Return the breakpoint that a processor has come to; its program counter may count from a segment's base."""
+        if reply.signal != _TRAP:
+            return None
+        if self._context.privileged is not None:
+            self._context.privileged.forget()
+        self._context.thread = reply.thread
+        at = self._place_of(registers)
+        return at if at in known else None
+
+    def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
+        """Have the instruction under a breakpoint executed; return what came of that."""
+        raw = self._instruction_at(at)
+        if self._emulator is None:
+            self._emulator = Emulator(self._target, self._context.word_size)
+        if raw and self._emulator.carry_out(raw, registers):
+            self._target.write_back(thread, registers)
+            return Stopped(_TRAP, thread, {})
+        self._target.write_back(thread, registers)
+        pc = self._processor.pc
+        self._target.remove(at, self._breakpoint_size)
+        reply = self._target.step(thread, registers[pc], pc, is_exact=False)
+        if isinstance(reply, Stopped) and at in self._needed:
+            self._target.insert_again(at, self._breakpoint_size, self._processor.breakpoint)
+        if self._fault_entries and isinstance(reply, Stopped):
+            behind = self._target.registers(thread)[pc]
+            if behind in self._fault_entries and at not in self._fault_entries:
+                return Stopped(_FAULT, thread, {})  # it is executed once more when that was seen to, or never
+        return reply
+
+    def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:  # noqa: ARG002 - no signals are passed
+        """Let the machine go on behind a hit; return whether the run is over instead."""
+        if not isinstance(reply, Stopped) or self._is_left or self._may_end():
+            return True
+        self._target.resume()
+        return False
+
+    def _instruction_at(self, at: int) -> bytes | None:
+        """Return the instruction under a breakpoint if it is still there: the kernel changes its code as it runs."""
+        raw = self._placed.raw.get(at)
+        return raw if raw and self._target.read(at, len(raw)) == raw else None
+
+    # What others ask
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the variables of all CPUs."""
+        with self._lock:
+            return self._context.all_cpu_variables(self._processors)
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set local and CPU variables to zero."""
+        super().reset_variables(first, last)
+        with self._lock:
+            self._context.reset_cpu_variables(first, last)

@@ -1,0 +1,208 @@
+"""
+A machine behind QEMU's stub: physical memory besides that of addresses, and steps without interrupts.
+
+QEMU has packets of its own for both (gdbstub.c): ``Qqemu.PhyMemMode:1`` makes addresses in ``m`` and ``M`` physical
+ones, and ``Qqemu.sstep`` says what is held while a processor executes a single instruction::
+
+    ENABLE=1    NOIRQ=2: no interrupts    NOTIMER=4: time stands still
+
+Both outlive the connection, so they are set back before anything goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Literal
+
+from dprobes.engines.gdb.machine.pagetables import Paging, Translation, paging_of, translate
+from dprobes.engines.gdb.target import BLOCK, StubTarget
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.gdb.description import TargetDescription
+    from dprobes.engines.gdb.stopreplies import ThreadId
+    from dprobes.engines.gdb.stub import Stub
+    from dprobes.engines.gdb.target import Registers
+
+__all__ = ["MachineTarget"]
+
+_BLOCK: Final = 512
+"""Bytes of physical memory that are read at once: neighbours in page tables are asked for together."""
+_ENTRY: Final = 8
+_KERNEL_HALF = 1 << 63
+_STEP_MASK = 7
+"""Steps, and holds interrupts and time meanwhile."""
+
+
+class MachineTarget(StubTarget):
+    """
+    A machine whose processors are the threads of its stub.
+
+    ``root`` is the register that leads to the page tables.
+    """
+
+    def __init__(
+        self,
+        stub: Stub,
+        order: Literal["little", "big"],
+        default: TargetDescription,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(stub, order, default, tell)
+        self._has_physical = stub.ask_if_known("qqemu.PhyMemMode") is not None
+        self._is_physical = False
+        self._paged: tuple[int, Paging] | None = None
+        """The page tables of the processor that was asked for its registers last."""
+        self._frames: dict[int, bytes] = {}
+        self.kernel_tables: int | None = None
+        """Where the kernel's own page tables are, which show its memory while a program runs as well."""
+        self.kernel_paging = Paging.FOUR_LEVELS
+        self._step_mask: bytes | None = None
+        """What was held during steps before we came, None if that need not be set back."""
+
+    @property
+    def can_walk(self) -> bool:
+        """Whether page tables can be read, which lie in physical memory."""
+        return self._has_physical and "cr3" in self.description.registers
+
+    def _be_physical(self, is_physical: bool) -> None:
+        if self._is_physical is not is_physical:
+            self.stub.ask(f"Qqemu.PhyMemMode:{is_physical:d}")
+            self._is_physical = is_physical
+
+    def _read_block(self, block: int) -> bytes:
+        self._be_physical(False)
+        data = super()._read_block(block)
+        if not data and block >= _KERNEL_HALF and self.kernel_tables is not None:
+            data = self.read_large(self.kernel_tables, self.kernel_paging, block, BLOCK)
+        return data
+
+    def registers(self, thread: ThreadId | None) -> Registers:
+        """Return the registers of a processor, whose memory is spoken of from now on."""
+        registers = super().registers(thread)
+        self._paged = (registers["cr3"], self.paging(registers)) if self.can_walk else None
+        return registers
+
+    def write(self, address: int, data: bytes) -> bool:
+        """
+        Change memory; return whether all of it could be.
+
+        The stub writes wherever there is a page. One that the processor could not write may be shared with others.
+        """
+        at = address
+        while self._paged is not None and self._paged[1] is not Paging.OTHER and at < address + len(data):
+            found = translate(self.entry_at, *self._paged, at)
+            if found is None or not found.is_writable:
+                return False
+            at += found.size
+        self._be_physical(False)
+        self._frames.clear()
+        return super().write(address, data)
+
+    def _set_running(self) -> None:
+        self._be_physical(False)
+        self.stub.flush()
+        self._frames.clear()
+        super()._set_running()
+
+    # Physical memory
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        """Return bytes of physical memory; fewer if they cannot all be read."""
+        data = bytearray()
+        while len(data) < size:
+            at = address + len(data)
+            block = at & -_BLOCK
+            known = self._frames.get(block)
+            if known is None:
+                self._be_physical(True)
+                known = self._frames[block] = self.stub.read(block, _BLOCK)
+            piece = known[at - block : at - block + size - len(data)]
+            if not piece:
+                break
+            data += piece
+        return bytes(data)
+
+    def write_physical(self, address: int, data: bytes) -> bool:
+        """Change physical memory; return whether all of it could be."""
+        self._blocks.clear()
+        self._frames.clear()
+        self._be_physical(True)
+        return self.stub.write(address, data)
+
+    def read_large(self, root: int, paging: Paging, address: int, size: int) -> bytes:
+        """Return many bytes, which are not kept, as page tables show them; fewer if they cannot all be read."""
+        data = bytearray()
+        while len(data) < size:
+            found = translate(self.entry_at, root, paging, address + len(data))
+            if found is None:
+                break
+            count = min(found.size, size - len(data))
+            self._be_physical(True)
+            piece = self.stub.read_in_batches(found.physical, count)
+            data += piece
+            if len(piece) < count:
+                break
+        return bytes(data)
+
+    def entry_at(self, address: int) -> int | None:
+        """Return an entry of a page table by its physical address, None if it cannot be read."""
+        data = self.read_physical(address, _ENTRY)
+        return int.from_bytes(data, self.byte_order) if len(data) == _ENTRY else None
+
+    def paging(self, registers: Registers) -> Paging:
+        """Return how a processor finds memory; OTHER if that is not known."""
+        if not self.can_walk:
+            return Paging.OTHER
+        return paging_of(registers.value("cr0"), registers.value("cr4"), registers.value("efer"))
+
+    def translate(self, registers: Registers, address: int) -> Translation | None:
+        """Return where an address of a processor is in physical memory, None if it is nowhere, or that is not known."""
+        paging = self.paging(registers)
+        return None if paging is Paging.OTHER else translate(self.entry_at, registers["cr3"], paging, address)
+
+    def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
+        """Let a processor have the registers that were changed, and no others: system registers do more when set."""
+        changed = sorted(registers.changed)
+        registers.changed.clear()
+        for name in changed:
+            if not self._set_register(thread, registers, name):
+                raise EngineError(f"the stub {self.stub.name} does not set the register '{name}'")
+
+    # Steps
+
+    def hold_interrupts(self) -> None:
+        """Have steps hold interrupts, until ``let_go``."""
+        before = self.stub.ask_if_known("qqemu.sstep")
+        if before is None or (found := re.fullmatch(rb"(?:0x)?([0-9a-f]+)", before)) is None:
+            return
+        if int(found[1], 16) != _STEP_MASK:
+            self._step_mask = found[1]
+            self.tell(f"last Qqemu.sstep={found[1].decode()}")
+            self.stub.ask(f"Qqemu.sstep={_STEP_MASK:x}")
+
+    def leave_standing(self) -> None:
+        """Take all breakpoints out, and let the machine stand still when the connection ends."""
+        self._set_back()
+        for watched in sorted(self._watched):
+            self.unwatch(*watched)
+        for address in sorted(self.inserted):
+            self.remove(address, 1)
+        self.stub.flush()
+        self.tell("end")
+        self.is_over = True
+
+    def let_go(self) -> None:
+        """Take all breakpoints out, and let the machine go on without us."""
+        if self.is_running:
+            self.stop()
+        self._set_back()
+        super().let_go()
+
+    def _set_back(self) -> None:
+        self._be_physical(False)
+        if self._step_mask is not None:
+            self.stub.ask(f"Qqemu.sstep={self._step_mask.decode()}")
+            self._step_mask = None

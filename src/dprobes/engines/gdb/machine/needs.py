@@ -1,0 +1,81 @@
+"""What a program needs of a machine and its stub does not have: errors at the instructions, before any breakpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.capabilities import Capability, requirements
+from dprobes.engines.gdb.machine.privileged import MONITORED, SELECTED
+from dprobes.rpn.isa import Group, OperandKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.gdb.target import Registers
+    from dprobes.rpn.program import Program
+
+__all__ = ["MACHINES_ONLY", "refuse_for_process", "refuse_lacking"]
+
+MACHINES_ONLY = frozenset(
+    {
+        Capability.TASK,
+        Capability.SYSTEM_REGISTER,
+        Capability.CPUID,
+        Capability.IO_PORT,
+        Capability.SEGMENTED,
+        Capability.VERIFY_WRITE,
+        Capability.HAND_OVER,
+    }
+)
+"""What machines have and processes behind a stub have not."""
+
+
+def refuse_for_process(program: Program, architecture: Architecture) -> None:
+    """Raise ``SourceError`` if a program for a process needs what only machines have."""
+    diagnostics = Diagnostics()
+    for need in requirements(program, architecture):
+        if need.capability in MACHINES_ONLY:
+            message = f"'{need.what}' needs {need.capability.value}, which processes behind a stub do not have"
+            diagnostics.error(need.span, message)
+    diagnostics.raise_if_errors()
+
+
+def refuse_lacking(
+    program: Program,
+    architecture: Architecture,
+    names: Mapping[int, str],
+    registers: Registers,
+    stub: str,
+    *,
+    has_monitor: bool,
+) -> None:
+    """
+    Raise ``SourceError`` if a program needs a register or a port that the ``stub`` of a machine does not have.
+
+    ``names`` are its names of registers by our index, ``registers`` those of a processor.
+    """
+    diagnostics = Diagnostics()
+    hint = "QEMU's stub has a monitor that tells it"
+    for code in program.bodies():
+        for instruction in code.instructions:
+            row, operand = instruction.row, instruction.operand
+            if row.syntax.startswith("log ustack"):
+                message = f"'{instruction}' needs the files of a program, which are in the machine behind the stub"
+                diagnostics.error(instruction.span, message)
+            if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
+                message = f"the stub {stub} has no monitor, which '{instruction}' needs"
+                diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
+            if row.operand_kind is not OperandKind.REGISTER or not isinstance(operand, (str, int)):
+                continue
+            register = architecture.register(operand)
+            if register is None or register.memory_offset is not None:
+                continue
+            name = names.get(register.index, "")
+            is_tellable = register.name in (*MONITORED, *SELECTED)
+            if name not in registers and not (has_monitor and is_tellable):
+                span = instruction.operand_place or instruction.span
+                told = hint if is_tellable else None
+                diagnostics.error(span, f"the stub {stub} has no register '{register.name}'", hint=told)
+    diagnostics.raise_if_errors()
