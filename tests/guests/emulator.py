@@ -184,6 +184,7 @@ def _hardware(machine: Machine) -> list[str]:
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-serial", "chardev:console"),
         *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent"),
+        *("-device", "vmcoreinfo"),  # for dumps of memory
         *("-netdev", "user,id=network,restrict=on", "-device", "virtio-net-pci,netdev=network,romfile="),
     ]
 

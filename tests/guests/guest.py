@@ -296,6 +296,15 @@ class Guest:
         """Press the power button: it wakes up a machine that sleeps, if the module ``button`` is loaded."""
         self._emulator.command("system_powerdown")
 
+    def open_stub(self, path: Path) -> None:
+        """Let QEMU answer the protocol of GDB at a socket; the machine goes on until somebody connects."""
+        line = f"gdbserver unix:{path},server=on,wait=off"
+        self._emulator.command("human-monitor-command", **{"command-line": line})
+
+    def monitor(self, line: str) -> str:
+        """Return what QEMU's monitor answers."""
+        return str(self._emulator.command("human-monitor-command", **{"command-line": line}))
+
     def check_health(self) -> None:
         """Raise ``GuestError`` if the kernel has warned since it booted."""
         if int(self.get("/proc/sys/kernel/tainted")) & _TAINT_WARN:

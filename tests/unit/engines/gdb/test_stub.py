@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.gdb.packets import packet
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.stub import BreakpointKind, Stub
 from dprobes.errors import EngineError
@@ -55,6 +56,38 @@ def test_a_stop_that_nobody_asked_for_is_forgotten_at_the_start() -> None:
     with FakeStub(script({b"?": b"S05"})) as fake:
         fake.send(b"$T05thread:1;#aa+$S11#b5")
         assert started(fake).reason() == Stopped(5, None, {})
+
+
+def test_a_stop_that_comes_late_is_no_answer() -> None:
+    late = packet(b"T02thread:p01.01;") + packet(b"multiprocess+")
+    with FakeStub(script({b"qSupported": late})) as fake:
+        assert started(fake).features == {"multiprocess": "+"}
+
+
+def test_what_was_told_is_answered_before_a_target_is_let_go() -> None:
+    with FakeStub(script({b"P": b"OK", b"z0": b"OK", b"D": b"OK"})) as fake:
+        stub = started(fake)
+        stub.remove(BreakpointKind.SOFTWARE, 0x1000, 1)
+        stub.remove(BreakpointKind.SOFTWARE, 0x2000, 1)
+        assert stub.detach(0)
+        assert fake.asked[-3:] == [b"z0,1000,1", b"z0,2000,1", b"D"]
+
+
+def test_memory_is_read_in_batches() -> None:
+    content = bytes(range(256)) * 40
+
+    def answer(payload: bytes) -> bytes:
+        if payload.startswith(b"m"):
+            start, size = (int(number, 16) for number in payload[1:].split(b","))
+            return content[start : start + size].hex().encode() or b"E14"
+        return b"PacketSize=200" if payload.startswith(b"qSupported") else b""
+
+    with FakeStub(answer) as fake:
+        stub = started(fake)
+        assert stub.read_in_batches(10, 9000) == content[10:9010]
+        assert stub.read_in_batches(10000, 4000) == content[10000:]
+        assert stub.read_in_batches(20000, 10) == b""
+        assert stub.ask("?") == b""
 
 
 def test_a_stub_that_does_not_answer() -> None:
