@@ -182,14 +182,16 @@ def test_show_says_by_which_jump_each_probepoint_would_be_probed(build: Builder,
     source = tmp_path / "all.rpn"
     text = counting(*places).replace("name = windows", f'name = "{program}"')
     source.write_text(
-        text.replace("minor = 4\n", "minor = 4\npasscount = 5\n").replace("minor = 2\nabort", "minor = 2\nexit 1")
+        text.replace("minor = 4\n", "minor = 4\npasscount = 5\n").replace(
+            "minor = 2\nabort", "minor = 2\npush uid\nlog 1"
+        )
     )
     command = [*DPROBES, "show", str(source), "--engine", "inline", "--allow-write"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
     assert [line.removeprefix("// inline: by ") for line in done.stdout.splitlines() if "inline:" in line] == [
         "a jump over several instructions",
         "a jump over what leads to it",
-        "a breakpoint: its handler ends with 'exit 1'",
+        "a breakpoint: its handler asks for the process name or the user, which only the kernel knows",
         "a punned jump, if the addresses that it leads to are free",
         "a punned jump, if the addresses that it leads to are free",
     ]

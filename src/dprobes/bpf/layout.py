@@ -410,6 +410,12 @@ SNAPSHOT_REGISTERS = 21
 
 SNAPSHOT_STACK_MAX = 12 << 10
 
+INLINE_ENDING, SKIPPED = 120, 0x100
+"""
+Where the context of a handler in a process says how that has ended: as ``struct pt_regs`` has ``orig_ax``, which is no
+register. It is a code of ``exit``, or this one for a function that is skipped.
+"""
+
 LIMIT, REMOVE = 0x100, 0x101
 """Reasons in an ENDED entry: ``maxhits`` was reached, the instruction ``remove`` was executed."""
 

@@ -98,6 +98,10 @@ def lower(
 def host_of(request: Request) -> type[Host]:
     """Return what writes what a handler asks the world."""
     if not request.in_kernel:
+        if request.diverts:
+            from dprobes.bpf.lower.hosts.inlinehost import InlineHost
+
+            return InlineHost
         return Host
     if request.placement is Placement.TRACEPOINT:
         from dprobes.bpf.lower.hosts.tracepointhost import TracepointHost

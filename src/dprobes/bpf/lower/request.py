@@ -325,6 +325,8 @@ class Request:
     """
     Nanoseconds of a window that handlers may take of a CPU before they are skipped (``overload``); None: no guard.
     """
+    diverts: bool = False
+    """Whether a handler in a process may stop the thread, or skip the function, which its trampoline sees to."""
     keeps_stack: bool = False
     """Whether the stack is in memory at the end: for tests that look at it."""
 

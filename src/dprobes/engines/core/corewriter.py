@@ -55,7 +55,8 @@ class CoreRequest:
     """
     Say what is to be written: a process whose threads are all stopped, the first of ``threads`` being the one that hit.
 
-    ``memory`` is a descriptor of its memory. ``hidden`` holds the original bytes of breakpoints by address.
+    ``memory`` is a descriptor of its memory. ``hidden`` holds the original bytes of breakpoints by address,
+    and ``left_out`` is memory of ours, (start, end) each.
     """
 
     pid: int
@@ -64,6 +65,7 @@ class CoreRequest:
     threads: tuple[ThreadState, ...]
     signal_info: bytes
     hidden: Mapping[int, int]
+    left_out: Sequence[tuple[int, int]] = ()
 
 
 def write_core(request: CoreRequest, output: int) -> int:
@@ -72,7 +74,7 @@ def write_core(request: CoreRequest, output: int) -> int:
     areas = list(parse_smaps(_text(f"/proc/{tid}/smaps")))
     wanted = _filter(tid)
     chosen = [(area, _segment(request, area, extent(area, wanted))) for area in areas]
-    chosen = [(area, segment) for area, segment in chosen if area.mapping.path != "[vsyscall]"]
+    chosen = [(area, segment) for area, segment in chosen if not _is_left_out(request, area)]
     files = [area.mapping for area in areas if area.mapping.is_file]
     threads = list(_threads(request))
     layout = place(request.word_size, notes(_process(request), threads, files), [segment for _, segment in chosen])
@@ -84,6 +86,16 @@ def write_core(request: CoreRequest, output: int) -> int:
                 _copy(request, hidden, area, segment, pages, output, offset)
     os.ftruncate(output, layout.size)
     return layout.size
+
+
+def _is_left_out(request: CoreRequest, area: Area) -> bool:
+    """Return whether a mapping is none of the program's, or no memory."""
+    mapping = area.mapping
+    covered = mapping.start
+    for start, end in sorted(request.left_out):
+        if start <= covered < end:
+            covered = end
+    return covered >= mapping.end or mapping.path == "[vsyscall]"
 
 
 def _segment(request: CoreRequest, area: Area, how: Extent) -> Segment:

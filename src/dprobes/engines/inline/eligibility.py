@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "asks_for_thread",
+    "may_divert",
     "obstacle_in_process",
     "obstacle_to",
     "obstacle_to_module",
@@ -35,7 +36,7 @@ __all__ = [
 
 _PROCESSOR = "x86_64"
 
-_STOPPING = ("exit <code>", "skip")
+_DIVERTING = ("exit <code>", "skip")
 _NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 
 
@@ -67,10 +68,10 @@ def obstacle_to(program: Program, probe: Probepoint) -> str | None:
     elif (found := trial_before(program, probe)) is not None:
         if isinstance(found, str):
             return found
-        if any(instruction.row.writes for instruction in executed):
+        if any(instruction.row.writes and instruction.row.syntax != "skip" for instruction in executed):
             return "its instruction may fault, which may depend on what its handler changes"
     for instruction in executed:
-        if instruction.row.syntax in _STOPPING:
+        if instruction.row.syntax in _DIVERTING and probe.at_return:
             operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
             return f"its handler ends with '{instruction.row.operator}{operand}'"
         if instruction.row.syntax in _NAMING or _has_names(instruction, program):
@@ -104,6 +105,11 @@ def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:
     if probe.at_return or program.keeps_log_on_fault(probe.definition):
         return None
     return trial_of(probe.instruction.raw)
+
+
+def may_divert(program: Program, probe: Probepoint) -> bool:
+    """Return whether a handler may end so that the probed instruction does not follow."""
+    return any(each.row.syntax in _DIVERTING for each in executed_instructions(program, probe.definition))
 
 
 def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:

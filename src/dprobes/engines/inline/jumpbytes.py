@@ -48,7 +48,7 @@ def site_patch(jump: PlacedJump, groups: Mapping[int, SiteGroup], module: Module
         jump.trampoline.code.end,
         plan.method.term,
         tuple(dict.fromkeys((program, min(g.sites)) for site in jump.sites if (g := groups[site]).is_bound)),
-        jump.trampoline.stops,
+        tuple(stop._replace(program=program) for stop in jump.trampoline.stops),
     )
 
 

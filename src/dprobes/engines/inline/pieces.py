@@ -25,6 +25,7 @@ from dprobes.bpf.lower.callentries import entry_program
 from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.inline.eligibility import (
+    may_divert,
     obstacle_to,
     obstacle_to_module,
     obstacle_to_program,
@@ -79,7 +80,8 @@ class Piece(NamedTuple):
     """
     Hold what runs for a probepoint at one instruction, whose link address and bytes these are.
 
-    With a ``trial`` it runs only if that has found that the instruction will complete.
+    With a ``trial`` it runs only if that has found that the instruction will complete. It ``diverts`` if it may end so
+    that the instruction does not follow.
     """
 
     order: Order
@@ -88,6 +90,7 @@ class Piece(NamedTuple):
     raw: bytes
     assembled: Assembled
     trial: Trial | None = None
+    diverts: bool = False
 
 
 def call_table_of(program: Program) -> CallTable | None:
@@ -143,12 +146,16 @@ class PieceWriter:
         try:
             if probe.at_return:
                 return tuple(self._of_return(number, probe, site, request))
+            diverts = may_divert(self._program, probe)
+            if diverts:
+                abilities = replace(request.abilities, overrides_returns=True)
+                request = replace(request, abilities=abilities, diverts=True)
             handler = self._lowered(probe, site, request)
         except NotSupportedError as error:
             return error.message
         instruction, trial = probe.instruction, trial_before(self._program, probe)
         assert not isinstance(trial, str), "the probepoint has an obstacle"
-        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial),)
+        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial, diverts),)
 
     def _of_return(self, number: int, probe: Probepoint, site: CompiledSite, request: Request) -> list[Piece]:
         entry, found = _kept(self._program, probe.definition), []

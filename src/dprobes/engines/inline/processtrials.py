@@ -7,19 +7,23 @@ mappings are such; only files of some places can have them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dprobes.engines.inline.trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dprobes.engines.inline.sitegroups import SiteGroup
-    from dprobes.engines.inline.trials import Trial
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["has_device_memory", "process_trials"]
 
 _DEVICES = "its instruction may fault, which cannot be tried where memory of devices is mapped"
+
+_OTHERS = "its handler may stop the thread or skip the function, and it is there for another probepoint as well"
 
 _PLACES = ("/dev/", "/sys/", "/proc/", "/dmabuf", "anon_inode:")
 _MEMORY = ("/dev/shm/", "/dev/zero", "/dev/hugepages/")  # noqa: S108 - nothing is opened there
@@ -31,14 +35,16 @@ def process_trials(
     groups: Iterable[SiteGroup], bias: int, pid: int, mappings: Iterable[Mapping]
 ) -> dict[int, Trial | str]:
     """Return what comes before handlers, by the addresses of instructions in a process, or why it cannot."""
-    found: dict[int, Trial | str] = {
-        address + bias: piece.trial
-        for group in groups
-        for address, pieces in group.sites.items()
-        for piece in pieces
-        if piece.trial is not None
-    }
-    return dict.fromkeys(found, _DEVICES) if found and has_device_memory(pid, mappings) else found
+    found: dict[int, Trial | str] = {}
+    for address, pieces in ((a + bias, pieces) for group in groups for a, pieces in group.sites.items()):
+        trial = next((piece.trial for piece in pieces if piece.trial is not None), None)
+        ending = next((piece.probe for piece in pieces if piece.diverts), None)
+        if ending is not None and len(pieces) > 1:
+            found[address] = _OTHERS
+        elif trial is not None or ending is not None:
+            found[address] = replace(trial or Trial(b""), ends=ending)
+    tried = [address for address, trial in found.items() if isinstance(trial, Trial) and trial.tries]
+    return found | dict.fromkeys(tried, _DEVICES) if tried and has_device_memory(pid, mappings) else found
 
 
 def has_device_memory(pid: int, mappings: Iterable[Mapping]) -> bool:

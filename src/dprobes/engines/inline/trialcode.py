@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.bpf.layout import SKIPPED
+from dprobes.engines.hits.probes import HANDING_OVER
 from dprobes.engines.inline.trials import Trial
 from dprobes.engines.ptrace.sitepatch import NativeStop
 from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation, Shift
@@ -27,14 +29,17 @@ from dprobes.native.x86.trampoline import FRAME_SIZE, SPARE_WORD, saved_at
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iced_x86 import Instruction, MemoryOperand
 
     from dprobes.engines.inline.trials import Access
-    from dprobes.native.x86.assembler import X86Assembler
+    from dprobes.native.x86.assembler import Label, X86Assembler
 
 __all__ = ["TrialCode", "size_bound"]
 
 _STACK_SIZE, _MASKS_SIZE, _DIVISION_SIZE, _TARGET_SIZE = 16, 40, 32, 56
+_ENDINGS_SIZE = 512
 _ALIGNMENT_SIZE, _LOAD_SIZE, _STORE_SIZE = 32, 32, 72
 """How many bytes of code each part takes at most."""
 
@@ -68,6 +73,36 @@ class TrialCode:
     def changed(self) -> frozenset[Gpr]:
         """The registers that it changes, besides rax, and loads again."""
         return frozenset({Gpr.RDX}) if self._trial.is_executed else frozenset()
+
+    @property
+    def has_endings(self) -> bool:
+        """Whether the handler may end so that the instruction does not follow."""
+        return self._trial.ends is not None
+
+    def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
+        """
+        Write what follows if it has, rax being how: a return, or a trap for the tracer.
+
+        ``restore`` writes what restores registers but the stack pointer. If there is no tracer it goes on at ``rest``.
+        """
+        assert self._trial.ends is not None
+        skipped = asm.label()
+        asm.compare(Gpr.RAX, SKIPPED)
+        asm.jump_if(Condition.E, skipped)
+        for code in sorted(HANDING_OVER):
+            other = asm.label()
+            asm.compare(Gpr.RAX, code)
+            asm.jump_if(Condition.NE, other)
+            restore()
+            self.stops.append(NativeStop(asm.here, self._site, True, False, False, code, self._trial.ends))
+            asm.raw(_TRAP)
+            asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
+            asm.jump(rest)
+            asm.place(other)
+        asm.place(skipped)
+        restore()
+        asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
+        asm.ret()
 
     def touch_stack(self, asm: X86Assembler) -> None:
         """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
@@ -221,7 +256,7 @@ def size_bound(trial: Trial | None) -> int:
     size = _STACK_SIZE + _MASKS_SIZE * trial.needs_masks + _DIVISION_SIZE * trial.is_executed
     for access in trial.accesses:
         size += _ALIGNMENT_SIZE * (access.alignment > 1) + (_STORE_SIZE if access.stores else _LOAD_SIZE)
-    return size + _TARGET_SIZE * trial.has_target
+    return size + _TARGET_SIZE * trial.has_target + (0 if trial.ends is None else _ENDINGS_SIZE)
 
 
 def _operand(access: Access, at: int = 0) -> MemoryOperand:

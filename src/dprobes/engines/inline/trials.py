@@ -82,6 +82,7 @@ class Trial:
 
     ``is_executed`` says that it is executed itself, a division, ``needs_masks`` that no exception about floating-point
     numbers may be raised, and ``has_target`` that it goes to an address that it finds, which must be one.
+    ``ends`` is the probepoint whose handler may end so that the instruction does not follow.
     """
 
     raw: bytes
@@ -89,6 +90,12 @@ class Trial:
     is_executed: bool = False
     needs_masks: bool = False
     has_target: bool = False
+    ends: int | None = None
+
+    @property
+    def tries(self) -> bool:
+        """Whether anything is tried before the handler."""
+        return bool(self.accesses or self.is_executed or self.needs_masks or self.has_target)
 
 
 @lru_cache(4096)

@@ -27,6 +27,8 @@ class NativeStop(NamedTuple):
     It faults there, or with ``is_trap`` it traps. Its stack pointer is at a frame (``native.x86.trampoline``), which
     with ``has_frame`` has the other registers that the program would not find as they are, with ``has_flags`` all flags
     as PUSHFQ pushes them.
+
+    With an ``exit_code`` it has been hit already: the handler of a ``program``'s probepoint has ended with that.
     """
 
     place: int
@@ -34,6 +36,9 @@ class NativeStop(NamedTuple):
     is_trap: bool
     has_frame: bool
     has_flags: bool
+    exit_code: int = 0
+    probe: int = 0
+    program: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.bpf.layout import INLINE_ENDING
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import NativeCode
 from dprobes.native.footprint import footprint
@@ -67,6 +68,17 @@ class Trial(Protocol):
     @property
     def changed(self) -> frozenset[Gpr]:
         """The registers that it changes, besides rax, and loads again."""
+
+    @property
+    def has_endings(self) -> bool:
+        """Whether the handler may end so that the instruction does not follow."""
+
+    def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
+        """
+        Write what follows if it has, rax being how; ``restore`` writes what restores registers but the stack pointer.
+
+        If the instruction follows after all it goes on at ``rest``.
+        """
 
     def touch_stack(self, asm: X86Assembler) -> None:
         """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
@@ -152,9 +164,20 @@ class _Writer:
         asm.place(out)
         if self._frame:
             asm.mov(Gpr.RSP, FRAME)
+        trial = self._trial
+        diverted, rest = asm.label(), asm.label()
+        if trial is not None and trial.has_endings:
+            asm.load(Gpr.RAX, self._slot(INLINE_ENDING))
+            asm.compare(Gpr.RAX, 0)
+            asm.jump_if(Condition.NE, diverted)
         asm.place(ended)
         self._restore()
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
+        if trial is not None and trial.has_endings:
+            asm.jump(rest)
+            asm.place(diverted)
+            trial.write_endings(asm, self._restore, rest)
+            asm.place(rest)
 
     def _look_for_life(self) -> Label:
         """Write a jump to the label that is returned, for when nobody is there any more."""

@@ -67,6 +67,8 @@ def test_most_handlers_can(program_file: Path) -> None:
     body = "push 1\npush table, t\npop lv, 0\ninc gv, 0\ninc cv, 0\ninc tv, 0\npush 1\ndelete t\nexit"
     assert said_of(program_file, f"offset = plain\npasscount = 3\nmaxhits = 2\n{body}", header) is None
     assert said_of(program_file, "offset = load\nexit") is None
+    assert said_of(program_file, "offset = load\npush 1\nskip") is None
+    assert said_of(program_file, "offset = plain\nexit 3") is None
     assert said_of(program_file, "offset = stop\nlogonfault = yes\nminor = 1\nexit") is None
     assert said_of(program_file, "offset = load\nlogonfault = yes\nminor = 1\nexit") is None
     header = "table = by, count, ustack\ntable = other, count\n"
@@ -80,7 +82,7 @@ def test_most_handlers_can(program_file: Path) -> None:
     [
         ("", "offset = jumping\nreturn = yes\nexit",
          "its function has no return instruction, and is left by jumps only"),
-        ("", "offset = plain\nexit 1", "its handler ends with 'exit 1'"),
+        ("", "offset = plain\nreturn = yes\nexit 1", "its handler ends with 'exit 1'"),
         ("", "offset = plain\nlog ustack\npush 0\npop lp\nexit",
          "its handler takes call stacks, and goes back in the log"),
         ("", "offset = plain\nlog ustack, 3\npush 0\npop r, rbx\nexit",

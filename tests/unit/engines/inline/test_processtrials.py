@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from dprobes.bpf.asm.assembler import Assembled
@@ -58,3 +59,21 @@ def test_then_there_are_no_trials() -> None:
     assert process_trials(groups, 0x1000, os.getpid(), [vvar._replace(path="/dev/mem")]) == {
         0x1010: "its instruction may fault, which cannot be tried where memory of devices is mapped"
     }
+
+
+def test_a_handler_that_ends_otherwise_is_alone_at_its_instruction() -> None:
+    code = Assembled((), (), (), ())
+    ending = Piece(Order.HANDLER, 3, 16, b"\x55", code, diverts=True)
+    other = Piece(Order.HANDLER, 4, 16, b"\x55", code)
+    trial = trial_of(LOAD)
+    assert isinstance(trial, Trial)
+    tried = Piece(Order.HANDLER, 3, 16, LOAD, code, trial, diverts=True)
+    assert process_trials(list(site_groups([ending])), 0, 1, []) == {16: Trial(b"", ends=3)}
+    assert process_trials(list(site_groups([tried])), 0, 1, []) == {16: replace(trial, ends=3)}
+    assert process_trials(list(site_groups([ending, other])), 0, 1, []) == {
+        16: "its handler may stop the thread or skip the function, and it is there for another probepoint as well"
+    }
+    # That needs no memory, whatever is mapped.
+    vvar = next(m for m in parse_maps(read_maps(os.getpid())) if m.path == "[vvar]")
+    device = [vvar._replace(path="/dev/mem")]
+    assert process_trials(list(site_groups([ending])), 0, os.getpid(), device) == {16: Trial(b"", ends=3)}

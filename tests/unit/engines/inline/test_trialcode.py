@@ -86,3 +86,24 @@ def test_without_a_trial_it_is_about_the_stack() -> None:
     assert len(asm) == before
     assert [stop.place for stop in code.stops] == [HERE]
     assert before <= size_bound(None)
+
+
+def test_how_a_handler_ends_that_stops_the_thread_or_skips_the_function() -> None:
+    code, asm = TrialCode(Trial(b"", ends=7), SITE), X86Assembler(HERE)
+    code.touch_stack(asm)
+    code.write(asm, keeps_flags=False)
+    rest = asm.label()
+    start = asm.here
+    code.write_endings(asm, lambda: asm.raw(b"\x90"), rest)
+    asm.place(rest)
+    data = asm.assemble()
+    formatter = Formatter(FormatterSyntax.INTEL)
+    found = {i.ip: formatter.format(i).split()[0] for i in Decoder(64, data[start - HERE :], ip=start)}
+    ending = ["cmp", "jne", "nop", "int3", "lea", "jmp"]
+    assert [*found.values()] == ["cmp", "je", *ending, *ending, "nop", "lea", "ret"]
+    assert [(stop.exit_code, stop.probe, stop.is_trap, found[stop.place]) for stop in code.stops[1:]] == [
+        (1, 7, True, "int3"), (3, 7, True, "int3")
+    ]  # fmt: skip
+    assert code.has_endings
+    assert not TrialCode(None, SITE).has_endings
+    assert len(data) <= size_bound(Trial(b"", ends=7))

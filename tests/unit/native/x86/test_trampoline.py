@@ -16,7 +16,7 @@ import pytest
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
-from dprobes.bpf.layout import MapName
+from dprobes.bpf.layout import INLINE_ENDING, MapName
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.native.code import Surroundings
 from dprobes.native.memory import MapPlace
@@ -24,12 +24,13 @@ from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
 from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.runtime import make_runtime
-from dprobes.native.x86.trampoline import SPARE_WORD, make_trampoline, saved_at
+from dprobes.native.x86.trampoline import FRAME_SIZE, SPARE_WORD, make_trampoline, saved_at
 from machine_code import SAVED, Pages, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.native.x86.assembler import Label
     from dprobes.native.x86.trampoline import Trial
 
 R = Register
@@ -261,6 +262,14 @@ class Spoiler:
 
     changed = frozenset({Gpr.RDX})
 
+    def __init__(self, *, has_endings: bool = False) -> None:
+        self.has_endings = has_endings
+
+    def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
+        restore()
+        asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
+        asm.jump(rest)
+
     def touch_stack(self, asm: X86Assembler) -> None:
         asm.store(Memory(Gpr.RSP, -700), Gpr.RAX)
 
@@ -276,6 +285,18 @@ class Spoiler:
 def test_a_trial_changes_nothing(facts: ProcessFacts, seed: int) -> None:
     random = Random(seed)
     caller = Caller(random_handler(random), {}, facts, Spoiler())
+    for _ in range(10):
+        check(caller, random)
+
+
+@pytest.mark.parametrize("ending", [0, 1])
+def test_however_a_handler_ends_registers_are_restored(facts: ProcessFacts, ending: int) -> None:
+    def write(asm: Assembler) -> None:
+        spoil(asm, [R.R0, R.R2, R.R7])
+        asm.store(R.R6, INLINE_ENDING, ending)
+
+    random = Random(ending)
+    caller = Caller(handler(write), {}, facts, Spoiler(has_endings=True))
     for _ in range(10):
         check(caller, random)
 

@@ -179,7 +179,8 @@ def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
         memory=space.memory,
         threads=(first, *(_state(t, dump, space.word_size) for t in siblings)),
         signal_info=signal_info_at(space.word_size, address),
-        hidden={address: breakpoint_.original for address, breakpoint_ in space.breakpoints.items()},
+        hidden={a: breakpoint_.original for a, breakpoint_ in space.breakpoints.items()} | space.patches.originals(),
+        left_out=space.patches.ranges(),
     )
 
 

@@ -286,7 +286,7 @@ class Detacher:
         """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
         if thread.trapped:
             ptracecalls.set_instruction_pointer(thread.tid, thread.trapped)
-            thread.trapped, thread.is_left_to_us = 0, False
+            thread.trapped, thread.is_left_to_us, thread.parked = 0, False, None
             return True
         code = ptracecalls.get_signal_info(thread.tid, self._info)
         if code == ptracecalls.TRAP_TRACE and thread.hit.is_late:

@@ -28,13 +28,14 @@ from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
 from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.wire import Warned
+from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.engines.hits.emission import QueuedRecords
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -95,6 +96,11 @@ class HitCounter:
             text = f"'exit {outcome.exit_code}' was not carried out in process {thread.pid}: another handler"
             text += f" ended with 'exit {thread.exit_request.code}' at the same moment"
             self._connection.send(Warned(text, program=probe.program.number))
+
+    def withdraw(self, thread: Thread, probe: Probe) -> None:
+        """Take a probepoint away because of a hit of a stopped thread, which was counted."""
+        probe.state = ProbeState.REMOVED
+        self.emptied += (a for space, found in self._remover.withdraw(probe) if space is thread.space for a in found)
 
     def finish(self) -> None:
         """Send the records that wait for others."""

@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
 from dprobes.engines.ptrace.tracer.nativestops import fix_up
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns
-from dprobes.engines.ptrace.tracer.state import ThreadState
+from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
 from dprobes.engines.x86.emulation import Action, emulate, uses_return_addresses
@@ -30,6 +30,7 @@ from dprobes.vm import Ending
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from dprobes.engines.ptrace.sitepatch import NativeStop
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
@@ -78,6 +79,7 @@ class HitHandler:
     ) -> None:
         self._patcher = patcher
         self._connection = state.connection
+        self._programs = state.programs
         self._modules = modules
         self._stopper = stopper
         self._context = context
@@ -128,6 +130,9 @@ class HitHandler:
             self._counter.complete(thread)
         thread.state = ThreadState.STOPPED
         breakpoint_ = space.breakpoints.get(address)
+        if thread.parked is not None:
+            self._end_parking(thread, thread.parked)
+            return
         if is_left_to_us:
             self._patcher.make_way(thread, address, breakpoint_)
         elif (patch := space.patches.by_site.get(address)) is not None:
@@ -158,6 +163,16 @@ class HitHandler:
             self._on_hit(thread, breakpoint_)
         else:
             self._skip(thread, breakpoint_)
+
+    def _end_parking(self, thread: Thread, stop: NativeStop) -> None:
+        """Do what a handler in the process has ended with, whose hit is counted; the thread stands at the site."""
+        thread.parked = None
+        program = self._programs.numbered(stop.program)
+        probe = None if program is None else program.probes.get(stop.probe)
+        if program is not None and probe is not None and probe.is_active:  # else another thread was faster
+            thread.exit_request = ExitRequest(stop.exit_code, program)
+            self._counter.withdraw(thread, probe)
+        self._go_on(thread)
 
     def _skip(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         """Let a thread execute code of the other word size, which is not the instruction that the probe is for."""

@@ -83,12 +83,13 @@ def leave_to_us(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], info: c
         if stop is None or not set_back(space, stop, registers):
             return False
         breakpoint_ = space.breakpoints.get(stop.site)
-        if breakpoint_ is not None:
+        if breakpoint_ is not None and not stop.exit_code:
             registers[_RIP] = space.slots.way_on(stop.site, breakpoint_.site)
         ptracecalls.set_registers(thread.tid, registers)
     except OSError:
         return False  # killed meanwhile, or it has not stopped for a signal
     thread.trapped, thread.is_left_to_us = stop.site, True
+    thread.parked = stop if stop.exit_code else None
     return True
 
 

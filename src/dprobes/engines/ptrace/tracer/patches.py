@@ -181,6 +181,21 @@ class Patches:
                 if first < last:
                     data[first - address : last - address] = original[first - start : last - start]
 
+    def originals(self) -> dict[int, int]:
+        """Return the bytes of the file by their addresses, where jumps are."""
+        return {
+            start + place: byte
+            for patch in self.by_site.values()
+            for (start, _), data in zip(patch.writes, patch.originals, strict=True)
+            for place, byte in enumerate(data)
+        }
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return what is mapped for handlers, (start, end) each."""
+        own = [(memory.page, memory.page + memory.own) for memory in self.memories.values()]
+        shared = [(at, at + size) for memory in self.memories.values() for at, size in memory.shared]
+        return [*self.code, *own, *shared]
+
     def original_of(self, pc: int) -> tuple[SitePatch, CodeCopy] | None:
         """Return what a thread executes that is in displaced code; None if it is not in any."""
         number = bisect_right(self.starts, pc) - 1

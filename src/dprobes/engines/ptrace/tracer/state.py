@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.hits.emission import QueuedRecords
     from dprobes.engines.hits.hitcontext import Changes
+    from dprobes.engines.ptrace.sitepatch import NativeStop
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
@@ -191,6 +192,8 @@ class Thread:
     """The address of the breakpoint into which it has run, until that is handled (``Stopper``)."""
     is_left_to_us: bool = False
     """Whether it has come there from a handler in the process, which leaves the hit to the tracer."""
+    parked: NativeStop | None = None
+    """What its handler in the process has ended with, if the tracer is to see to that."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
     restarted: RestartedCall | None = None
@@ -223,7 +226,7 @@ class Thread:
         self.space = space
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}
         self.rseq = self.trapped = self.restarting = 0
-        self.is_left_to_us = False
+        self.is_left_to_us, self.parked = False, None
         self.restarted = None
         self.uid = self.exit_request = None
 

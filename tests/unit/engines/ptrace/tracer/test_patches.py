@@ -204,3 +204,10 @@ def test_who_stands_at_a_displaced_instruction_goes_on_in_the_copy(memory: int) 
     patches = Patches()
     patches.write(memory, replace(PATCH, moves=((10, 0x2010),)))
     assert [patches.way_on(address) for address in (8, 9, 10, 11, 50)] == [8, 9, 0x2010, 11, 50]
+
+
+def test_what_a_core_file_should_not_show(memory: int) -> None:
+    patches = Patches({0: NativeMemory(0x1000, 4096, 0x8000, 8192, None, ((0xC000, 4096),))}, code=[(0x5000, 0x6000)])
+    patches.write(memory, PATCH)
+    assert patches.originals() == {place: place for place in (8, 9, 10, 11, 12, 40, 41)}
+    assert sorted(patches.ranges()) == [(0x1000, 0x2000), (0x5000, 0x6000), (0x8000, 0xA000), (0xC000, 0xD000)]
