@@ -25,8 +25,8 @@ TOOLS = {path.stem: path for path in sorted(Path("/usr/sbin").glob("*.bt"))}
 TABLE = dict(re.findall(r"^\| `([a-z]+)\.bt` \| (.*?) \|$", GUIDE, re.MULTILINE))
 
 _NOT_HERE = re.compile(
-    r"has no symbol|matches no function of|there is no system call|there is no tracepoint|no tracepoint of this machine|"
-    r"'struct cfs_rq' has no member 'nr_running'"
+    r"has no symbol|matches no function of|there is no system call|there is no tracepoint|"
+    r"no tracepoint of this machine|'struct cfs_rq' has no member 'nr_running'"
 )
 """What is wrong about a program that is right for another kernel or library."""
 

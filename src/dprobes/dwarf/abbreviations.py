@@ -10,23 +10,31 @@ Rules: DWARF 5, 7.5.3 to 7.5.6.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dprobes.dwarf.bytenumbers import signed_at, unsigned_at
 from dprobes.dwarf.numbers import At, Form
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from dprobes.arch import ByteOrder
     from dprobes.dwarf.sections import SectionBytes
     from dprobes.target.elf.contents import FileBytes
 
-__all__ = ["AttributeShape", "EntryShape", "FormSizes", "read_shapes", "skip_entry"]
+__all__ = ["AttributeShape", "EntryShape", "FormSizes", "Shapes", "read_shapes", "skip_entry"]
 
 _SHAPES_MAX = 1 << 17
 _ATTRIBUTES_MAX = 1 << 10
+
+_LEB = rb"[\x80-\xff]*+[\x00-\x7f]"
+_SHAPE = lazy_pattern(
+    rb"%b%b.(?:(?!\x00\x00)%b(?:\x21%b|(?!\x21)%b))*+\x00\x00" % (_LEB, _LEB, _LEB, _LEB, _LEB), re.DOTALL
+)
+"""A whole shape: code, tag, whether there are children, attributes with their forms; 0x21 is IMPLICIT_CONST."""
 
 _NUMBER, _TEXT, _BLOCK, _BLOCK1, _BLOCK2, _BLOCK4, _INDIRECT = -1, -2, -3, -4, -5, -6, -7
 """Steps that have to look at the bytes; a positive one says how many there are."""
@@ -101,35 +109,68 @@ class EntryShape(NamedTuple):
         return any(each.attribute == attribute for each in self.attributes)
 
 
-def read_shapes(section: SectionBytes, offset: int, sizes: FormSizes) -> Mapping[int, EntryShape]:
-    """Return the shapes of a unit by their codes; IndexError or ValueError if they cannot be understood."""
-    data, position = section.data, section.start + offset
-    if not section.start <= position < section.end:
+class Shapes(dict[int, EntryShape]):
+    """
+    The shapes of a unit by their codes, each understood when it is asked for: most units have hundreds, and few are.
+
+    KeyError for a code that there is not, IndexError or ValueError for a shape that cannot be understood.
+    """
+
+    def __init__(self, data: FileBytes, places: Mapping[int, tuple[int, int]], sizes: FormSizes) -> None:
+        super().__init__()
+        self._data = data
+        self._places = places
+        self._sizes = sizes
+
+    def __missing__(self, code: int) -> EntryShape:
+        tag, position = self._places[code]
+        found = self[code] = _shape_at(self._data, tag, position, self._sizes)
+        return found
+
+    def with_tags(self, tags: Collection[int]) -> Iterator[tuple[int, EntryShape]]:
+        """Give the codes and shapes of entries with one of the tags."""
+        return ((code, self[code]) for code, (tag, _) in self._places.items() if tag in tags)
+
+
+def read_shapes(section: SectionBytes, offset: int, sizes: FormSizes) -> Shapes:
+    """Return the shapes of a unit; IndexError or ValueError if nobody can tell where one ends."""
+    data, position, end = section.data, section.start + offset, section.end
+    if not section.start <= position < end:
         raise IndexError("shapes outside the section")
-    shapes: dict[int, EntryShape] = {}
-    while position < section.end and len(shapes) < _SHAPES_MAX:
-        code, position = unsigned_at(data, position)
-        if not code:
+    places: dict[int, tuple[int, int]] = {}
+    match = _SHAPE.match
+    while data[position] and len(places) < _SHAPES_MAX:
+        found = match(data, position, end)
+        if found is None:
+            raise IndexError("a shape that does not end")
+        code, behind = unsigned_at(data, position)
+        tag, behind = unsigned_at(data, behind)
+        places[code] = tag, behind
+        position = found.end()
+        if position >= end:
             break
-        tag, position = unsigned_at(data, position)
-        has_children = data[position] == 1
-        position += 1
-        attributes: list[AttributeShape] = []
-        while True:
-            attribute, position = unsigned_at(data, position)
-            form, position = unsigned_at(data, position)
-            if not attribute and not form:
-                break
-            value = 0
-            if form == Form.IMPLICIT_CONST:
-                value, position = signed_at(data, position)
-            attributes.append(AttributeShape(attribute, form, value))
-            if len(attributes) > _ATTRIBUTES_MAX:
-                raise ValueError("an entry with too many attributes")
-        shapes[code] = _shape(tag, has_children, attributes, sizes)
-    if position >= section.end and not section.is_whole:
+    if position >= end and not section.is_whole:
         raise IndexError("shapes behind what is known of the section")
-    return shapes
+    return Shapes(data, places, sizes)
+
+
+def _shape_at(data: FileBytes, tag: int, position: int, sizes: FormSizes) -> EntryShape:
+    """Return the shape whose attributes are described from ``position`` on."""
+    has_children = data[position] == 1
+    position += 1
+    attributes: list[AttributeShape] = []
+    while True:
+        attribute, position = unsigned_at(data, position)
+        form, position = unsigned_at(data, position)
+        if not attribute and not form:
+            break
+        value = 0
+        if form == Form.IMPLICIT_CONST:
+            value, position = signed_at(data, position)
+        attributes.append(AttributeShape(attribute, form, value))
+        if len(attributes) > _ATTRIBUTES_MAX:
+            raise ValueError("an entry with too many attributes")
+    return _shape(tag, has_children, attributes, sizes)
 
 
 def _shape(tag: int, has_children: bool, attributes: list[AttributeShape], sizes: FormSizes) -> EntryShape:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from dprobes.dwarf.abbreviations import EntryShape, FormSizes
+    from dprobes.dwarf.abbreviations import FormSizes, Shapes
     from dprobes.dwarf.entries import Entry, EntryUnit
     from dprobes.dwarf.packages import Package, PackagedPart
     from dprobes.dwarf.sections import SectionBytes, SectionSource
@@ -83,7 +83,7 @@ class DebugFile:
         self._directory = directory
         self._program = program
         self._sections: dict[str, SectionSource] = {}
-        self._shapes: dict[tuple[int, FormSizes], Mapping[int, EntryShape]] = {}
+        self._shapes: dict[tuple[int, FormSizes], Shapes] = {}
         self._units: dict[tuple[bool, int], Unit] = {}
         self._split: dict[int, Unit] = {}
         self._packaged_types: dict[int, Unit | None] = {}
@@ -301,7 +301,7 @@ class DebugFile:
 
     # What units and entries ask for
 
-    def shapes_at(self, offset: int, sizes: FormSizes) -> Mapping[int, EntryShape]:
+    def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
         """Return the shapes of entries at an offset of their section."""
         key = (offset, sizes)
         if key not in self._shapes:

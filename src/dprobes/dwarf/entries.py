@@ -24,7 +24,7 @@ from dprobes.dwarf.numbers import At, Form
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dprobes.dwarf.abbreviations import EntryShape, FormSizes
+    from dprobes.dwarf.abbreviations import EntryShape, FormSizes, Shapes
     from dprobes.dwarf.forms import RawValue
     from dprobes.dwarf.sections import SectionBytes
     from dprobes.target.elf.file import ElfFile
@@ -63,7 +63,7 @@ class EntryFile(Protocol):
     def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
         """Return what is read at an offset of a section, of which not much more is decompressed than that takes."""
 
-    def shapes_at(self, offset: int, sizes: FormSizes) -> Mapping[int, EntryShape]:
+    def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
         """Return the shapes of entries at an offset of their section."""
 
     def entry_at(self, offset: int) -> Entry:
@@ -96,7 +96,7 @@ class EntryUnit(Protocol):
         """The unit in the program of a unit in a file of its own."""
 
     @property
-    def shapes(self) -> Mapping[int, EntryShape]:
+    def shapes(self) -> Shapes:
         """The shapes of its entries by their codes."""
 
     @property

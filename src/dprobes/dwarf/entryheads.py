@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dwarf.numbers import At
+from dprobes.dwarf.entries import UNREADABLE
+from dprobes.dwarf.numbers import At, Form, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -28,8 +29,8 @@ def plausible_places(
     Without ``declarations`` entries that only declare something do not count.
     """
     heads: dict[int, set[bytes]] = {}
-    for code, shape in unit.shapes.items():
-        if shape.tag not in tags or (not declarations and shape.has(At.DECLARATION)) or not shape.has(At.NAME):
+    for code, shape in _shapes_with(unit, tags):
+        if (not declarations and _only_declares(shape)) or not shape.has(At.NAME):
             continue
         distance = _distance(shape, unit.sizes)
         if distance is None:
@@ -39,6 +40,25 @@ def plausible_places(
     data, start = unit.section.data, unit.section.start
     return [place for place in places if _begins(data[start + unit.offset : start + place][-_LONGEST:], heads.items())]
 
+
+def _only_declares(shape: EntryShape) -> bool:
+    """Return whether entries declare something; variables of functions, too, whose place changes or that have none."""
+    if shape.has(At.DECLARATION):
+        return True
+    if shape.tag != Tag.VARIABLE or shape.has(At.CONST_VALUE) or shape.has(At.SPECIFICATION):
+        return False
+    return all(each.form not in _FIXED_PLACES for each in shape.attributes if each.attribute == At.LOCATION)
+
+
+def _shapes_with(unit: EntryUnit, tags: Collection[int]) -> list[tuple[int, EntryShape]]:
+    try:
+        return list(unit.shapes.with_tags(tags))
+    except UNREADABLE:
+        unit.file.malformed("the shapes of entries cannot be understood")
+
+
+_FIXED_PLACES = frozenset((Form.EXPRLOC, Form.BLOCK, Form.BLOCK1, Form.BLOCK2, Form.BLOCK4))
+"""Forms of a location that is the same at all instructions, as that of a variable outside of functions is."""
 
 _LONGEST = 64
 """Bytes before a name that are looked at."""

@@ -19,10 +19,8 @@ from dprobes.dwarf.entries import Entry
 from dprobes.dwarf.numbers import At, UnitKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dprobes.arch import ByteOrder
-    from dprobes.dwarf.abbreviations import EntryShape
+    from dprobes.dwarf.abbreviations import Shapes
     from dprobes.dwarf.entries import EntryFile
     from dprobes.dwarf.sections import SectionBytes
 
@@ -108,7 +106,7 @@ class Unit:
         return int.from_bytes(self.section.data[position : position + size], self.order)
 
     @cached_property
-    def shapes(self) -> Mapping[int, EntryShape]:
+    def shapes(self) -> Shapes:
         """The shapes of its entries by their codes."""
         return self.file.shapes_at(self._shapes_offset, self.sizes)
 
