@@ -34,6 +34,7 @@ from returns import returns
 from sinks import sinks
 from starting import starting
 from streams import streams
+from stubs import behind_stubs
 from table import Measurement, print_table
 from tables import tables
 from tracefiles import trace_files
@@ -65,8 +66,9 @@ EBPF: Sections = {
     "manager": managing,
     "workloads": workloads,
 }
+STUBS: Sections = {"stubs": behind_stubs}
 GUESTS: Sections = {"kernel": guest_kernels}
-SECTIONS = PTRACE | RECORDS | EBPF | GUESTS
+SECTIONS = PTRACE | RECORDS | EBPF | STUBS | GUESTS
 
 
 def main() -> int:

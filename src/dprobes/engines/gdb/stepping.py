@@ -97,8 +97,7 @@ class Stepper:
         if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
             return None
         is_known = self._steps_through is not None
-        is_foreign = self._architecture.name in FOREIGN_MACHINES
-        if not is_known and (not is_foreign or at in self._places_after(at, raw, registers)):
+        if not is_known and (not self._is_exact or at in self._places_after(at, raw, registers)):
             return None
         reply = self._target.step(thread, at, self._processor.pc, is_exact=True)
         if not is_known:
