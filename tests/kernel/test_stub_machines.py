@@ -18,6 +18,7 @@ import pytest
 from dprobes.target.btf import Btf, Kind
 from guests.initramfs import PYTHON
 from integration.conftest import run
+from integration.support import DPROBES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -315,3 +316,22 @@ def test_an_instruction_that_faults_makes_no_record(guest: Guest, run: Runner, t
     assert done.stdout == "[0] [-1]\n"
     assert len([record for record in result.records if record["name"] == "stored" and words_of(record)[0] != 8]) == 10
     assert not [record for record in result.records if words_of(record)[0] == 8]
+
+
+def test_structures_are_those_of_the_kernel_in_the_machine(guest: Guest, tmp_path: Path) -> None:
+    """The kernel of this machine, which is another one, has the members elsewhere."""
+    socket, output = tmp_path / "stub", tmp_path / "out.json"
+    guest.open_stub(socket)
+    text = 'kernel:__x64_sys_getppid { printf("%d %s", curtask->tgid, curtask->comm); }'
+    command = [*DPROBES, "run", "--engine", f"gdb={socket}", "--format", "json", "-o", str(output), "-e", text]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not (output.exists() and output.read_text().count("\n") > 1):
+        assert client.poll() is None, client.communicate()[1]
+        assert time.monotonic() < deadline
+        guest.run([str(PYTHON), "-S", "-c", "import os; os.getppid()"])
+    client.send_signal(signal.SIGINT)
+    _, said = client.communicate(timeout=60)
+    assert client.returncode == 0, said
+    for record in map(json.loads, output.read_text().splitlines()):
+        assert f"{record['pid']} {record['name']}" in json.dumps(record)

@@ -108,15 +108,22 @@ def _program_of(pid: int) -> str:
 
 
 def files_of(
-    path: Path | str, symbols: Path | None, scope: Scope | None = None, pid: int | None = None
+    path: Path | str, symbols: Path | None, scope: Scope | None = None, pid: int | None = None, engine: str = "auto"
 ) -> ModuleFiles | None:
-    """Return what finds the files of modules for a program in DProbes C, or None for another program."""
+    """
+    Return what finds the files of modules for a program in DProbes C, or None for another program.
+
+    ``engine`` may know of another kernel than the one that runs here.
+    """
     if not is_c(path):
         return None
     from dprobes.dpc.modules.modulefiles import ModuleFiles
 
     command = scope.command[0] if scope is not None and scope.command else None
-    return ModuleFiles(pid if scope is None else scope.pid, command, symbols)
+    from dprobes.engines.registry import AUTO, engine_row
+
+    types = None if scope is None or engine == AUTO else engine_row(engine).kernel_types_of(scope)
+    return ModuleFiles(pid if scope is None else scope.pid, command, symbols, kernel_types=types)
 
 
 def compile_programs(

@@ -8,6 +8,7 @@ asked for the first time. Nothing else imports an engine, compares the name of o
 from __future__ import annotations
 
 from dataclasses import field, fields
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from dprobes.errors import EngineError
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from dprobes.engines.findings import Finding
     from dprobes.engines.interface import Engine, PlaceNote, Scope
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.program import Program
+    from dprobes.target.btf import Btf
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
@@ -111,7 +113,8 @@ class EngineRow:
     dataclass of options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as
     users write them. ``doctor`` returns ``Finding``s, ``trial`` those about what the argument names. ``place_notes``
     says what the engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes``
-    what it does with each probepoint of one, if a user asks for that.
+    what it does with each probepoint of one, if a user asks for that. ``kernel_types`` returns the types (BTF) of a
+    kernel that does not run here.
     """
 
     name: str
@@ -134,6 +137,7 @@ class EngineRow:
     place_notes: str | None = None
     code_listing: str | None = None
     probe_notes: str | None = None
+    kernel_types: str | None = None
 
     @property
     def usage(self) -> str:
@@ -161,6 +165,13 @@ class EngineRow:
     def speeds_up(self, compiled: Compiled) -> bool:
         """Return whether it serves a program faster than the engine that it stands in for."""
         return self.speedup is not None and _load(self.speedup.obstacle)(compiled) is None
+
+    def kernel_types_of(self, scope: Scope) -> Callable[[], Btf | None] | None:
+        """Return what gives the types of the kernel in a scope; None if it is the one that runs here."""
+        if self.kernel_types is None or scope.endpoint is None:
+            return None
+        types: Callable[[], Btf | None] = partial(_load(self.kernel_types), scope.endpoint)
+        return types
 
     def examine(self) -> list[Finding]:
         """Return what it needs of this machine, and whether that works."""
@@ -283,6 +294,7 @@ _REPLAY = EngineRow(
 _GDB = EngineRow(
     name="gdb",
     factory="dprobes.engines.gdb.engine:GdbEngine",
+    kernel_types="dprobes.engines.gdb.machine.visit:kernel_types",
     scopes=frozenset({ScopeKind.ENDPOINT}),
     capabilities=frozenset(
         {

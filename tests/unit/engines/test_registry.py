@@ -154,3 +154,14 @@ def test_an_engine_that_is_faster_does_all_that_the_other_one_does() -> None:
             assert (faster.scopes, faster.capabilities) == (row.scopes, row.capabilities)
             assert faster.is_tracer == row.is_tracer
             assert faster not in candidates()
+
+
+def test_only_the_gdb_engine_knows_of_kernels_elsewhere() -> None:
+    scope = Scope(endpoint="/no/stub")
+    assert engine_row("ebpf").kernel_types_of(scope) is None
+    assert engine_row("gdb").kernel_types_of(Scope()) is None
+    types = engine_row("gdb").kernel_types_of(scope)
+    assert types is not None
+    with pytest.raises(EngineError) as caught:
+        types()
+    assert caught.value.message == "there is no stub at /no/stub: no such file or directory"

@@ -258,7 +258,7 @@ def command(
             verify_build_id=not dont_verify_build_id,
             verify_opcodes=not dont_verify_opcodes,
             module=module,
-            files=files_of(chosen, symbols, scope),
+            files=files_of(chosen, symbols, scope, engine=engine_name),
         )
     if (directory := templates or _templates_beside(file)) is not None:
         loaded = loaded.with_templates(directory)

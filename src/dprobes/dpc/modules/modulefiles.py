@@ -8,7 +8,7 @@ from dprobes.dpc.modules.probedmodules import KERNEL
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from dprobes.dpc.modules.debugplaces import DebugPlaces
@@ -27,7 +27,7 @@ class ModuleFiles:
     Find the files of modules by their names.
 
     ``pid`` and ``command`` are where a module is looked for, ``symbols`` is a file with symbols (``--sym``). The files
-    ``named`` come first.
+    ``named`` come first. ``kernel_types`` gives the types of a kernel that is not the one that runs here.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class ModuleFiles:
         command: str | None = None,
         symbols: Path | None = None,
         named: Sequence[Path] = (),
+        kernel_types: Callable[[], Btf | None] | None = None,
     ) -> None:
+        self._kernel_types = kernel_types
         self._named = tuple(named)
         self._is_only = False
         self._pid = pid
@@ -83,6 +85,8 @@ class ModuleFiles:
         from dprobes.dpc.modules.kernelmodule import KernelModule
         from dprobes.target.kernel.debugfiles import described_kernel, described_module
 
+        if self._kernel_types is not None:
+            return KernelModule(BtfModule(self._kernel_types), lambda: None)
         named = self._named[0] if self._is_only and self._named else None
         if not name:
             return KernelModule(BtfModule(_kernel_btf), lambda: described_kernel(named))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
 from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
-from dprobes.engines.gdb.machine.connection import visited_kernel
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
 from dprobes.engines.gdb.machine.needs import refuse_for_process
+from dprobes.engines.gdb.machine.visit import visited_kernel
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
 from dprobes.errors import EngineError

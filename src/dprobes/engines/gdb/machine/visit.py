@@ -17,7 +17,9 @@ from dprobes.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["visited_kernel"]
+    from dprobes.target.btf import Btf
+
+__all__ = ["kernel_types", "visited_kernel"]
 
 _PROCESSOR = "x86_64"
 """The only one whose kernel is found in memory."""
@@ -48,3 +50,9 @@ def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
             yield GuestKernel(target, target.registers(thread))
         finally:
             target.let_go()
+
+
+def kernel_types(endpoint: str) -> Btf:
+    """Return the types of the kernel of the machine at an endpoint; raise ``EngineError`` if there is none."""
+    with visited_kernel(endpoint) as kernel:
+        return kernel.types
