@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -41,9 +42,19 @@ def firmware(tmp_path: Path) -> Iterator[Path]:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    watcher = threading.Thread(target=_end_when_asked, args=(process, tmp_path / "end"), daemon=True)
+    watcher.start()
     yield tmp_path
     process.kill()
     process.wait(TIMEOUT)
+    watcher.join(TIMEOUT)
+
+
+def _end_when_asked(process: subprocess.Popen[bytes], path: Path) -> None:
+    while process.poll() is None:
+        if path.exists():
+            process.kill()
+        time.sleep(0.05)
 
 
 def program(handler: str, *keywords: str) -> str:
@@ -107,6 +118,18 @@ def test_what_a_machine_without_a_kernel_has_not(firmware: Path, run: Runner) ->
     result = run("name = machine\nmodtype = kernel\noffset = schedule\nminor = 1\nexit\n", [], options)
     assert "error: a machine as such has no symbol 'schedule'" in result.stderr
     assert "hint: write 'address =' and a number, or 'name = vmlinux' if a kernel of Linux runs there" in result.stderr
+
+
+def test_the_run_ends_with_the_machine(firmware: Path, run: Runner) -> None:
+    client, output = run.start(program("exit\n"), [], ["--engine", f"gdb={firmware / 'stub'}"])
+    deadline = time.monotonic() + TIMEOUT
+    while not (output.exists() and output.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (firmware / "end").touch()
+    _, error = client.communicate(timeout=TIMEOUT)
+    assert client.returncode == 0, error
+    assert f"the stub {firmware / 'stub'} has closed the connection: the run ends" in error
 
 
 def test_a_machine_goes_on_after_ctrl_c(firmware: Path, run: Runner) -> None:

@@ -71,7 +71,7 @@ class MachineSession(StubSession):
     def __init__(self, job: Job, resolved: Resolved, endpoint: str, facts: KernelFacts | None) -> None:
         super().__init__(job, resolved, endpoint)
         self._per_cpu = resolved.per_cpu[1]
-        self._emulator: Emulator | None = None
+        self._emulator: Emulator
         self._is_left = False
         """Whether the machine was left to a debugger."""
         self._fault_entries: frozenset[int] = frozenset()
@@ -104,6 +104,7 @@ class MachineSession(StubSession):
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
             self._context.tasks = TaskReader(self._target, self._facts, self._processors)
         self._context.per_cpu = self._per_cpu
+        self._emulator = Emulator(self._target, self._context.word_size)
         monitor = Monitor(self._stub)
         if monitor.is_there:
             privileged = self._context.privileged = Privileged(self._target, monitor, self._executor())
@@ -219,8 +220,6 @@ class MachineSession(StubSession):
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
         raw = self._instruction_at(at)
-        if self._emulator is None:
-            self._emulator = Emulator(self._target, self._context.word_size)
         if raw and self._emulator.carry_out(raw, registers):
             self._target.write_back(thread, registers)
             return Stopped(_TRAP, thread, {})
