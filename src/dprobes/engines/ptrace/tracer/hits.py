@@ -20,7 +20,7 @@ from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
 from dprobes.engines.ptrace.tracer.nativestops import fix_up
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
-from dprobes.engines.ptrace.tracer.returns import Returns
+from dprobes.engines.ptrace.tracer.returns import Returns, functions_of
 from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
@@ -28,8 +28,6 @@ from dprobes.engines.x86.emulation import Action, emulate, uses_return_addresses
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from dprobes.engines.ptrace.sitepatch import NativeStop
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
@@ -350,7 +348,7 @@ class HitHandler:
 
     def _after(self, thread: Thread, hits: list[Hit]) -> None:
         """Run handlers on the state after a return, or after several: those of one function on what others left."""
-        for function in _functions(hits):
+        for function in functions_of(hits):
             owners = [(probe, site.point) for probe, site, _ in function if site.point is not None]
             self._context.entries = {probe: entry for probe, _, entry in function if entry is not None}
             handled = self._handlers.run(owners)
@@ -394,19 +392,3 @@ class HitHandler:
         if not number:
             with self._stopper.others_stopped(thread.space, thread):
                 give_back_pages(thread.space, thread, addresses)
-
-
-def _functions(hits: Iterable[Hit]) -> Iterator[list[Hit]]:
-    """Iterate over the returns of one function each: a probepoint has one of them."""
-    function: list[Hit] = []
-    for hit in hits:
-        place = hit.probe.file, hit.site.offset
-        if function and (
-            place != (function[0].probe.file, function[0].site.offset)
-            or any(other.probe is hit.probe for other in function)
-        ):
-            yield function
-            function = []
-        function.append(hit)
-    if function:
-        yield function

@@ -29,6 +29,7 @@ from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Iterable, Iterator
 
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.patcher import Patcher
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 
-__all__ = ["Returns"]
+__all__ = ["Returns", "functions_of"]
 
 _LONGEST = 15  # bytes of an instruction; Intel SDM, volume 2, 2.3.11
 _LONGEST_CALL = 8
@@ -200,3 +201,19 @@ def _give_up(thread: Thread, top: int) -> None:
     """Forget the doubtful returns below ``top``: the thread has left them."""
     if any(pending.doubtful for pending in thread.returns):
         thread.returns = [p for p in thread.returns if not (p.doubtful and p.top <= top)]
+
+
+def functions_of(hits: Iterable[Hit]) -> Iterator[list[Hit]]:
+    """Iterate over the returns of one function each: a probepoint has one of them."""
+    function: list[Hit] = []
+    for hit in hits:
+        place = hit.probe.file, hit.site.offset
+        if function and (
+            place != (function[0].probe.file, function[0].site.offset)
+            or any(other.probe is hit.probe for other in function)
+        ):
+            yield function
+            function = []
+        function.append(hit)
+    if function:
+        yield function
