@@ -142,6 +142,8 @@ class ProgramEmitter:
             return point.module or self._module
         if point.kind is programtree.PointKind.SAMPLE:
             return "*"
+        if point.kind is programtree.PointKind.WATCH and point.place[:1].isdigit():
+            return "kernel kernel"  # an address of every process, as programs about the kernel have it
         self._diagnostics.error(
             point.span,
             f"the module of '{point.place}' is not known",

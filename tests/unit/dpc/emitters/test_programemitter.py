@@ -8,7 +8,9 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.pipeline import compile_source
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.pipeline import CompileOptions
+from dprobes.rpn.program import Address, Expression
 from dprobes.source import SourceFile
 
 
@@ -31,3 +33,10 @@ def offsets_of(text: str) -> list[str]:
 )
 def test_names_of_go_stand_in_quotes(place: str, offset: str) -> None:
     assert offsets_of(f'{place} {{ printf("hit") }}') == [offset]
+
+
+def test_a_watched_address_without_a_module_is_one_of_every_process() -> None:
+    source = SourceFile("test.dpc", 'watch w (char[8])0x5000 { printf("%d", pid); }')
+    (program,) = compile_source(source, Diagnostics(), CompileOptions()).programs
+    assert space_of(program) is Space.PROCESSES
+    assert program.definitions[0].location == Address(Expression(0x5000), Expression(0x5007))
