@@ -47,12 +47,17 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Say for which processor the program is made, where its code lies, and what hinders us to map memory in it."""
+    """
+    Say for which processor the program is made, where its code lies, and what hinders us to map memory in it.
+
+    ``engine`` is the one that probes it.
+    """
 
     architecture: str
     word_size: int
     base: int
     restriction: str = ""
+    engine: str = "ptrace"
 
     @property
     def forms(self) -> list[Form]:
@@ -75,6 +80,7 @@ VARIANTS = {
     "x86_64": Variant("x86_64", 8, 0x10000000),
     "x86_64_high": Variant("x86_64", 8, 0x700030000000),
     "x86_64_seccomp": Variant("x86_64", 8, 0x10000000, "seccomp"),
+    "x86_64_inline": Variant("x86_64", 8, 0x10000000, engine="inline"),
     "i386": Variant("i386", 4, 0x10000000),
     "i386_full": Variant("i386", 4, 0x10000000, "full"),
 }
@@ -97,6 +103,7 @@ class Comparison:
 
     program: Path
     restriction: list[str]
+    options: tuple[str, str]
     sites: list[str]
     plain: dict[str, Line] = field(default_factory=dict)
     probed: dict[str, Line] = field(default_factory=dict)
@@ -113,7 +120,8 @@ class Comparison:
     def details(self, name: str, run: Runner) -> str:
         """Return where the states of a form differ in the two runs."""
         plain = plain_output(self.program, name, *self.restriction).splitlines()
-        probed = run(self.source, [str(self.program), name, *self.restriction], timeout=TIMEOUT).stdout.splitlines()
+        command = [str(self.program), name, *self.restriction]
+        probed = run(self.source, command, self.options, timeout=TIMEOUT).stdout.splitlines()
         lines = difflib.unified_diff(plain, probed, "without probes", "with probes", lineterm="", n=1)
         return "\n".join(line[:2000] for line in list(lines)[:DETAILS])
 
@@ -133,12 +141,13 @@ def compare(variant: Variant, directory: Path) -> Comparison:
     program = variant.build(directory)
     restriction = [variant.restriction] if variant.restriction else []
     sites = [site for form in variant.forms for site in form.sites]
-    comparison = Comparison(
-        program, restriction, sites, lines_of(plain_output(program, "-", *restriction)), symbols=symbols_of(program)
-    )
+    options, plain = ("--engine", variant.engine), lines_of(plain_output(program, "-", *restriction))
+    comparison = Comparison(program, restriction, options, sites, plain, symbols=symbols_of(program))
     runner = Runner(directory)
     try:
-        process, output = runner.start(comparison.source, ["--exit-status", "--", str(program), "-", *restriction])
+        process, output = runner.start(
+            comparison.source, ["--exit-status", "--", str(program), "-", *restriction], options
+        )
         result = read_result(process, output, RUN_TIMEOUT)
     except AssertionError as error:
         comparison.problem = f"the last form that ended: {[*lines_of(str(error)), 'none'][-1]}"
