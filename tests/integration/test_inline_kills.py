@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.support import (
+    DPROBES,
     TIMEOUT,
     await_line,
     await_traced,
     await_true,
     code_is_original,
+    environment,
     is_traced,
     memory_at,
     running,
 )
 
 if TYPE_CHECKING:
-    import subprocess
-
     from integration.support import Builder, Runner
 
 INLINE = ["--engine", "inline"]
@@ -89,6 +90,39 @@ def test_handlers_do_nothing_more_if_nobody_is_left_to_take_them_out(build: Buil
         before = shared_memory(target.pid)
         time.sleep(0.2)
         assert shared_memory(target.pid) == before
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
+@pytest.mark.parametrize("by", ["the next run", "stop"])
+def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runner, by: str) -> None:
+    program = build("torture.c")
+    with running(program, 600, 2) as target:
+        await_line(target)
+        client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+        await_traced(target.pid)
+        await_true(lambda: jump_is_at(target.pid, program), "a jump")
+        for pid in (*children_of(client.pid), client.pid):
+            os.kill(pid, signal.SIGKILL)
+        client.communicate(timeout=TIMEOUT)
+        await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
+        assert jump_is_at(target.pid, program)
+        # The other one is where the linker tells of libraries.
+        said = f"process {target.pid}: 2 places in its code were restored, and the memory of handlers was given back\n"
+        if by == "stop":
+            stop = [*DPROBES, "stop", "--left"]
+            done = subprocess.run(stop, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+            assert said in done.stdout
+            await_clean(target.pid, program)
+        else:
+            client, output = run.start(HOT, ["-p", str(target.pid)], INLINE)
+            await_traced(target.pid)
+            await_true(lambda: jump_is_at(target.pid, program), "a jump", TIMEOUT)
+            result = run.end(client, output)
+            assert f"dprobes: note: killed runs had left something in {said}" in result.stderr
+            assert result.counts[1].hits
+            await_clean(target.pid, program)
+        assert target.poll() is None
         target.send_signal(signal.SIGUSR2)
         assert target.wait(TIMEOUT) == 0
 

@@ -162,6 +162,23 @@ class HandedOver:
     has_executed: bool = False
 
 
+class LeftThings(NamedTuple):
+    """What killed runs had left in a process: so many jumps and breakpoints, and memory, which may be in use still."""
+
+    pid: int
+    places: int
+    is_unmapped: bool
+
+    @property
+    def said(self) -> str:
+        """What was done about it."""
+        places = f"{self.places} place{'' if self.places == 1 else 's'} in its code"
+        memory = "and the memory of handlers was" if self.is_unmapped else "the memory of handlers is in use, and stays"
+        return f"{places} {'was' if self.places == 1 else 'were'} restored, {memory}" + (
+            " given back" if self.is_unmapped else ""
+        )
+
+
 class ScopeKind(Enum):
     """What a scope consists of; the value completes "the engine cannot probe ..."."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from dprobes.engines.findings import Finding
-    from dprobes.engines.interface import Engine, PlaceNote, Scope
+    from dprobes.engines.interface import Engine, LeftThings, PlaceNote, Scope
     from dprobes.engines.options import EngineOptions, MachineKnowledge
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import ResolvedModule
@@ -114,7 +114,7 @@ class EngineRow:
     users write them. ``doctor`` returns ``Finding``s, ``trial`` those about what the argument names. ``place_notes``
     says what the engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes``
     what it does with each probepoint of one, if a user asks for that. ``kernel_types`` returns the types (BTF) of a
-    kernel that does not run here.
+    kernel that does not run here. ``left_things`` takes out of processes what killed runs of it have left.
     """
 
     name: str
@@ -138,6 +138,7 @@ class EngineRow:
     code_listing: str | None = None
     probe_notes: str | None = None
     kernel_types: str | None = None
+    left_things: str | None = None
 
     @property
     def usage(self) -> str:
@@ -181,6 +182,10 @@ class EngineRow:
         """Return what is found where the argument leads to."""
         assert self.trial is not None, "nothing can be tried"
         return list(_load(self.trial)(argument))
+
+    def remove_left(self) -> Iterable[LeftThings]:
+        """Take out of all processes what killed runs have left there; give what each had."""
+        return () if self.left_things is None else _load(self.left_things)()
 
     def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
         """Return what it would do at each of some instructions of a module; nothing if there is nothing to say."""
@@ -280,6 +285,7 @@ _INLINE = EngineRow(
         obstacle="dprobes.engines.inline.usefulness:obstacle_to_all",
     ),
     probe_notes="dprobes.engines.inline.probenotes:probe_notes",
+    left_things="dprobes.engines.ptrace.client.leftremoval:remove_all_left",
 )
 
 _REPLAY = EngineRow(

@@ -180,6 +180,11 @@ class PtraceSession:
 
     def _begin(self) -> None:
         """Start a tracer and let it take over the process or command."""
+        if self._job.scope.pid is not None:
+            from dprobes.engines.ptrace.client.leftremoval import left_notice, remove_left
+
+            if (left := remove_left(self._job.scope.pid)) is not None:
+                self._run.items.append(left_notice(left))
         conversation = Conversation(self._run, self._start_message(), self._job.program.name, self.globals)
         try:
             conversation.attach(self._job.scope)

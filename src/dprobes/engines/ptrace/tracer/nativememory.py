@@ -4,18 +4,21 @@ Memory that a stopped process maps for handlers in it, without noticing.
 The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
 makes a pair of sockets, we take one of them (pidfd_getfd(2)) and send the file through it. So it needs no path, works
 through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
-a page, and room for calls behind it, of which a child of the process does not inherit the contents.
+a page, and room for calls behind it, of which a child of the process does not inherit the contents; and a manifest
+(``leftmanifest``), of which it does.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import os
 import socket
 import struct
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.processcalls import copy_descriptor
+from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, LENGTH, MAGIC, SIZE, length_in
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
 from dprobes.engines.ptrace.tracer.patches import NativeMemory
 from dprobes.errors import reason_of, reason_of_number
@@ -30,14 +33,14 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["map_code", "own_pages", "share_memory"]
+__all__ = ["list_in_manifest", "map_code", "own_pages", "share_memory"]
 
 _WORD = 8
 _SOCKETPAIR, _RECVMSG, _CLOSE = 53, 47, 3
 """Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
 
-_READ_WRITE, _READ_EXECUTE = 3, 5
-_SHARED, _PRIVATE_ANONYMOUS, _FIXED_NOREPLACE = 0x01, 0x22, 0x100000
+_READ, _READ_WRITE, _READ_EXECUTE = 1, 3, 5
+_SHARED, _PRIVATE, _PRIVATE_ANONYMOUS, _FIXED_NOREPLACE = 0x01, 0x02, 0x22, 0x100000
 _WIPE_ON_FORK = 18
 
 _AF_UNIX, _DATAGRAMS = 1, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
@@ -56,6 +59,16 @@ def share_memory(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTa
 
     Raise ``InjectionError`` if that is not possible; then nothing is left of the attempt.
     """
+    manifest = os.memfd_create(FILE_NAME)
+    try:
+        os.ftruncate(manifest, SIZE)
+        return _share(thread, [*files, (manifest, SIZE)], calls)
+    finally:
+        os.close(manifest)
+
+
+def _share(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTable | None) -> NativeMemory:
+    """Do it; the last one of the files becomes a manifest of the process's own."""
     own = PAGE_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
     with injecting(thread) as call:
         page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
@@ -63,9 +76,10 @@ def share_memory(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTa
         mapped: list[tuple[int, int]] = []
         try:
             _checked(call(MADVISE[_WORD], page, own, _WIPE_ON_FORK))
-            for descriptor, size in files:
+            for number, (descriptor, size) in enumerate(files, 1):
                 received = _receive(thread, call, page, descriptor, opened)
-                mapped.append((_checked(call(MMAP[_WORD], 0, size, _READ_WRITE, _SHARED, received, 0)), size))
+                how = (_READ, _PRIVATE) if number == len(files) else (_READ_WRITE, _SHARED)
+                mapped.append((_checked(call(MMAP[_WORD], 0, size, *how, received, 0)), size))
         except (InjectionError, OSError) as error:
             for address, size in ((page, own), *mapped):
                 call(MUNMAP[_WORD], address, size)
@@ -77,8 +91,22 @@ def share_memory(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTa
                 call(_CLOSE, number)
         thread.space.write(page, bytes(_CONTROL + _CONTROL_SIZE))
         thread.space.write(page + PROCESS_PID, thread.pid.to_bytes(4, "little"))
-    (region, size), *others = mapped
-    return NativeMemory(page, own, region, size, calls, tuple(others))
+    (region, size), *others, manifest = mapped
+    with contextlib.suppress(OSError):
+        thread.space.write(manifest[0], MAGIC)
+    return NativeMemory(page, own, region, size, calls, tuple(others), manifest)
+
+
+def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) -> None:
+    """Enter something into a manifest, if there is room: first the entry, and then that there is one more."""
+    if memory.manifest is None:
+        return
+    start, size = memory.manifest
+    with contextlib.suppress(OSError):
+        length = length_in(space.read(start, ENTRIES))
+        if length is not None and ENTRIES + length + len(entry) <= size:
+            space.write(start + ENTRIES + length, entry)
+            space.write(start + LENGTH, (length + len(entry)).to_bytes(8, "little"))
 
 
 def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:

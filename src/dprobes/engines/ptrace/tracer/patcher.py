@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.leftmanifest import entry_of
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
-from dprobes.engines.ptrace.tracer.nativememory import map_code, share_memory
+from dprobes.engines.ptrace.tracer.nativememory import list_in_manifest, map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
@@ -197,6 +198,8 @@ class Patcher:
     ) -> None:
         for pid in space.pids:
             self._connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
+        breakpoints = [(each.address, each.original) for each in space.breakpoints.values()]
+        list_in_manifest(space, memory, entry_of(memory, pages, patches, breakpoints))
 
     @staticmethod
     def _write_all(program: int, space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:

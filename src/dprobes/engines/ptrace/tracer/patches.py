@@ -30,7 +30,8 @@ class NativeMemory:
     Say where a process has what handlers in it share with the client.
 
     ``page`` is what only the process has (``native.processpage``), ``own`` bytes with the ``calls`` behind it, and
-    ``region`` the memory for maps. ``others``, (address, size) each, belong to other programs as well.
+    ``region`` the memory for maps. ``others``, (address, size) each, belong to other programs as well, and
+    the ``manifest`` lists all that is written (``leftmanifest``).
     """
 
     page: int
@@ -39,11 +40,13 @@ class NativeMemory:
     size: int
     calls: CallTable | None = None
     others: tuple[tuple[int, int], ...] = ()
+    manifest: tuple[int, int] | None = None
 
     @property
     def shared(self) -> tuple[tuple[int, int], ...]:
         """What is mapped of files, (address, size) each."""
-        return (self.region, self.size), *self.others
+        manifest = () if self.manifest is None else (self.manifest,)
+        return (self.region, self.size), *self.others, *manifest
 
 
 @dataclass(slots=True, eq=False)
