@@ -325,6 +325,7 @@ _GDB = EngineRow(
             Capability.USER_STACK,
             Capability.WATCHPOINT,
             Capability.MODULE_WATCHPOINT,
+            Capability.SKIP,
             Capability.OTHER_PROCESSOR,
         }
     ),

@@ -211,6 +211,19 @@ def test_c_with_debug_information(build: Builder, processor: Processor, start: S
     assert re.findall(r"\d+ after \d+", result.stdout) == ["0 after 0", "1 after 0", "2 after 1", "3 after 3"]
 
 
+def test_a_function_is_skipped(build: Builder, run: Runner, processor: Processor, start: Starter) -> None:
+    """The calls of tick for 1 and 3 return at once, with what main expects, and add nothing."""
+    path = processor.build(build, "hotloop.c", "-static")
+    text = f'name = "{path}"\noffset = tick\nminor = 1\npush r, arg0; push 1; and; jz out\n'
+    program = start(path, "5")
+    result = run(
+        f"{text}push r, arg0; push 1; add; skip\nout: exit\n", [], [*engine(program.endpoint), "--allow-write"]
+    )
+    assert result.status == 0, result.stderr
+    assert program.output() == "6\n"
+    assert result.counts[1].hits == 5
+
+
 def test_floating_point_registers(build: Builder, run: Runner, processor: Processor, start: Starter) -> None:
     """QEMU leaves them out where it tells all registers: they are asked for one by one. i386 has 2.5 in memory."""
     path = processor.build(build, "floats.c", "-static")

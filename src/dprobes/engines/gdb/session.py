@@ -30,7 +30,7 @@ from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
+from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over, skipping
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, StateEvent
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
@@ -115,8 +115,7 @@ class StubSession(StubControls):
         """Take notice of what the stub stands for, and place the probepoints in it."""
         architecture, processor = self._resolved.architecture, self._processor
         self._stub = stub
-        default = processor.default_description()
-        self._target = self._target_of(architecture.byte_order, default, self._connection.tell)
+        self._target = self._target_of(architecture.byte_order, processor.default_description(), self._connection.tell)
         self._connection.target = self._target
         self._context = self._context_of(architecture, processor)
         self._runner = HandlerRunner(self._context)
@@ -279,7 +278,10 @@ class StubSession(StubControls):
             outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
             if self._hand_over(outcome, at, thread, registers):
                 return True
-            reply_of_step = self._pass(at, thread, registers)
+            if (skip := skipping(outcome)) is not None and skip.outcome is not None:
+                reply_of_step = self._stepper.leave_function(skip.outcome.value, thread, registers)
+            else:
+                reply_of_step = self._pass(at, thread, registers)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
             self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
             if isinstance(reply_of_step, Stopped) and reply_of_step.address is not None:
@@ -335,11 +337,10 @@ class StubSession(StubControls):
     def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Await the returns of a function that is entered."""
         for probe, kept in self._placed.entries.get(at, ()):
-            size, frame, link = self._context.word_size, registers[self._processor.sp], self._processor.link
-            address, top = (registers[link], frame) if link else (self._target.word(frame, size), frame + size)
+            address, top = self._stepper.return_place(registers)
             if address is None or not self._target.insert(address, self._breakpoint_size, self._processor.breakpoint):
                 continue  # a function that cannot return
-            found: dict[int, int] = {}
+            size, frame, found = self._context.word_size, registers[self._processor.sp], dict[int, int]()
             for register in kept:
                 if register.memory_offset is None:
                     found[register.index] = self._context.register(register.index, user=False)

@@ -85,6 +85,24 @@ class Stepper:
             self._target.insert_again(at, size, instruction)
         return reply
 
+    def return_place(self, registers: Registers) -> tuple[int | None, int]:
+        """Return where a function that has just begun returns, if that can be read, and the stack pointer then."""
+        frame, size = registers[self._processor.sp], self._architecture.word_size
+        if self._processor.link:
+            return registers[self._processor.link], frame
+        return self._target.word(frame, size), frame + size
+
+    def leave_function(self, value: int, thread: ThreadId | None, registers: Registers) -> StopReply:
+        """Have a thread return a value from a function that has just begun; raise ``EngineError`` if it cannot."""
+        address, top = self.return_place(registers)
+        result = self._architecture.register("retval")
+        if address is None or result is None:
+            raise EngineError(f"the return address at {registers[self._processor.sp]:#x} cannot be read for 'skip'")
+        registers[self._names[result.index]] = value
+        registers[self._processor.pc], registers[self._processor.sp] = address, top
+        self._target.write_back(thread, registers)
+        return Stopped(_TRAP, thread, {})
+
     def _step_through(
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
     ) -> StopReply | None:

@@ -145,3 +145,15 @@ def test_what_cannot_be_followed() -> None:
         "the stub fake makes no single steps, and the instruction at 0x10000 cannot be followed: "
         "where the branch 0x4c000024 leads is not known"
     )
+
+
+def test_a_function_is_left_at_once() -> None:
+    machine = Machine("38630001", BASE, "vCont;c;C;s;S")
+    machine.set_register(LINK, BASE + 0x200)
+    with stepper_of(machine) as (stepper, target):
+        registers = target.registers(THREAD)
+        assert stepper.return_place(registers) == (BASE + 0x200, 0)
+        assert stepper.leave_function(7, THREAD, registers) == Stopped(5, THREAD, {})
+        target.stub.ask("?")
+        after = target.registers(THREAD)
+    assert (after["r3"], after["pc"], after["r1"]) == (7, BASE + 0x200, 0)
