@@ -40,6 +40,7 @@ HANDLERS = (
     ("a count", "push 1\ntally c\nabort\n", "count"),
     ("a record of 4 words, with the time", WORDS, "words"),
 )
+STACK = "log ustack\nexit\n"
 
 
 class Costs(NamedTuple):
@@ -163,9 +164,13 @@ def live(directory: Path) -> list[Measurement]:
         theirs = _frida(path, of_frida)
         figure = None if theirs is None else theirs / 1000
         rows.append(Measurement(f"in a live process, above a call: {what}", ours, "Frida, CModule", figure))
+    words = rows[-1].ours
     theirs = _uftrace(path, directory)
     if theirs is not None:
-        rows.append(Measurement("the same record", rows[-1].ours, "uftrace, entry and return", theirs / 1000))
+        rows.append(Measurement("the same record", words, "uftrace, entry and return", theirs / 1000))
+    costs, bare = _ours(path, STACK)
+    ours = None if costs is None else (costs.hot - bare.hot) / 1000
+    rows.append(Measurement("a record with the call stack, followed later", ours, "that of 4 words", words))
     if untouched:
         with_probe, without = (min(figures) / 1000 for figures in zip(*untouched, strict=True))
         rows.append(Measurement("a call of a function beside it, while attached", with_probe, "not attached", without))
