@@ -197,9 +197,12 @@ class CodeWriter:
         return placement
 
     def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[Assembled]]) -> PlacedJump | None:
-        trampoline = make_displacing_trampoline(
-            placement.plan, placement.trampoline, handlers, self._around(), self._trials
-        )
+        try:
+            trampoline = make_displacing_trampoline(
+                placement.plan, placement.trampoline, handlers, self._around(), self._trials
+            )
+        except OverflowError:
+            return None  # a punned jump leads so far that its handler cannot call routines
         if len(trampoline.code.code) > placement.room:
             needed = len(trampoline.code.code) + _SLACK
             larger = None if placement.plan.method is Method.PUN else self._placer.enlarge(placement, needed)

@@ -352,12 +352,12 @@ class X86Assembler:
         self._fix(target)
 
     def jump_to(self, address: int) -> None:
-        """Jump to an address within 2 GiB."""
+        """Jump to an address within 2 GiB; raise OverflowError if it is farther away."""
         self._code.append(0xE9)
         self._code += self._distance(address)
 
     def call_at(self, address: int) -> None:
-        """Call an address within 2 GiB."""
+        """Call an address within 2 GiB; raise OverflowError if it is farther away."""
         self._code.append(0xE8)
         self._code += self._distance(address)
 
@@ -394,7 +394,7 @@ class X86Assembler:
         self._code += bytes(4)
 
     def _distance(self, address: int) -> bytes:
-        return _DWORD.pack(address - self.here - 4)
+        return (address - self.here - 4).to_bytes(4, "little", signed=True)
 
     def assemble(self) -> bytes:
         """Return the code, all labels being placed."""

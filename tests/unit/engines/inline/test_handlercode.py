@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
-from dprobes.bpf.asm.isa import Register
+from dprobes.bpf.asm.isa import Helper, Register
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.branchtargets import CodeRange, ControlFlow, Spans
@@ -133,3 +134,18 @@ def test_what_is_bound_has_jumps_everywhere_or_nowhere() -> None:
     # Alone the other one has one.
     jumps, _ = made.place({sites[0]: handler()})
     assert methods(jumps) == {(11,): Method.JUMP}
+
+
+def test_a_handler_that_is_too_far_from_what_it_calls_has_no_jump() -> None:
+    asm = Assembler()
+    asm.call(Helper.KTIME_GET_NS)
+    asm.exit()
+    made = writer("b801000000 b802000000 c3")
+    (_,), _ = made.place({START: handler()})
+    assert made._runtime is not None
+    runtime = made._runtime
+    far = {helper: address + (1 << 33) for helper, address in runtime.routines.items()}
+    code = replace(runtime.code, address=runtime.code.address + (1 << 33))
+    made._runtime = replace(runtime, code=code, routines=far)
+    jumps, refused = made.place({START + 5: [asm.assemble()]})
+    assert (jumps, refused) == ([], {START + 5: "no memory near it is free"})

@@ -141,3 +141,10 @@ def test_labels_and_addresses() -> None:
         "jle 0x00007f0000001017; call 0x00007f0000001000; jmp 0x00007f0000001017; lea r8,[0x7f0000001000]; "
         "call 0x00007f0000000000; jmp 0x00007f0000002000"
     )
+
+
+@pytest.mark.parametrize("method", ["call_at", "jump_to"])
+@pytest.mark.parametrize("target", [0x1000 + (1 << 32), 0x1000 - (1 << 32)])
+def test_what_is_too_far_away_is_said(method: str, target: int) -> None:
+    with pytest.raises(OverflowError):
+        getattr(X86Assembler(0x1000), method)(target)
