@@ -78,8 +78,10 @@ class Program(Followed):
 class Group:
     """Insert programs beside each other."""
 
-    def __init__(self, *, allow_write: bool = False, core_directory: str = ".") -> None:
-        self._engine = PtraceEngine(allow_write=allow_write, core_directory=core_directory)
+    def __init__(
+        self, *, allow_write: bool = False, core_directory: str = ".", engine: type[PtraceEngine] = PtraceEngine
+    ) -> None:
+        self._engine = engine(allow_write=allow_write, core_directory=core_directory)
         self.programs: list[Program] = []
 
     def enter(self, job: Job) -> Program:
@@ -107,9 +109,11 @@ class Group:
 
 
 @contextlib.contextmanager
-def grouped(*, allow_write: bool = False, core_directory: str = ".") -> Iterator[Group]:
+def grouped(
+    *, allow_write: bool = False, core_directory: str = ".", engine: type[PtraceEngine] = PtraceEngine
+) -> Iterator[Group]:
     """Give a group whose programs end with the context, at the latest, and without a failure."""
-    group = Group(allow_write=allow_write, core_directory=core_directory)
+    group = Group(allow_write=allow_write, core_directory=core_directory, engine=engine)
     try:
         yield group
     finally:

@@ -151,15 +151,17 @@ class InlineHandlers:
         self._postponed.forget(message.pid)
         return self._plan(message, wanted, answers)
 
-    def patched(self, message: SitesPatched) -> ShareMemory | None:
+    def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+        refused = message.refused_of(program)
         if message.is_outdated and self._maps is not None:
             self._memories.pop(message.pid, None)
-            self._waiting.setdefault(message.pid, set()).update(probe for probe, _ in message.refused)
-            return self._share(message.program, message.pid)
-        for probe in message.probes:
-            self.jumps.setdefault(probe, set()).add(self._asked[message.pid, probe])
-        self.refused |= dict(message.refused)
+            self._waiting.setdefault(message.pid, set()).update(refused)
+            return self._share(program, message.pid)
+        for probe in message.probes_of(program):
+            if (method := self._asked.get((message.pid, probe))) is not None:  # else it is a copy of its parent's
+                self.jumps.setdefault(probe, set()).add(method)
+        self.refused |= refused
         return None
 
     def due(self, answers: Answers) -> PatchSites | None:
@@ -218,7 +220,7 @@ class InlineHandlers:
             self._plan_module(memory, probes, answers, mappings, request)
         self._planned += request.patches
         for patch in request.patches:
-            self._asked |= {(memory.pid, probe): patch.method for probe in patch.probes}
+            self._asked |= {(memory.pid, probe): patch.method for _, probe in patch.probes}
         return request.message(memory)
 
     def _asks_for_thread(self, probe: int) -> bool:
@@ -399,4 +401,4 @@ class _Request:
     def message(self, memory: MemoryShared) -> PatchSites:
         """Return it as a message."""
         parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
-        return PatchSites(memory.program, memory.pid, memory.page, *parts)
+        return PatchSites(memory.program, memory.pid, ((memory.program, memory.page),), *parts)

@@ -34,7 +34,7 @@ def site_patch(jump: PlacedJump, groups: Mapping[int, SiteGroup], module: Module
     shared = plan.start + plan.written
     return SitePatch(
         tuple(
-            (probe, site)
+            (program, probe, site)
             for site in jump.sites
             for probe in dict.fromkeys(piece.probe for piece in groups[site].sites[site - module.bias])
         ),

@@ -44,7 +44,7 @@ class NativeStop(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class SitePatch:
     """
-    A jump that takes the place of the breakpoints at ``sites``, (probepoint, address) each.
+    A jump that takes the place of the breakpoints at ``sites``, (program, probepoint, address) each.
 
     ``code`` is what the file has from ``start`` on: the displaced instructions, and before them a mark for indirect
     branches where there is one. ``relied_on`` are an address and the bytes that memory must have there besides: a
@@ -56,7 +56,7 @@ class SitePatch:
     with one of the ``groups`` there are all or none. ``stops`` are where handlers leave a hit to the breakpoint.
     """
 
-    sites: tuple[tuple[int, int], ...]
+    sites: tuple[tuple[int, int, int], ...]
     start: int
     code: bytes
     relied_on: tuple[int, bytes]
@@ -72,12 +72,17 @@ class SitePatch:
     @property
     def addresses(self) -> tuple[int, ...]:
         """The addresses of the probed instructions."""
-        return tuple(dict.fromkeys(address for _, address in self.sites))
+        return tuple(dict.fromkeys(address for _, _, address in self.sites))
 
     @property
-    def probes(self) -> tuple[int, ...]:
-        """The probepoints."""
-        return tuple(dict.fromkeys(probe for probe, _ in self.sites))
+    def probes(self) -> tuple[tuple[int, int], ...]:
+        """The probepoints, (program, probepoint) each."""
+        return tuple(dict.fromkeys((program, probe) for program, probe, _ in self.sites))
+
+    @property
+    def programs(self) -> frozenset[int]:
+        """The programs whose handlers it leads to."""
+        return frozenset(program for program, _, _ in self.sites)
 
     def way_on(self, address: int) -> int:
         """Return where a thread goes on that stands at an instruction and has not executed it."""
@@ -87,9 +92,9 @@ class SitePatch:
         """Return where a thread goes on that stands at an instruction, or at the mark before it, and has been hit."""
         return next((each.copy for each in self.copies if each.exact and each.original >= address), None)
 
-    def probes_at(self, address: int) -> set[int]:
+    def probes_at(self, address: int) -> set[tuple[int, int]]:
         """Return the probepoints at an address."""
-        return {probe for probe, site in self.sites if site == address}
+        return {(program, probe) for program, probe, site in self.sites if site == address}
 
     def used_bytes(self) -> set[int]:
         """Return the addresses of the bytes that the jump needs as they are: written, relied on, or displaced."""

@@ -205,13 +205,14 @@ class PatchSites:
     """
     A request to put jumps in the place of breakpoints in a process; ``SitesPatched`` answers it.
 
-    ``page`` is that of ``MemoryShared``, by which the code knows its process: another one means another program.
+    ``memories`` are (program, page of ``MemoryShared``) of those whose handlers the code has: it knows the process by
+    these, and another page means that the process executes another program.
     ``pages`` are what is to be mapped for ``code``, (start, end) each; ``fixups`` are for what may fault in it.
     """
 
     program: int
     pid: int
-    page: int
+    memories: tuple[tuple[int, int], ...]
     pages: tuple[tuple[int, int], ...]
     code: tuple[tuple[int, bytes], ...]
     fixups: tuple[tuple[int, int], ...]
@@ -415,14 +416,28 @@ class SitesPatched:
     """
     A report which probepoints have jumps in a process now, and why others have not.
 
-    With ``is_outdated`` the process executes another program by now, which has no memory for handlers yet.
+    ``probes`` are (program, probepoint) each, and ``refused`` such pairs with the reason. With ``is_outdated`` the
+    process executes another program by now, which has no memory for handlers yet.
     """
 
     program: int
     pid: int
-    probes: tuple[int, ...]
-    refused: tuple[tuple[int, str], ...] = ()
+    probes: tuple[tuple[int, int], ...]
+    refused: tuple[tuple[tuple[int, int], str], ...] = ()
     is_outdated: bool = False
+
+    @property
+    def programs(self) -> set[int]:
+        """The programs that it is about."""
+        return {program for program, _ in (*self.probes, *(pair for pair, _ in self.refused))}
+
+    def probes_of(self, program: int) -> list[int]:
+        """Return the probepoints of a program that have jumps."""
+        return [probe for number, probe in self.probes if number == program]
+
+    def refused_of(self, program: int) -> dict[int, str]:
+        """Return why others of it have none."""
+        return {probe: reason for (number, probe), reason in self.refused if number == program}
 
 
 @dataclass(frozen=True, slots=True)

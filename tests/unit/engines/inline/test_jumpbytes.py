@@ -43,7 +43,7 @@ def placed(start: int, site: int, sizes: tuple[int, ...], written: int, *writes:
 def test_a_window() -> None:
     jump = placed(0x1000, 0x1000, (1, 3, 4), 5, Write(0x1000, b"\xe9abcd"), relied_on=0x1005)
     patch = site_patch(jump, GROUPS, module(0x1000), 2)
-    assert (patch.sites, patch.start, patch.code) == (((7, 0x1000),), 0x1000, RAW[:8])
+    assert (patch.sites, patch.start, patch.code) == (((2, 7, 0x1000),), 0x1000, RAW[:8])
     assert (patch.writes, patch.originals) == (((0x1000, b"\xe9abcd"),), (RAW[:5],))
     assert patch.relied_on == (0x1005, b"")
     assert (patch.moves, patch.end, patch.method) == (((0x1001, 0x9010),), 0x9028, "window")
@@ -79,6 +79,6 @@ def test_all_probepoints_of_an_instruction_have_the_jump_and_the_groups_of_all_b
     jump = jump._replace(sites=(0x1000, 0x1004))
     groups = {0x1000: group(0, 7, 9, is_bound=True), 0x1004: group(4, 8, is_bound=True)}
     patch = site_patch(jump, groups, module(0x1000), 2)
-    assert patch.sites == ((7, 0x1000), (9, 0x1000), (8, 0x1004))
+    assert patch.sites == ((2, 7, 0x1000), (2, 9, 0x1000), (2, 8, 0x1004))
     assert patch.groups == ((2, 0), (2, 4))
     assert site_patch(jump, {**GROUPS, 0x1004: group(4, 8)}, module(0x1000), 2).groups == ()

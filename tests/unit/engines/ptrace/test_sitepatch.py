@@ -5,7 +5,7 @@ from __future__ import annotations
 from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
 
 PATCH = SitePatch(
-    ((4, 0x100), (5, 0x103)),
+    ((1, 4, 0x100), (2, 5, 0x103)),
     0x100,
     bytes(8),
     (0x105, b"ab"),
@@ -31,4 +31,6 @@ def test_it_needs_what_is_written_relied_on_and_displaced() -> None:
 
 
 def test_it_has_probepoints_and_addresses() -> None:
-    assert (PATCH.probes, PATCH.addresses) == ((4, 5), (0x100, 0x103))
+    assert (PATCH.probes, PATCH.addresses) == (((1, 4), (2, 5)), (0x100, 0x103))
+    assert PATCH.programs == {1, 2}
+    assert [PATCH.probes_at(address) for address in (0x100, 0x103, 0x101)] == [{(1, 4)}, {(2, 5)}, set()]

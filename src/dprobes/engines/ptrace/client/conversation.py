@@ -399,16 +399,17 @@ class Conversation:
             self.outbox.send(request)
 
     def _on_native(self, message: MemoryShared | SitesPatched) -> None:
-        run = self._runs.get(message.program)
-        if run is None or run.native is None:
-            return
-        request: Request | None
-        if isinstance(message, SitesPatched):
-            request = run.native.patched(message)
-        else:
-            request = run.native.shared(message, run.answers)
-        if request is not None:
-            self.outbox.send(request)
+        for number in message.programs if isinstance(message, SitesPatched) else (message.program,):
+            run = self._runs.get(number)
+            if run is None or run.native is None:
+                continue
+            request: Request | None
+            if isinstance(message, SitesPatched):
+                request = run.native.patched(number, message)
+            else:
+                request = run.native.shared(message, run.answers)
+            if request is not None:
+                self.outbox.send(request)
 
     def _remember(self, message: Mapped | Forked) -> None:
         """Tell what processes map to whoever wants to know."""

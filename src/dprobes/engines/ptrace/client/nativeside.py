@@ -54,7 +54,7 @@ class NativeSide(Protocol):
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
         """Take notice of memory that a process has mapped; return what to ask next."""
 
-    def patched(self, message: SitesPatched) -> ShareMemory | None:
+    def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
 
     def due(self, answers: Answers) -> ShareMemory | PatchSites | None:

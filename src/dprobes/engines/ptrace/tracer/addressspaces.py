@@ -299,6 +299,9 @@ class AddressSpace:
         reader = PageReader(self.memory)
         for breakpoint_ in gone:
             self.withdraw(breakpoint_, reader)
+        if jumps := [s for s, jump in self.patches.by_site.items() if program.number in jump.programs]:
+            self.patches.restore(self.memory, jumps)
+            self.renew()
         return gone
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:

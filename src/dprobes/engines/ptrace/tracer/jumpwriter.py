@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
 
-__all__ = ["DIFFERS", "groups_of", "obstacle_to", "write_jump"]
+__all__ = ["DIFFERS", "fitting", "groups_of", "obstacle_to", "write_jump"]
 
 DIFFERS = "memory holds something else than the file"
 """What may pass: another jump may be written that this one relies on."""
@@ -40,7 +40,7 @@ def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
         yield sorted(found, key=lambda each: -each.start)
 
 
-def obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | None:
+def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
     """Return why a jump does not do what the breakpoints do in whose place it comes."""
     for address in patch.addresses:
         breakpoint_ = space.breakpoints.get(address)
@@ -48,9 +48,10 @@ def obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | No
             return "there is no breakpoint any more"
         if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
             return "the breakpoint is for something else as well"
-        if any(probe.program.number != program for probe in breakpoint_.probes()):
+        present = {(probe.program.number, probe.number) for probe in breakpoint_.probes()}
+        if not {program for program, _ in present} <= patch.programs:
             return "several programs have it"
-        if {probe.number for probe in breakpoint_.probes()} != patch.probes_at(address):
+        if present != patch.probes_at(address):
             return "the breakpoint is needed for another probepoint as well"
     if space.watchpoints and any(stop.has_frame for stop in patch.stops):
         return "watchpoints would be hit by what comes before its handler"
@@ -63,6 +64,18 @@ def obstacle_to(program: int, space: AddressSpace, patch: SitePatch) -> str | No
         if not is_same and not {*displaced, *written}.isdisjoint((*other.displaced_bytes(), *other.written_bytes())):
             return "its bytes belong to the jump of another probe"
     return None
+
+
+def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
+    """Return those jumps that do what breakpoints do that are there now, but for what belongs to others."""
+    why_not = {jump: obstacle_to(space, jump) for jump in jumps}
+    found = [jump for jump, why in why_not.items() if why is None]
+    more = {group for jump, why in why_not.items() if why is not None for group in jump.groups}
+    gone: set[tuple[int, int]] = set()
+    while more:
+        gone |= more
+        more = {group for jump in found if not gone.isdisjoint(jump.groups) for group in jump.groups} - gone
+    return [jump for jump in found if gone.isdisjoint(jump.groups)]
 
 
 def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> str | None:

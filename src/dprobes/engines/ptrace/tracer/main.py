@@ -216,12 +216,12 @@ class Tracer:
                 case ReleaseMemory():
                     self._patcher.release(message)
                 case Insert():
-                    for space in self._threads.spaces():
-                        self._patcher.restore(space)
-                    self._inserter.insert(message)
+                    with self._patcher.without_jumps():
+                        self._inserter.insert(message)
                 case Replace():
-                    self._patcher.restore_all()
-                    self._replacer.replace(message)
+                    with self._patcher.without_jumps():
+                        self._patcher.let_end()
+                        self._replacer.replace(message)
                 case End(number):
                     if self._programs.is_the_end(message):
                         raise _EndedError

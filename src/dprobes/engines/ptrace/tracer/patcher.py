@@ -20,7 +20,7 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.leftmanifest import entry_of
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
-from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, groups_of, obstacle_to, write_jump
+from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, fitting, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import list_in_manifest, map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
@@ -146,11 +146,11 @@ class Patcher:
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
         """Write code and jumps into a process, and say which."""
         number, pid = message.program, message.pid
-        done: set[int] = set()
-        refused: list[tuple[int, str]] = []
+        done: Collection[tuple[int, int]] = ()
+        refused: list[tuple[tuple[int, int], str]] = []
         with self._held(pid) as held:
             problem = self._obstacle(pid, held)
-            if held and not _is_current(held[0], message):
+            if held and not _is_current(held[0].space, message):
                 refused = [(probe, _ANOTHER) for patch in message.patches for probe in patch.probes]
                 self._connection.send(SitesPatched(number, pid, (), tuple(refused), is_outdated=True))
                 return
@@ -169,25 +169,46 @@ class Patcher:
                 refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
             else:
                 space.patches.fixups.update(message.fixups)
-                places = ThreadPlaces(space, self._threads.in_space(space), message.patches)
-                waiting: list[SitePatch] = []
-                for patches in groups_of(message.patches):
-                    probes = {probe for patch in patches for probe in patch.probes}
-                    why = next(filter(None, map(places.obstacle, patches)), None)
-                    if why is not None:
-                        waiting += patches
-                    else:
-                        why = self._write_all(number, space, patches, places)
-                        if why is DIFFERS and waiting:  # it may rely on one of those
-                            waiting += patches
-                    if why is None:
-                        done |= probes
-                    else:
-                        refused += [(probe, why) for probe in sorted(probes)]
-                if waiting:
-                    self._try_again(replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting)), attempts)
+                done, refused = self._write_jumps(space, message, attempts)
             self._write_breakpoints(pid)
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
+
+    def _write_jumps(
+        self, space: AddressSpace, message: PatchSites, attempts: int
+    ) -> tuple[set[tuple[int, int]], list[tuple[tuple[int, int], str]]]:
+        """Write jumps, all threads being stopped: return which probepoints have them, and why others have not."""
+        done: set[tuple[int, int]] = set()
+        refused: list[tuple[tuple[int, int], str]] = []
+        places = ThreadPlaces(space, self._threads.in_space(space), message.patches)
+        waiting: list[SitePatch] = []
+        for patches in groups_of(message.patches):
+            probes = {probe for patch in patches for probe in patch.probes}
+            why = next(filter(None, map(places.obstacle, patches)), None)
+            if why is not None:
+                waiting += patches
+            else:
+                why = self._write_all(space, patches, places)
+                if why is DIFFERS and waiting:  # it may rely on one of those
+                    waiting += patches
+            if why is None:
+                done |= probes
+            else:
+                refused += [(probe, why) for probe in sorted(probes)]
+        if waiting:
+            self._try_again(replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting)), attempts)
+        return done, refused
+
+    def bring_back(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
+        """Write jumps that were taken out for a change, wherever the breakpoints are the same as before."""
+        wanted = fitting(space, jumps)
+        pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
+        if not wanted or pid is None or not space.is_open or space.shared_with:
+            return
+        numbers = sorted({number for jump in wanted for number in jump.programs})
+        memories = tuple((number, space.patches.memories[number].page) for number in numbers)
+        message = PatchSites(numbers[0], pid, memories, (), (), (), tuple(wanted))
+        with self._held(pid):
+            self._write_jumps(space, message, 0)
 
     def _tell_restorer(
         self,
@@ -202,14 +223,14 @@ class Patcher:
         list_in_manifest(space, memory, entry_of(memory, pages, patches, breakpoints))
 
     @staticmethod
-    def _write_all(program: int, space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
+    def _write_all(space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
         """Write jumps that belong together; return why not, with nothing changed."""
         written: list[int] = []
         for patch in patches:
             present = space.patches.by_site.get(patch.addresses[0])
             if present is not None and present.writes == patch.writes:
                 continue
-            if (why := obstacle_to(program, space, patch)) is None:
+            if (why := obstacle_to(space, patch)) is None:
                 why = write_jump(space, patch, places)
             if why is not None:
                 space.patches.restore(space.memory, written)
@@ -217,7 +238,7 @@ class Patcher:
                 return why
             written += patch.addresses
         for site in written:
-            _move_calls(program, space, site)
+            _move_calls(space, site)
         return None
 
     def _obstacle(self, pid: int, held: list[Thread]) -> str | None:
@@ -290,11 +311,16 @@ class Patcher:
         if any(original in (address, following) for original, _ in patch.moves):
             self.restore(thread.space, patch.addresses)
 
-    def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> None:
-        """Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to."""
+    def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> list[SitePatch]:
+        """
+        Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to.
+
+        Return the jumps that are gone.
+        """
         mine = space.patches.bound_to(list(space.patches.by_site) if sites is None else sites)
         if not mine or not space.is_open:
-            return
+            return []
+        present = dict.fromkeys(space.patches.by_site.values())
         held = self._stopper.stop(self._threads.in_space(space))
         try:
             space.patches.restore(space.memory, mine)
@@ -303,16 +329,24 @@ class Patcher:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
                     self._stopper.release(thread)
+        left = set(space.patches.by_site.values())
+        return [jump for jump in present if jump not in left]
 
-    def restore_all(self) -> None:
+    @contextlib.contextmanager
+    def without_jumps(self) -> Iterator[None]:
+        """Have breakpoints in the place of all jumps while programs come and go."""
+        taken = [(space, self.restore(space)) for space in self._threads.spaces()]
+        yield
+        for space, jumps in taken:
+            self.bring_back(space, jumps)
+
+    def let_end(self) -> None:
         """
-        Put breakpoints back in the place of all jumps, and let the handlers end that are under way.
+        Let the handlers end that are under way, while there are no jumps.
 
         So whoever looks at what a program has counted and recorded finds all of it.
         """
-        spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.by_site]
-        for space in spaces:
-            self.restore(space)
+        spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.code]
         pause = _HANDLER_PAUSE
         waiting: set[int] | None = None
         for _ in range(_TRIES if spaces else 0):
@@ -387,13 +421,12 @@ class Patcher:
             self.restore(space, sites)
 
 
-def _move_calls(program: int, space: AddressSpace, site: int) -> None:
+def _move_calls(space: AddressSpace, site: int) -> None:
     """Let handlers in the process know of the calls that the tracer has seen begin at a place, and that go on."""
-    memory = space.patches.memories.get(program)
-    if memory is None or memory.calls is None:
-        return
     for probe, _ in space.breakpoints[site].entries:
-        add_calls(space, memory, probe, space.entries.take_all(probe))
+        memory = space.patches.memories.get(probe.program.number)
+        if memory is not None and memory.calls is not None:
+            add_calls(space, memory, probe, space.entries.take_all(probe))
 
 
 def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:
@@ -411,7 +444,7 @@ def _write_code(thread: Thread, message: PatchSites) -> None:
             raise InjectionError(f"there is no memory for code at {address:#x}")
 
 
-def _is_current(thread: Thread, message: PatchSites) -> bool:
-    """Return whether code was made for the program that a thread executes."""
-    memory = thread.space.patches.memories.get(message.program)
-    return memory is not None and memory.page == message.page
+def _is_current(space: AddressSpace, message: PatchSites) -> bool:
+    """Return whether code was made for the program that a process executes."""
+    found = space.patches.memories
+    return all(number in found and found[number].page == page for number, page in message.memories)

@@ -56,8 +56,9 @@ class Remover:
         self._watchpoints.withdraw(probe)
         emptied = []
         for space in self._threads.spaces():
-            self._patcher.restore(space, [b.address for b in space.by_probe.get(probe, ())])
+            taken = self._patcher.restore(space, [b.address for b in space.by_probe.get(probe, ())])
             addresses = [b.address for b in space.drop(probe)]
+            self._patcher.bring_back(space, taken)
             tell_lowered(self._connection, space)
             if addresses:
                 emptied.append((space, addresses))
@@ -74,8 +75,9 @@ class Remover:
         emptied = {}
         for space in self._threads.spaces():
             self._watchpoints.withdraw_program(space, program)
-            self._patcher.restore(space)
+            taken = self._patcher.restore(space)
             addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
+            self._patcher.bring_back(space, taken)
             tell_lowered(self._connection, space)
             if addresses:
                 emptied[space] = addresses

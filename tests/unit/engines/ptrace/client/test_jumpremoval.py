@@ -42,7 +42,7 @@ class Child:
     def patch(self, *writes: tuple[int, bytes]) -> SitePatch:
         there = tuple((self.code + offset, data) for offset, data in writes)
         originals = tuple(CODE[offset : offset + len(data)] for offset, data in writes)
-        return SitePatch(((0, there[-1][0]),), there[-1][0], b"", (0, b""), there, originals)
+        return SitePatch(((0, 0, there[-1][0]),), there[-1][0], b"", (0, b""), there, originals)
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_a_breakpoint_that_was_not_written_leaves_nothing(space: AddressSpace) -
 # A child that was forked while jumps came and went: what its memory has of them is known to nobody.
 
 CODE = b"\x48\x89\xe5\x55\x53\x90\x90\x90"
-GONE = SitePatch(((0, 0x40),), 0x40, bytes(5), (0x45, b""), ((0x40, b"\xe9abcd"),), (bytes(5),))
+GONE = SitePatch(((0, 0, 0x40),), 0x40, bytes(5), (0x45, b""), ((0x40, b"\xe9abcd"),), (bytes(5),))
 
 
 @pytest.fixture

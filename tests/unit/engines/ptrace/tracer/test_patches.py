@@ -19,7 +19,14 @@ CODE = bytes(range(64))
 
 def jump(*writes: tuple[int, bytes], sites: tuple[int, ...], relied_on: tuple[int, bytes] = (0, b"")) -> SitePatch:
     originals = tuple(CODE[start : start + len(data)] for start, data in writes)
-    return SitePatch(tuple(enumerate(sites)), sites[0], CODE[sites[0] :][:5], relied_on, writes, originals)
+    return SitePatch(
+        tuple((0, n, site) for n, site in enumerate(sites)),
+        sites[0],
+        CODE[sites[0] :][:5],
+        relied_on,
+        writes,
+        originals,
+    )
 
 
 PATCH = jump((8, b"\xe9abcd"), (40, b"XY"), sites=(8,))
@@ -109,7 +116,7 @@ def test_a_child_has_what_its_memory_has(memory: int) -> None:
 def test_a_jump_that_was_taken_out_meanwhile_is_taken_out_of_the_child(memory: int) -> None:
     patches = Patches()
     copies = (CodeCopy(0x900, 8, exact=True),)
-    patch = SitePatch(((0, 8),), 8, CODE[8:13], (0, b""), ((8, b"\xe9abcd"),), (CODE[8:13],), (), copies, 0x90A)
+    patch = SitePatch(((0, 0, 8),), 8, CODE[8:13], (0, b""), ((8, b"\xe9abcd"),), (CODE[8:13],), (), copies, 0x90A)
     patches.write(memory, patch)
     patches.restore(memory, [8])
     os.pwrite(memory, b"\xe9abcd", 8)
@@ -161,7 +168,7 @@ def test_a_larger_jump_takes_the_place_of_a_smaller_one(memory: int) -> None:
 def test_the_original_of_displaced_code_is_known_when_the_jump_has_gone(memory: int) -> None:
     patches = Patches()
     copies = CodeCopy(0x900, 8, exact=True), CodeCopy(0x904, 10, exact=False)
-    patch = SitePatch(((0, 8),), 8, CODE[8:13], (0, b""), ((8, b"\xe9abcd"),), (CODE[8:13],), (), copies, 0x90A)
+    patch = SitePatch(((0, 0, 8),), 8, CODE[8:13], (0, b""), ((8, b"\xe9abcd"),), (CODE[8:13],), (), copies, 0x90A)
     patches.write(memory, patch)
     patches.restore(memory, [8])
     found = [patches.original_of(place) for place in (0x8FF, 0x900, 0x903, 0x909, 0x90A)]

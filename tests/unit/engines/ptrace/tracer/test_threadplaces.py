@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SITE, MIDDLE, COPY = 0x5000, 0x5003, 0x9000
 PATCH = SitePatch(
-    ((0, SITE),),
+    ((0, 0, SITE),),
     SITE,
     bytes(7),
     (0, b""),
@@ -39,7 +39,7 @@ PATCH = SitePatch(
     (CodeCopy(COPY, SITE, exact=True), CodeCopy(COPY + 3, MIDDLE, exact=True)),
     COPY + 12,
 )
-PLAIN = SitePatch(((0, SITE),), SITE, bytes(5), (0, b""), ((SITE, bytes(5)),), (bytes(5),))
+PLAIN = SitePatch(((0, 0, SITE),), SITE, bytes(5), (0, b""), ((SITE, bytes(5)),), (bytes(5),))
 
 
 class Machine:

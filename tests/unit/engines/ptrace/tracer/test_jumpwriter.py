@@ -1,0 +1,62 @@
+"""Jumps belong together, and come back only if the breakpoints in whose place they were are the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from dprobes.engines.ptrace.sitepatch import SitePatch
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.jumpwriter import fitting, groups_of, obstacle_to
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.programs import Probe
+    from dprobes.vm import Point
+
+
+class Program(NamedTuple):
+    number: int
+
+
+class Owner(NamedTuple):
+    number: int
+    program: Program
+
+
+def jump(site: int, *probes: tuple[int, int], groups: tuple[tuple[int, int], ...] = ()) -> SitePatch:
+    sites = tuple((program, probe, site) for program, probe in probes)
+    return SitePatch(sites, site, bytes(5), (0, b""), ((site, b"\xe9abcd"),), (bytes(5),), groups=groups)
+
+
+def space(**breakpoints: tuple[tuple[int, int], ...]) -> AddressSpace:
+    """Return a space with breakpoints at addresses ``aNUMBER``, for (program, probepoint) each."""
+    made = AddressSpace.closed(8)
+    for name, probes in breakpoints.items():
+        owners = [Owner(probe, Program(program)) for program, probe in probes]
+        handlers = tuple((cast("Probe", owner), cast("Point", None)) for owner in owners)
+        address = int(name[1:])
+        made.breakpoints[address] = Breakpoint(address, 0, cast("Site", None), handlers)
+    return made
+
+
+def test_a_jump_is_for_all_probepoints_of_its_breakpoint() -> None:
+    made = space(a16=((0, 1), (1, 5)))
+    assert obstacle_to(made, jump(16, (0, 1), (1, 5))) is None
+    assert obstacle_to(made, jump(16, (0, 1))) == "several programs have it"
+    assert obstacle_to(made, jump(16, (1, 5), (0, 2))) == "the breakpoint is needed for another probepoint as well"
+    assert obstacle_to(made, jump(32, (0, 1))) == "there is no breakpoint any more"
+
+
+def test_jumps_whose_breakpoints_are_for_others_by_now_do_not_come_back() -> None:
+    made = space(a16=((0, 1),), a32=((0, 2), (1, 0)))
+    fits, shared = jump(16, (0, 1)), jump(32, (0, 2))
+    assert fitting(made, [shared, fits]) == [fits]
+
+
+def test_what_belongs_to_such_a_jump_stays_away_as_well() -> None:
+    made = space(a16=((0, 1),), a32=((0, 2),), a48=((0, 3),), a64=((0, 4),))
+    bound = [jump(16, (0, 1), groups=((0, 16),)), jump(32, (0, 2), groups=((0, 16), (0, 32)))]
+    far, alone = jump(48, (9, 9), groups=((0, 32),)), jump(64, (0, 4))
+    assert fitting(made, [*bound, far, alone]) == [alone]
+    assert [len(each) for each in groups_of([*bound, far, alone])] == [3, 1]
