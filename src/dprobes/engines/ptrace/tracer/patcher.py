@@ -53,6 +53,8 @@ _TRIES = 20
 """How often threads are looked at that may be in handlers: of a program that does little else many are."""
 _HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.01
 """Seconds for which a thread in a handler is let run before it is looked at again."""
+_HANDLER_PATIENCE = 1.0
+"""Seconds for which handlers are let end: a thread may have to wait for a processor."""
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
 _PAUSE, _PAUSE_MAX = 0.01, 2.0
@@ -347,15 +349,12 @@ class Patcher:
         So whoever looks at what a program has counted and recorded finds all of it.
         """
         spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.code]
-        pause = _HANDLER_PAUSE
-        waiting: set[int] | None = None
-        for _ in range(_TRIES if spaces else 0):
-            inside = self._in_handlers(spaces)
-            waiting = inside if waiting is None else waiting & inside
-            if not waiting:
-                return
+        pause, until = _HANDLER_PAUSE, time.monotonic() + _HANDLER_PATIENCE
+        waiting = self._in_handlers(spaces)
+        while waiting and time.monotonic() < until:
             time.sleep(pause)
             pause = min(2 * pause, _HANDLER_PAUSE_MAX)
+            waiting &= self._in_handlers(spaces)
 
     def _in_handlers(self, spaces: Iterable[AddressSpace]) -> set[int]:
         """Return the threads that may be in a handler just now."""
