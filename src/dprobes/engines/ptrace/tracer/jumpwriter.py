@@ -90,6 +90,7 @@ def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> s
         if len(patch.writes) > 1 and patch.start in space.unwritten:
             os.pwrite(space.memory, INT3, patch.start)  # nobody may see one page with its part and one without
         space.patches.write(space.memory, patch)
+        space.unwritten.difference_update(patch.addresses)  # who reads there sees the jump
     except OSError as error:
         return reason_of(error)
     return None
