@@ -334,4 +334,4 @@ def test_structures_are_those_of_the_kernel_in_the_machine(guest: Guest, tmp_pat
     _, said = client.communicate(timeout=60)
     assert client.returncode == 0, said
     for record in map(json.loads, output.read_text().splitlines()):
-        assert f"{record['pid']} {record['name']}" in json.dumps(record)
+        assert record["fields"] == {"tgid": record["pid"], "comm": record["name"]}
