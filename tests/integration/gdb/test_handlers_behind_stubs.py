@@ -12,12 +12,15 @@ from case_format import Case, Target, parse_case
 from case_interpreter import compile_case
 from dprobes.arch import architecture
 from dprobes.engines.capabilities import Capability, requirements
+from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
+from dprobes.engines.gdb.machine.needs import refuse_for_process
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import open_transport
 from dprobes.engines.registry import engine_row
+from dprobes.errors import DprobesError
 from dprobes.keyed.store import stores_of
 from dprobes.rpn.encoder import encode
 from dprobes.testing import FakeContext, prepare
@@ -95,6 +98,11 @@ class Behind:
     def can_run(self, program: Program) -> bool:
         """Return whether the engine takes a program."""
         able = engine_row("gdb").capabilities - _OF_MACHINES
+        try:
+            refuse_for_process(program, self.architecture)
+            refuse_lacking_registers(program, self.architecture, self._context.names, self._registers, "it")
+        except DprobesError:
+            return False
         return all(need.capability in able for need in requirements(program, self.architecture))
 
 
