@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CodeWriter", "PlacedJump"]
 
+_MANY = MANY // 2
+"""From so many instructions on windows come first: the page of a punned jump is one more mapping of the process."""
+
 _SLACK = 64
 """Bytes by which the size of code may differ between two addresses, since numbers have short forms."""
 
@@ -175,7 +178,7 @@ class CodeWriter:
     ) -> Placement | str:
         """Return the placement of the jump that leads to some handlers, not one of those at ``avoided`` places."""
         (found,) = self._placer.place(
-            [site], windows_first=len(others) > MANY, room=self._room({site: handlers}), others=others
+            [site], windows_first=len(others) > _MANY, room=self._room({site: handlers}), others=others
         )
         if isinstance(found, Refusal):
             return found.reason
