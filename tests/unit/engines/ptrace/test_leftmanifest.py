@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.tracer.patches import NativeMemory
 MEMORY = NativeMemory(0x1000, 8192, 0x10000, 1 << 20, None, ((0x20000, 4096),), (0x30000, SIZE))
 CODE = ((0x5000, 0x6000), (0x8000, 0x9000))
 JUMP = SitePatch(
-    ((1, 0x401000),), 0x401000, b"\x55\x48\x89\xe5\x90", (0x401005, b""),
+    ((0, 1, 0x401000),), 0x401000, b"\x55\x48\x89\xe5\x90", (0x401005, b""),
     ((0x401002, b"\xe9\1\2"), (0x401000, b"\xeb\0")), (b"\x89\xe5\x90", b"\x55\x48"), end=7,
 )  # fmt: skip
 
