@@ -89,7 +89,7 @@ dev)
     make_venv
     # "pip install --group" needs pip 25.1; what is listed is the same.
     pip_install -e '.[all]' $(.venv/bin/python tools/requirements_of.py dev)
-    check_imports dprobes pytest hypothesis mypy importlinter elftools unicorn capstone \
+    check_imports dprobes pytest hypothesis mypy importlinter elftools unicorn capstone drgn \
         serial zstandard perfetto pyarrow duckdb opentelemetry.sdk pygls
     compile_sources
     touch .venv/run.stamp .venv/dev.stamp
