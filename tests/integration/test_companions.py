@@ -84,6 +84,47 @@ def test_the_exit_status_is_that_of_the_command(engine: str) -> None:
         dprobes("run", "-e", text, "--engine", engine, "--exit-status", *words, status=status)
 
 
+GROUPS = """
+[group "numbers"] libc.so.6:abs(int x) { printf("abs %d", x) }
+[group "versions", type "rare"] libz.so.1:zlibVersion { printf("version") }
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_groups_choose_among_the_probes_of_all_modules(engine: str, is_compiled: bool, tmp_path: Path) -> None:
+    chosen = ["-e", GROUPS]
+    if is_compiled:
+        (tmp_path / "p.dpc").write_text(GROUPS)
+        dprobes("build", str(tmp_path / "p.dpc"), "-o", str(tmp_path / "p.ppdf"))
+        chosen = [str(tmp_path / "p.ppdf")]
+    expected = {
+        ("--group", "numbers"): {f"abs {number - 2}" for number in range(5)},
+        ("--group", "versions"): {"version"},
+        ("--type", "RARE"): {"version"},
+    }
+    for words, lines in expected.items():
+        done = dprobes("run", "--engine", engine, *words, *chosen, "--", sys.executable, "-S", "-c", TARGET)
+        assert {line.split("]  ")[-1] for line in done.stdout.splitlines()} == lines
+
+
+def test_a_group_that_nobody_has_is_an_error() -> None:
+    done = dprobes("run", "--group", "number", "-e", GROUPS.strip(), "--", "true", status=2)
+    assert done.stderr == (
+        "-e:1:2: error: the program has no group 'number'\n"
+        '    [group "numbers"] libc.so.6:abs(int x) { printf("abs %d", x) }\n'
+        "     ^~~~~~~~~~~~~~~\n"
+        "hint: did you mean 'numbers'?\n"
+    )
+    done = dprobes("run", "--type", "rare", "-e", "libc.so.6:abs { }", "--", "true", status=2)
+    assert done.stderr == (
+        "-e:1:1: error: the program has no type 'rare'\n"
+        "    libc.so.6:abs { }\n"
+        "    ^~~~~~~~~~~~~\n"
+        "hint: no probe has a 'type'\n"
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="tracepoints need root")
 def test_system_calls_and_functions_are_one_program() -> None:
     text = """

@@ -15,7 +15,7 @@ from dprobes.api import C_SUFFIX
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.groups import select, without_opcodes
+from dprobes.rpn.groups import select_all, without_opcodes
 from dprobes.rpn.pipeline import CompileOptions, parse_file, parse_source
 from dprobes.target.location import FileSymbols
 
@@ -105,8 +105,8 @@ class CompiledProgram:
 
         Raise ``SourceError`` for an unknown name, and if nothing is left.
         """
-        chosen = [select(program, groups, types) for program in self.programs]
-        if all(new is old for new, old in zip(chosen, self.programs, strict=True)):
+        chosen = select_all(self.programs, groups, types)
+        if chosen == self.programs:
             return self
         ppdf = self.ppdf
         if ppdf is not None:
@@ -115,6 +115,11 @@ class CompiledProgram:
             first, *others = map(selected, ppdf.members, self.programs, chosen)
             ppdf = replace(first, companions=tuple(others))
         return replace(self, program=chosen[0], companions=tuple(chosen[1:]), ppdf=ppdf)
+
+    def without_opcodes(self) -> CompiledProgram:
+        """Return the program, which is not compiled yet, without ``opcode =`` where that chooses nothing."""
+        first, *others = map(without_opcodes, self.programs)
+        return replace(self, program=first, companions=tuple(others))
 
     def with_templates(self, directory: str | Path) -> CompiledProgram:
         """
@@ -286,7 +291,7 @@ def load_program(
 
     if is_compiled(path):
         loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
-        first, *others = [select(program, groups, types) for program in loaded.programs]
+        first, *others = select_all(loaded.programs, groups, types)
         return replace(loaded, program=first, companions=tuple(others), allow_write=options.allow_write)
     if path.suffix == C_SUFFIX:
         from dprobes.preprocessor import read_source
@@ -296,9 +301,8 @@ def load_program(
         diagnostics = Diagnostics()
         program = parse_file(path, diagnostics, options)
         loaded = CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write)
-    chosen = [select(program, groups, types) for program in loaded.programs]
-    first, *others = chosen if verify_opcodes else map(without_opcodes, chosen)
-    return replace(loaded, program=first, companions=tuple(others))
+    loaded = loaded.select(groups, types)
+    return loaded if verify_opcodes else loaded.without_opcodes()
 
 
 def load_c_source(

@@ -51,7 +51,9 @@ def load_program(
     ``symbols`` is what ``--sym`` names. Which options mean nothing for a compiled program is a usage error.
     """
     if isinstance(path, str):
-        return compiledprogram.load_c_source(source_of(path), options, symbols=symbols, module=module, files=files)
+        loaded = compiledprogram.load_c_source(source_of(path), options, symbols=symbols, module=module, files=files)
+        loaded = loaded.select(groups, types)
+        return loaded if verify_opcodes else loaded.without_opcodes()
     from dprobes.api.compiledfile import is_compiled
 
     if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):

@@ -58,6 +58,7 @@ _WORDS = (
     (r"\btable '(\w+)'", r"table '@\1'"),
     (r"; give it a smaller 'room ='", ""),
     # header statements
+    (r"the program has no '(group|type)def ='", r"no probe has a '\1'"),
     (r"name = (\"[^\"]+\")", r"'kmod \1:' before the place"),
     (r"'address = ([^']+)' and 'watchpoint = w' \(or rw\)", r"'watch w \1' (or rw)"),
     (r"'address = ([A-Za-z_]\w*)(?: \+ (0x\w+))?(?: : \1(?: \+ (0x\w+))?)?'", _watched),

@@ -19,7 +19,7 @@ from dprobes.manager.descriptions import describe_scope
 from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.record.origin import RecordSource
-from dprobes.rpn.groups import select, without_opcodes
+from dprobes.rpn.groups import select_all, without_opcodes
 from dprobes.rpn.joined import joined_program
 from dprobes.rpn.program import ModuleType
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
@@ -84,8 +84,8 @@ class Inserter:
         """
         if request.ppdf.blocks is not None:
             raise tool_error(request.ppdf.blocks)
-        programs = [_with_absolute_name(each.program, request.directory) for each in request.ppdf.members]
-        programs = [select(program, request.groups, request.types) for program in programs]
+        whole = [_with_absolute_name(each.program, request.directory) for each in request.ppdf.members]
+        programs = list(select_all(whole, request.groups, request.types))
         if not request.verifies_opcodes:
             programs = [without_opcodes(program) for program in programs]
         replaced = present[0] if request.replaces and present else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.program import Program
 
-__all__ = ["select", "without_opcodes"]
+__all__ = ["select", "select_all", "without_opcodes"]
 
 
 def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
@@ -27,10 +27,22 @@ def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = 
 
     Upper and lower case do not differ. Raise ``SourceError`` for an unknown name, and if nothing is left.
     """
+    return select_all((program,), groups, types)[0]
+
+
+def select_all(
+    programs: Sequence[Program], groups: Iterable[str] = (), types: Iterable[str] = ()
+) -> tuple[Program, ...]:
+    """
+    Return programs that were written as one with the definitions of these groups and types only, as ``select`` does.
+
+    Some may have none left, but not all.
+    """
     wanted_groups = tuple(dict.fromkeys(name.lower() for name in groups))
     wanted_types = tuple(dict.fromkeys(name.lower() for name in types))
     if not wanted_groups and not wanted_types:
-        return program
+        return tuple(programs)
+    program = programs[0]  # all have the same names
     diagnostics = Diagnostics()
     for keyword, definer, wanted, known in (
         ("group", "groupdef", wanted_groups, program.groups),
@@ -38,17 +50,21 @@ def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = 
     ):
         _check_names(program, keyword, definer, wanted, known, diagnostics)
     diagnostics.raise_if_errors()
+    chosen = tuple(_chosen(each, wanted_groups, wanted_types) for each in programs)
+    if not any(each.definitions for each in chosen):
+        names = [f"group {_listed(wanted_groups)}"] if wanted_groups else []
+        names += [f"type {_listed(wanted_types)}"] if wanted_types else []
+        diagnostics.error(program.spans.get("name"), f"no probe definition has {' and '.join(names)}")
+        diagnostics.raise_if_errors()
+    return chosen
+
+
+def _chosen(program: Program, groups: Sequence[str], types: Sequence[str]) -> Program:
     definitions = tuple(
         definition
         for definition in program.definitions
-        if (not wanted_groups or definition.group in wanted_groups)
-        and (not wanted_types or not set(wanted_types).isdisjoint(definition.types))
+        if (not groups or definition.group in groups) and (not types or not set(types).isdisjoint(definition.types))
     )
-    if not definitions:
-        chosen = [f"group {_listed(wanted_groups)}"] if wanted_groups else []
-        chosen += [f"type {_listed(wanted_types)}"] if wanted_types else []
-        diagnostics.error(program.spans.get("name"), f"no probe definition has {' and '.join(chosen)}")
-        diagnostics.raise_if_errors()
     return replace(program, definitions=definitions)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,22 @@ def test_one_program_has_places_in_several_modules(sandbox: Sandbox, engine: str
         target.stdin.close()
         assert target.wait() == 0
         target.stdout.close()
+
+
+def test_the_handlers_of_all_modules_are_shown(sandbox: Sandbox) -> None:
+    sandbox.write(
+        "both.dpc", '[group "a"] libc.so.6:abs(int x) { printf("%d", x) } [group "b"] libz.so.1:zlibVersion { }'
+    )
+    for words, handlers in (("", 2), ("--group b", 1)):
+        said = sandbox(f"dprobes insert both.dpc {words} --as both -p {os.getpid()}")
+        assert said == f"inserted 'both': {handlers} of {handlers} probepoints active\n"
+        lines = sandbox("dprobes query -x").splitlines()
+        assert "  groups: a, b" in lines
+        places = [line.split()[1] for line in lines if line.startswith("0,")]
+        assert places == ["abs", "zlibVersion"][-handlers:]
+        at = next(number for number, line in enumerate(lines) if "zlibVersion" in line)
+        assert [line.split(maxsplit=2)[2] for line in lines[at:] if re.match(r"  [0-9a-f]{4} ", line)] == ["abort"]
+        sandbox("dprobes remove --name both")
 
 
 def test_blocks_of_the_tool_are_refused(sandbox: Sandbox) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
-from dprobes.rpn.groups import select, without_opcodes
+from dprobes.rpn.groups import select, select_all, without_opcodes
 from dprobes.rpn.pipeline import parse_file, parse_source
 from dprobes.source import SourceFile
 
@@ -70,3 +70,13 @@ def test_opcodes_are_forgotten_where_they_choose_nothing() -> None:
     text = 'name = a\noffset = f\nopcode = 0x55\nexit\noffset = "f*"\nopcode = 0x55\nexit\n'
     program = without_opcodes(parse_source(SourceFile("a.rpn", text), Diagnostics()))
     assert [definition.opcode for definition in program.definitions] == [None, 0x55]
+
+
+def test_of_several_programs_some_may_have_none_left_but_not_all() -> None:
+    head = "name = {}\ngroupdef = a b c\n"
+    texts = [head.format("m") + "offset = f\ngroup = a\nexit\n", head.format("n") + "offset = g\ngroup = b\nexit\n"]
+    programs = [parse_source(SourceFile("a.rpn", text), Diagnostics()) for text in texts]
+    assert [len(each.definitions) for each in select_all(programs, ["a"])] == [1, 0]
+    assert [len(each.definitions) for each in select_all(programs, ["B", "a"])] == [1, 1]
+    with pytest.raises(SourceError, match="no probe definition has group 'c'"):
+        select_all(programs, ["c"])

@@ -131,7 +131,7 @@ def _extended(program: ManagedProgram) -> None:
     from dprobes.diagnostics import Diagnostics
     from dprobes.filters.handlerfilter import with_filters
     from dprobes.ppdf.reader import decode
-    from dprobes.rpn.groups import select
+    from dprobes.rpn.groups import select_all
 
     print_line(_title(program))
     answer = program.answer
@@ -141,17 +141,20 @@ def _extended(program: ManagedProgram) -> None:
             print_line(f"  {what}: " + ", ".join(str(value) for value in answer[what]))
     ppdf = decode(base64.b64decode(answer["ppdf"]))
     machine = ppdf.builds[0].machine if ppdf.builds else ppdf.machines[0]
-    # Offsets are those in the encoding of what was selected.
-    selected = select(ppdf.program, answer["selected"]["groups"], answer["selected"]["types"])
-    selected = with_filters(selected, answer["filters"], Diagnostics())
-    code = Disassembly(selected, architecture(machine))
+    # Offsets are those in the encoding of what was selected; definitions of all modules are counted in one.
+    handlers = []
+    chosen = answer["selected"]["groups"], answer["selected"]["types"]
+    for member in select_all([each.program for each in ppdf.members], *chosen):
+        code = Disassembly(with_filters(member, answer["filters"], Diagnostics()), architecture(machine))
+        handlers += [(code, number) for number in range(len(member.definitions))]
     for number in sorted({probe.definition for probe in program.probepoints} | set(program.not_resolved)):
         mine = [probe for probe in program.probepoints if probe.definition == number]
         print_line()
         for probe in mine:
             for line in _extended_probe(probe):
                 print_line(line)
-        for line in code.handler(number):
+        code, own = handlers[number]
+        for line in code.handler(own):
             print_line(line)
     for line in _remarks(program):
         print_line(line)

@@ -247,7 +247,8 @@ def command(
     progress = Progress.of_command()
     progress.begin("looking for the probepoints")
     how_compiled, module = compile_options(defines, includes, cpp, allow_write=allow_write), module_of(scope)
-    kept = KeptCompilation(chosen, how_compiled, module, engine_name, where.vantage, others=(symbols, filters))
+    others = symbols, filters, groups, types, dont_verify_opcodes
+    kept = KeptCompilation(chosen, how_compiled, module, engine_name, where.vantage, others=others)
     with kept.noting():
         loaded = kept.loaded or load_program(
             chosen,

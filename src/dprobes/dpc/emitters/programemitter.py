@@ -177,6 +177,10 @@ class ProgramEmitter:
             with w.at(table.span):
                 w.header(table.statement)
         w.header(f"jmpmax = {jmpmax_of(self._program)}")
+        for definer, attribute in (("groupdef", "group"), ("typedef", "type")):
+            if defined := self._names_of(attribute):
+                with w.at(defined[1]):
+                    w.header(f"{definer} = {defined[0]}")
         templates: dict[int, str] = {}
         for each, first in zip(self._probes, self._minors, strict=True):
             points = [point for point in each.at if self._module_of(point) == module]
@@ -196,6 +200,16 @@ class ProgramEmitter:
                 w.header(line)
         assert isinstance(major, int)
         return Compilation(name, major, tuple(w.lines), templates)
+
+    def _names_of(self, name: str) -> tuple[str, Span] | None:
+        """
+        Return the groups or types of all probes, and where the first ones are.
+
+        Those in other modules are among them: users ask the whole program for them.
+        """
+        found = [each for probe in self._probes for each in probe.probe.attributes if each.name == name]
+        names = dict.fromkeys(word for each in found for word in str(each.value).split())
+        return (" ".join(names), found[0].span) if found else None
 
     def _check_minors(self, probe: programtree.Probe, templates: dict[int, str]) -> None:
         """Report a minor code that another printf has: records of both would be shown as those of one."""
@@ -234,7 +248,7 @@ class ProgramEmitter:
                 w.header(statement)
             w.header(f"minor = {minor}")
             for attribute in each.probe.attributes:
-                if attribute.name in ("maxhits", "passcount", "opcode"):
+                if attribute.name != "minor":
                     w.header(f"{attribute.name} = {attribute.value}")
             if point.at_return:
                 w.header("return = yes")

@@ -31,11 +31,13 @@ from dprobes.dpc.syntax.programtree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.syntax.statementparser import StatementParser
 from dprobes.dpc.syntax.token import TokenStream
 from dprobes.lazypattern import lazy_pattern
-from dprobes.rpn.keywords import Header, keywords_of
+from dprobes.rpn.keywords import Header, ValueKind, keywords_of
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.preprocessor import Preprocessed
+    from dprobes.rpn.keywords import Keyword
+    from dprobes.source import Span
 
 __all__ = ["POINT_WORDS", "parse"]
 
@@ -47,8 +49,12 @@ _SOURCE_LINE = lazy_pattern(
 """A line of a file in a usual language, without a module."""
 _FREQUENCY = lazy_pattern(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
-_OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor", "opcode")
-"""The attributes of a ``module`` statement, and of a probe; each is a number."""
+_NAME = lazy_pattern(r"[a-z_][a-z0-9_]*", re.ASCII)
+"""A group, or a type of probepoints."""
+
+_OF_MODULES = ("major", "jmpmax")
+_OF_PROBES = ("maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault")
+"""The attributes of a ``module`` statement, and of a probe."""
 
 _HEADERS = {_OF_MODULES: Header.FILE, _OF_PROBES: Header.POINT}
 """The headers of RPN that have statements with the same names and limits."""
@@ -142,14 +148,35 @@ class _ProgramParser:
         elif cursor.peek().kind is TokenKind.STRING:
             value = string_value(cursor.take().text)
         span = cursor.span_from(name)
+        if name.text in _OF_MODULES and name.text not in known:
+            raise cursor.wrong(
+                f"'{name.text}' is no attribute of a probe: all of the program has the same",
+                span,
+                f"write 'module NAME, {name.text} 5;'",
+            )
         if name.text not in known:
             raise cursor.wrong(f"there is no attribute '{name.text}'", span, f"there are {', '.join(known)}")
+        row = keywords_of(_HEADERS[known])[name.text]
+        match row.kind:
+            case ValueKind.BOOLEAN:
+                if value is not None:
+                    raise cursor.wrong(f"'{name.text}' has no value", span, f"write '{name.text}'")
+                return programtree.Attribute(name.text, "yes", span)
+            case ValueKind.NAME | ValueKind.NAMES:
+                return programtree.Attribute(name.text, self._names(name.text, row, value, span), span)
         if not isinstance(value, int):
             raise cursor.wrong(f"'{name.text}' needs a number", span, f"write '{name.text} 5'")
-        row = keywords_of(_HEADERS[known])[name.text]
         if not row.minimum <= value <= row.maximum:
             raise cursor.wrong(f"'{span.text}' is outside {row.minimum} to {row.maximum}", span)
         return programtree.Attribute(name.text, value, span)
+
+    def _names(self, attribute: str, row: Keyword, value: int | str | None, span: Span) -> str:
+        names = value.lower().split() if isinstance(value, str) else []
+        if not names or not all(_NAME.fullmatch(name) for name in names):
+            raise self._cursor.wrong(f"'{attribute}' needs {row.kind.value}", span, f"write '{attribute} \"slow\"'")
+        if row.kind is ValueKind.NAME and len(names) > 1:
+            raise self._cursor.wrong(f"'{attribute}' takes one name", span, f"write '{attribute} \"{names[0]}\"'")
+        return " ".join(names)
 
     def _number(self, token: Token) -> int:
         from dprobes.dpc.syntax.expressionparser import number_of
