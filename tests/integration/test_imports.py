@@ -39,7 +39,7 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
         (["check", "{source}"], 218, 107),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 326, 187),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 421, 290),
-        (ONE_LINER, 490, 358),
+        (ONE_LINER, 490, 359),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc.emitters.arithmeticemitter import OPERATIONS, emit_arithmetic, mask_width
 from dprobes.dpc.emitters.placeemitter import PlaceEmitter
+from dprobes.dpc.emitters.registeremitter import push_register
 from dprobes.dpc.emitters.symboloperand import symbol_operand
 from dprobes.dpc.emitters.tableemitter import TableEmitter
 from dprobes.dpc.emitters.wideemitter import WideEmitter
@@ -96,7 +97,7 @@ class ValueEmitter:
             case Symbol(name):
                 w.op(f"push {symbol_operand(name)}", 1)
             case Register(name, type_, at_entry):
-                w.op(f"push {'entry' if at_entry else 'r'}, {name}", 1)
+                push_register(w, name, self._word_size, at_entry=at_entry)
                 self.cut(type_)
             case System(name, type_):
                 w.op(f"push {name}", 1)
