@@ -4,14 +4,20 @@ Where the threads of an address space stand when code changes under them.
 A jump over several instructions must not be written while a thread is, or may come back, behind its first byte. One
 that stands there goes on in the displaced code. Where one comes back to is on its stack, in the frame of a signal; then
 the jump has to wait.
+
+A thread that has stopped because we asked for it may have run into a breakpoint all the same: the kernel reports our
+request first (``get_signal`` looks for JOBCTL_TRAP_MASK before it takes a synchronous signal). It stands behind the
+byte of the breakpoint, which may be where the next instruction begins, and must be found there by its SIGTRAP.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import TargetError
@@ -43,9 +49,12 @@ _ON_STACK = "a signal handler returns into what would be displaced"
 
 
 class _Place(NamedTuple):
+    """Where a thread stands; ``is_trapping`` says that it has run into a breakpoint, and has not stopped for it."""
+
     thread: Thread
     pc: int
     slot: Slot | None
+    is_trapping: bool = False
 
 
 class ThreadPlaces:
@@ -79,7 +88,9 @@ class ThreadPlaces:
                 self._unknown = True
                 continue
             pc = registers[Register.RIP]
-            self._places.append(_Place(thread, pc, space.slots.holding(pc) if space.slots.by_address else None))
+            slot = space.slots.holding(pc) if space.slots.by_address else None
+            is_trapping = pc - 1 in space.breakpoints and not thread.trapped and _has_trap_pending(thread)
+            self._places.append(_Place(thread, pc, slot, is_trapping))
 
     @staticmethod
     def _pointers(thread: Thread) -> Iterator[int]:
@@ -105,7 +116,9 @@ class ThreadPlaces:
             return _CANNOT_STOP
         if any(original in self._kept for original, _ in patch.moves):
             return _ON_STACK
-        for thread, pc, slot in self._places:
+        for thread, pc, slot, is_trapping in self._places:
+            if is_trapping and pc - 1 in sites:
+                return _BUSY
             if slot is None or slot.site not in sites or thread.trapped:
                 continue
             if pc not in (slot.address, slot.end) or slot.trap or thread.hit.state is HitState.PENDING:
@@ -114,7 +127,7 @@ class ThreadPlaces:
 
     def move(self, patch: SitePatch) -> None:
         """Let threads that stand in what a jump displaces go on in the copy; raise OSError for one that is gone."""
-        for thread, pc, slot in self._places:
+        for thread, pc, slot, _ in self._places:
             to: int | None = pc
             if thread.trapped:
                 if thread.trapped in patch.addresses:
@@ -127,6 +140,11 @@ class ThreadPlaces:
                 to = patch.way_on(pc)
             if to is not None and to != pc:
                 ptracecalls.set_instruction_pointer(thread.tid, to)
+
+
+def _has_trap_pending(thread: Thread) -> bool:
+    pending = process_field(thread.tid, "SigPnd")
+    return bool(pending) and bool(int(pending, 16) & 1 << signal.SIGTRAP - 1)
 
 
 def stack_words(space: AddressSpace, tid: int, pointers: Iterable[int], first: int, last: int) -> frozenset[int] | None:

@@ -118,6 +118,18 @@ def test_what_becomes_of_a_pending_hit_shows_in_its_slot(machine: Machine) -> No
     assert machine.registers == {1: 0x7000}
 
 
+@pytest.mark.parametrize(("pending", "obstacle"), [(0x10, "a thread is just executing the instruction"), (0x20, None)])
+def test_a_thread_whose_trap_is_still_to_come_is_not_at_the_next_instruction(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, pending: int, obstacle: str | None
+) -> None:
+    """The kernel has reported our interrupt first: the thread stands behind the byte of the breakpoint."""
+    monkeypatch.setattr(threadplaces, "process_field", lambda _, name: f"{pending:016x}" if name == "SigPnd" else "")
+    machine.space.breakpoints[SITE] = Breakpoint(SITE, 0x55, cast("Site", None))
+    patch = replace(PATCH, moves=((SITE + 1, COPY + 1), (MIDDLE, COPY + 3)))
+    machine.thread(SITE + 1)
+    assert machine.places(patch).obstacle(patch) == obstacle
+
+
 @pytest.mark.parametrize("patch", [PATCH, PLAIN])
 def test_a_thread_that_sleeps_in_the_instruction_is_in_the_way(machine: Machine, patch: SitePatch) -> None:
     thread = machine.thread(SITE)
