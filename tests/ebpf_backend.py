@@ -416,8 +416,9 @@ class EbpfRunner:
         """Do what the reader of the ring does; the stack in the key is made up already."""
         assert self._tables is not None
         number, _, value = TALLY.unpack_from(body)
-        store = self._tables.stores[number]
-        key, kept = body[TALLY.size :][: store.table.key_size], body[TALLY.size + store.table.key_size :]
+        table = self._image.tables[number]
+        store = self._tables.stores[number] if number in self._tables.stores else self._tables._maps[number]
+        key, kept = body[TALLY.size :][: table.key_size], body[TALLY.size + table.key_size :]
         if is_removal:
             store.delete(key)
         elif kept:

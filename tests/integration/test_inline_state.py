@@ -18,7 +18,7 @@ INLINE = ["--engine", "inline"]
 THREADS, ROUNDS = 8, 100_000
 HITS = THREADS * ROUNDS
 RESTS = THREADS * -(-ROUNDS // 4096)
-"""Hits of a place that has a breakpoint for good, because its instruction may fault."""
+"""Hits of a place that has a breakpoint for good: nobody knows before whether an instruction of the FPU faults."""
 
 
 def rivals(run: Runner, program: Path, source: str, *more: str) -> Result:
@@ -38,7 +38,7 @@ def test_variables_lose_nothing_between_processes_and_breakpoints(build: Builder
     )
     result = rivals(run, build("rivals.c", "-pthread"), source)
     assert "inline" in ways(result, 1)
-    assert ways(result, 2) == {"in a page"}
+    assert ways(result, 2) == {"in place"}
     assert (result.counts[1].hits, result.counts[2].hits) == (HITS, RESTS)
     assert "ran no handler" not in result.stderr
     before = result.words(2)
@@ -71,7 +71,9 @@ def test_limits_are_exact_whoever_takes_the_hits(build: Builder, run: Runner, pa
     executed = min(maxhits or HITS, HITS - passcount)
     assert result.words(2) == [[executed]]
     if maxhits:
-        assert sorted(number for (number,) in result.words(1)) == list(range(1, executed + 1))
+        # Another thread may count between the two instructions: two records may have the same number.
+        assert len(result.words(1)) == executed
+        assert {number for (number,) in result.words(1)} <= set(range(1, executed + 1))
     counts = result.counts[1]
     assert (counts.hits, counts.passed) == (passcount + executed, passcount)
     assert "ran no handler" not in result.stderr
@@ -99,7 +101,7 @@ def test_handlers_in_processes_look_at_tables_and_delete_from_them(build: Builde
         f"@steps[{thread}]: {ROUNDS + steps}" for thread in range(THREADS)
     ]
     assert "inline" in done.stderr
-    assert "a breakpoint instead of a jump: its instruction may fault" in done.stderr
+    assert "a breakpoint instead of a jump: whether its instruction faults is not known before" in done.stderr
 
 
 def test_programs_for_several_modules_share_their_variables_and_tables(tmp_path: Path) -> None:

@@ -70,8 +70,11 @@ def refuse_unsupported(
         capability = requirement.capability
         if capability in row.capabilities or (engine is not None and capability in engine.found_capabilities):
             continue
-        able = [other.how_to_ask for other in _able(capability) if other is not row]
-        hint = able[0] if able else requirement.hurdle or "no engine of this version provides that"
+        able = [other for other in _able(capability) if other is not row]
+        # What stands in the way on this machine says more than an engine for others.
+        here = [other.how_to_ask for other in able if other.scopes != {ScopeKind.ENDPOINT}]
+        elsewhere = [other.how_to_ask for other in able if other.scopes == {ScopeKind.ENDPOINT}]
+        hint = next(filter(None, (*here, requirement.hurdle, *elsewhere)), "no engine of this version provides that")
         diagnostics.error(
             requirement.span,
             f"'{requirement.what}' needs {requirement.capability.value}, which the {row.name} engine lacks",

@@ -111,7 +111,7 @@ def test_i386_files_have_words_of_4_bytes() -> None:
     file = MadeUpFile(note("tick", 0x1010, 0x5002, "-4@%eax", word="I"), machine="i386", word_size=4)
     (site,) = usdt_sites(file)  # type: ignore[arg-type]
     assert (site.offset, site.counter) == (0xC10, 0x4C02)
-    assert usdt_sites(MadeUpFile(note("tick", 0x1010), machine="aarch64")) == ()  # type: ignore[arg-type]
+    assert usdt_sites(MadeUpFile(note("tick", 0x1010), machine="em_48879")) == ()  # type: ignore[arg-type]
 
 
 def test_patterns_choose_by_provider_and_name() -> None:

@@ -55,15 +55,13 @@ def test_a_uretprobe_knows_no_addresses_where_the_kernel_does_not_say_which_func
     lowered("push 1", old)
 
 
-@pytest.mark.parametrize("operator", ["delete", "push table,"])
-def test_what_is_kept_by_call_stacks_is_not_looked_at_in_the_kernel(operator: str) -> None:
+def test_what_is_kept_by_call_stacks_is_not_looked_at_in_the_kernel() -> None:
     header = "table = from, sum, ustack[2]\n"
     lowered("push 1; tally from", ABLE, header)
     with pytest.raises(NotSupportedError) as caught:
-        lowered(f"{operator} from", ABLE, header)
-    what = operator.partition(" ")[0]
+        lowered("push table, from", ABLE, header)
     assert caught.value.message == (
-        f"'{what}' cannot look at table 'from': its call stacks are followed outside of the kernel"
+        "'push' cannot look at table 'from': its call stacks are followed outside of the kernel"
     )
     assert caught.value.hint == (
         "use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows"
