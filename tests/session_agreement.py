@@ -158,6 +158,7 @@ class Agreement:
         run = self._last = _Run(session, program, resolved, world, name)
         if last is not None:
             self._compare(last)
+            last.session.__exit__()
         await_true(lambda: run.has_placed(len(definitions)), "all probepoints", TIMEOUT)
 
     def hit(self, number: int, scene: Scene) -> None:
