@@ -14,7 +14,7 @@ import os
 import struct
 import time
 
-from dprobes.engines.ebpf.attach.planting import plant
+from dprobes.engines.ebpf.attach.scopecontent import plant
 from dprobes.engines.ebpf.attach.untouched import is_untouched, maps_file
 from dprobes.engines.ebpf.kernel.earlyreader import EarlyReader
 from dprobes.engines.linux.kernelobjects import Request, Standing, issue, system_call

@@ -24,7 +24,7 @@ from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
-from dprobes.engines.gdb.stepping import Stepper
+from dprobes.engines.gdb.stepper import Stepper
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext

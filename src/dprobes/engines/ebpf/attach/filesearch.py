@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.attach.handlers import basic_request
 from dprobes.engines.ebpf.attach.mappers import FileId
 from dprobes.engines.ebpf.attach.modulefiles import KEPT, module_files
 from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
-from dprobes.engines.ebpf.attach.planting import descendants
+from dprobes.engines.ebpf.attach.scopecontent import descendants
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.foreign.users import ForeignUsers

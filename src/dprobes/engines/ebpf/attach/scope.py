@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import awaiting_key
 from dprobes.bpf.lower.request import Filter
-from dprobes.engines.ebpf.attach.planting import KEY, plant, put
+from dprobes.engines.ebpf.attach.scopecontent import KEY, plant, put
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.linux import kernelobjects
 from dprobes.engines.linux.procfs import living_thread, process_field

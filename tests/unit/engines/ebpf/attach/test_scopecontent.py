@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from dprobes.engines.ebpf.attach.planting import KEY, descendants, plant, put
+from dprobes.engines.ebpf.attach.scopecontent import KEY, descendants, plant, put
 
 NOBODY = 0x7FFF_FFF1
 
