@@ -285,7 +285,7 @@ import os, threading, time
 def sleep():
     for n in range(5):
         before = time.monotonic_ns()
-        time.sleep(0.01 * (n + 1))
+        time.sleep(0.04 * (n + 1))
         os.write(1, b"%d %d\\n" % (threading.get_native_id(), time.monotonic_ns() - before))
 threads = [threading.Thread(target=sleep) for _ in range(3)]
 for each in threads: each.start()
@@ -308,7 +308,9 @@ def test_a_system_call_knows_how_long_it_has_taken(run: Runner) -> None:
         own = [time for tid, time in measured if tid == thread]
         seen = [(elapsed, clock) for tid, elapsed, clock in sleeps if tid == thread]
         assert [clock for _, clock in seen] == [1] * 5, "CLOCK_MONOTONIC"
-        assert all(time / 2 < elapsed <= time for (elapsed, _), time in zip(seen, own, strict=True))
+        # A busy machine may delay the thread before and after the call, which is to end at a time, not after one.
+        for number, ((elapsed, _), time) in enumerate(zip(seen, own, strict=True), 1):
+            assert number * 20_000_000 < elapsed <= time
     made = [words_of(record) for record in result.records if record["minor"] > 1]
     assert sum(returned > 0 and elapsed > 0 for elapsed, returned in made) == 3, made
     # A new thread returns from the call that its parent has made; nobody has seen it enter.

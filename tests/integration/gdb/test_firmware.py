@@ -90,7 +90,7 @@ def test_more_watchpoints_than_a_processor_has(firmware: Path, run: Runner) -> N
     text = f"name = machine\nmodtype = kernel\n{definitions}"
     client, output = run.start(text, [], ["--engine", f"gdb={firmware / 'stub'}"])
     deadline = time.monotonic() + TIMEOUT
-    most = {1: HITS, 2: 0, 3: 0}
+    most = {1: 2 * HITS, 2: 0, 3: 0}  # the firmware sets the counter before it counts, some times more than once
     while not (output.exists() and all(output.read_text().count(f'"minor": {n},') > most[n] for n in most)):
         assert client.poll() is None, client.communicate()[1]
         assert time.monotonic() < deadline
@@ -98,8 +98,9 @@ def test_more_watchpoints_than_a_processor_has(firmware: Path, run: Runner) -> N
     result = run.end(client, output)
     assert result.status == 0, result.stderr
     counted = result.words(1)
-    ticks = [words for words in counted if words[0] > counted[0][0]]
-    assert len(ticks) >= HITS - 1
+    ticks = [words[0] for words in counted if words[0] > counted[0][0]]
+    assert len(ticks) >= HITS
+    assert ticks == list(range(ticks[0], ticks[0] + len(ticks)))
     hits = [result.counts[minor].hits for minor in range(1, 7)]
     assert hits[0] > HITS
     assert hits[1] > 0
