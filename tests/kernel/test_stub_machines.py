@@ -7,10 +7,9 @@ import re
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import drgn
 import pytest
@@ -19,12 +18,11 @@ from dprobes.target.btf import Btf, Kind
 from guests.initramfs import PYTHON
 from integration.conftest import run
 from integration.support import DPROBES
+from kernel.observedmachine import observed, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from guests.guest import Guest
-    from integration.support import Result, Runner
+    from integration.support import Runner
 
 __all__ = ["run"]
 
@@ -63,53 +61,9 @@ print(list(good), list(bad))
 """getcpu(2), which stores a number."""
 
 
-class Observed:
-    """A run of dprobes on this machine; the result is there when ``stop`` has been called."""
-
-    def __init__(self, guest: Guest, runner: Runner, text: str, socket: Path, options: list[str], **popen: Any) -> None:
-        self.guest = guest
-        self._runner = runner
-        self.client, self._output = runner.start(text, [], ["--engine", f"gdb={socket}", *options], **popen)
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        text = self._output.read_text() if self._output.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def await_record(self) -> None:
-        """Wait until the first hit was logged; what leads to it runs in the guest."""
-        deadline = time.monotonic() + 60
-        while not self.lines:
-            assert self.client.poll() is None, self.client.communicate()[1]
-            assert time.monotonic() < deadline, "no record came"
-            self.guest.run([str(PYTHON), "-S", "-c", "import os; os.getppid()"])
-
-    def stop(self) -> Result:
-        return self._runner.end(self.client, self._output)
-
-
-@contextmanager
-def observed(guest: Guest, run: Runner, text: str, tmp_path: Path, *options: str, **popen: Any) -> Iterator[Observed]:
-    socket = tmp_path / "stub"
-    if not socket.exists():
-        guest.open_stub(socket)
-    seen = Observed(guest, run, text, socket, list(options), **popen)
-    try:
-        yield seen
-    finally:
-        if seen.client.poll() is None:  # the machine is to go on, whatever the test has found
-            seen.client.send_signal(signal.SIGINT)
-            seen.client.communicate(timeout=60)
-
-
 def program(offset: str, handler: str, *keywords: str) -> str:
     lines = "".join(f"{each}\n" for each in keywords)
     return f"name = vmlinux\nmodtype = kernel\noffset = {offset}\nminor = 1\n{lines}{handler}\n"
-
-
-def words_of(record: dict[str, Any]) -> list[int]:
-    data = bytes.fromhex(record["data"])
-    return [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
 
 
 def check_calls(guest: Guest, run: Runner, tmp_path: Path) -> None:

@@ -67,10 +67,12 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
     """
     name, argument = named_engine(text)
     if argument is not None:
-        is_started = bool(scope.command) and engine_row(name).starts_commands
-        if scope.kind is not ScopeKind.EVERYWHERE and not is_started:
-            left_out = "-p, --cgroup and --uid" if engine_row(name).starts_commands else "-c, -p, --cgroup and --uid"
-            raise click.UsageError(f"--engine {text} says what is probed: leave out {left_out}")
+        row = engine_row(name)
+        is_possible = (bool(scope.command) and row.starts_commands) or (scope.pid is not None and row.has_processes)
+        if scope.kind is not ScopeKind.EVERYWHERE and not is_possible:
+            possible = {"-c": row.starts_commands, "-p": row.has_processes, "--cgroup": False}
+            left_out = ", ".join(option for option, is_there in possible.items() if not is_there)
+            raise click.UsageError(f"--engine {text} says what is probed: leave out {left_out} and --uid")
         scope = replace(scope, endpoint=argument)
     if (problem := scope_problem(name, scope, options)) is not None:
         raise click.UsageError(problem)

@@ -97,7 +97,7 @@ def module_of(scope: Scope) -> str:
     if scope.command:
         command = scope.command[0]
         return str(Path(command).absolute()) if "/" in command else command
-    return _program_of(scope.pid) if scope.pid is not None else ""
+    return _program_of(scope.pid) if scope.pid is not None and scope.endpoint is None else ""
 
 
 def _program_of(pid: int) -> str:
@@ -122,10 +122,12 @@ def files_of(
     from dprobes.dpc.modules.modulefiles import ModuleFiles
 
     command = scope.command[0] if scope is not None and scope.command else None
+    if scope is not None:
+        pid = scope.pid if scope.endpoint is None else None
     from dprobes.engines.registry import AUTO, engine_row
 
     types = None if scope is None or engine == AUTO else engine_row(engine).kernel_types_of(scope)
-    return ModuleFiles(pid if scope is None else scope.pid, command, symbols, kernel_types=types)
+    return ModuleFiles(pid, command, symbols, kernel_types=types)
 
 
 def compile_programs(

@@ -54,8 +54,8 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
 
         executable_of(scope.command[0])
         return Vantage(command=scope.command[0])
-    if scope.pid is None:
-        return Vantage()
+    if scope.pid is None or scope.endpoint is not None:
+        return Vantage()  # a process behind an endpoint is none of this machine
     from dprobes.engines.linux.procfs import living_thread
     from dprobes.engines.refusals import check_process
     from dprobes.target.modules import root_of

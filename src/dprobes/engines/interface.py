@@ -198,9 +198,9 @@ class Scope:
 
     At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
     system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel`` is given, but for a command that
-    starts what an endpoint stands for. An endpoint is what stands behind the name of an engine (NAME=ENDPOINT), such as
-    HOST:PORT or a file. ``follow`` says that what the process or
-    command starts is in scope as well; with the others that follows by itself. ``program`` is the path of what the
+    starts what an endpoint stands for, and a process behind one. An endpoint is what stands behind the name of an
+    engine (NAME=ENDPOINT), such as HOST:PORT or a file. ``follow`` says that what the process or command starts is in
+    scope as well; with the others that follows by itself. ``program`` is the path of what the
     process ``pid`` is about to execute: it comes into scope with that. ``output`` is the descriptor that a command gets
     as its standard output, by default ours.
     """

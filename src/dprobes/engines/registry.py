@@ -92,7 +92,8 @@ class EngineRow:
     ``factory`` returns the engine for ``EngineOptions`` and a ``Scope``. ``argument`` says what follows the name, as in
     NAME=FILE, ``summary`` what the engine does with it. ``capabilities`` is what it can where it works at all; some
     kernels let one do more. ``how_to_ask`` is the hint for those whose program needs it; None if it does not probe what
-    runs. ``starts_commands`` says that a command may start what the argument names, ``is_tracer`` that it traces the
+    runs. ``starts_commands`` says that a command may start what the argument names, ``has_processes`` that there may be
+    processes in that, of which a user chooses one by its number there, ``is_tracer`` that it traces the
     processes in scope, which only one can at a time, ``waits_for_modules`` that a user is told of a module that is not
     there yet, ``shares_variables`` that its sessions can use the variables and tables of others. ``options`` is the
     dataclass of options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as
@@ -111,6 +112,7 @@ class EngineRow:
     how_to_ask: str | None = None
     is_tracer: bool = False
     starts_commands: bool = False
+    has_processes: bool = False
     waits_for_modules: bool = False
     shares_variables: bool = False
     candidacy: Candidacy | None = None
@@ -307,6 +309,7 @@ _GDB = EngineRow(
     argument="ENDPOINT",
     trial="dprobes.engines.gdb.doctor:examine_stub",
     starts_commands=True,
+    has_processes=True,
     how_to_ask="use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
     summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",
 )

@@ -128,7 +128,7 @@ def _loaded(scope: Scope, mapped: Mapping[str, str]) -> Iterator[Path]:
     from dprobes.target.processmaps import executable_mappings, read_maps
 
     yield from map(Path, mapped.values())
-    if scope.pid is not None:
+    if scope.pid is not None and scope.endpoint is None:
         with contextlib.suppress(TargetError):  # it has ended
             root = root_of(scope.pid)
             yield from (Path(root + each.path) for each in executable_mappings(read_maps(scope.pid)) if each.is_file)

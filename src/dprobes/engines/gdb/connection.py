@@ -32,11 +32,12 @@ class StubConnection:
     """
     A connection to the stub at an ``endpoint``, which the command ``arguments`` has to start first, if there are any.
 
-    ``target`` is to be set as soon as it is known; ``warn`` takes a message for the user.
+    ``target`` and ``warn``, which takes a message for the user, are to be set as soon as they are known.
     """
 
-    def __init__(self, endpoint: str, arguments: Sequence[str], warn: Callable[[str, str | None], None]) -> None:
-        self._endpoint, self._arguments, self._warn = endpoint, arguments, warn
+    def __init__(self, endpoint: str, arguments: Sequence[str] = ()) -> None:
+        self._endpoint, self._arguments = endpoint, arguments
+        self.warn: Callable[[str, str | None], None] = lambda _, __: None
         self._command: StubCommand | None = None
         self._restorer: Restorer | None = None
         self._stub: Stub | None = None
@@ -44,6 +45,8 @@ class StubConnection:
 
     def open(self) -> Stub:
         """Return the stub, ready to be asked; raise ``EngineError`` if there is none."""
+        if self._stub is not None:
+            return self._stub
         if self._arguments:
             self._command = StubCommand(self._arguments)
         try:
@@ -94,7 +97,7 @@ class StubConnection:
             if target is not None and not target.is_over:
                 target.let_go()
         except EngineError as error:
-            self._warn(f"breakpoints may be left in the target: {error.message}", None)
+            self.warn(f"breakpoints may be left in the target: {error.message}", None)
             if restorer is not None:
                 restorer.leave_to_it()
                 restorer = None

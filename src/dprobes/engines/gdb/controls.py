@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
-from dprobes.engines.interface import Notice, RecordBatch
+from dprobes.engines.interface import Notice, RecordBatch, StateEvent
 from dprobes.errors import NotSupportedError
 
 if TYPE_CHECKING:
     import threading
     from collections import deque
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.engines.gdb.program import StubProgram
     from dprobes.engines.interface import Counts
     from dprobes.keyed.contents import TableContents
     from dprobes.keyed.store import KeyedStore
+    from dprobes.resolve.probestate import ProbeState
 
 __all__ = ["StubControls"]
 
@@ -31,6 +32,7 @@ class StubControls(interface.ControlledSession):
     _removals: list[int]
     _events: deque[interface.Event]
     _records: list[tuple[int, bytes]]
+    _reported: set[tuple[int, ProbeState]]
 
     def _taken(self) -> Iterator[interface.Event]:
         while self._events:
@@ -38,6 +40,13 @@ class StubControls(interface.ControlledSession):
         if self._records:
             records, self._records = self._records, []
             yield RecordBatch(records)
+
+    def _report(self, states: Mapping[ProbeState, Sequence[int]], pid: int) -> None:
+        """Tell what has become of probepoints, each state of one once."""
+        for state, numbers in states.items():
+            if (new := tuple(number for number in numbers if (number, state) not in self._reported)) != ():
+                self._reported.update((number, state) for number in new)
+                self._events.append(StateEvent(new, pid, state))
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:  # noqa: ARG002 - of one program
         """Take a record of a probepoint."""

@@ -6,10 +6,11 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
+from dprobes.engines.gdb.connection import StubConnection
 from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
-from dprobes.engines.gdb.machine.needs import refuse_for_process
+from dprobes.engines.gdb.machine.programsession import ProgramSession
 from dprobes.engines.gdb.machine.visit import visited_kernel
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
@@ -71,7 +72,6 @@ class GdbEngine(interface.Engine):
             raise EngineError(f"the gdb engine needs the module '{compiled.program.name}' on this machine")
         if processor_of(compiled.architecture) is None:
             raise EngineError(f"the gdb engine does not know how stubs describe {compiled.architecture.name}")
-        refuse_for_process(compiled.program, compiled.architecture)
         self._resolved = compiled.resolved
 
     def _everywhere(self, compiled: Compiled) -> Resolved:
@@ -82,7 +82,15 @@ class GdbEngine(interface.Engine):
         return MachinePlaces(compiled.architecture, image, compiled.everywhere)
 
     def run(self, job: interface.Job) -> StubSession:
-        """Return the session; entering it connects to the stub, and stops the target until probepoints are there."""
+        """
+        Return the session; entering it stops the target until probepoints are there.
+
+        What a stub stands for only it knows. So it is asked at once, unless a command has to start it: that is a
+        process then.
+        """
+        connection = StubConnection(self._endpoint, self._command)
         if self._kernel is not None:
-            return MachineSession(job, self._kernel, self._endpoint, self._facts)
-        return StubSession(job, self._resolved, self._endpoint, self._command)
+            return MachineSession(job, self._kernel, connection, self._facts)
+        if not self._command and connection.open().is_machine:
+            return ProgramSession(job, self._resolved, connection)
+        return StubSession(job, self._resolved, connection)

@@ -79,7 +79,7 @@ class PlacedProbes:
     def _place(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
         instruction, owner = probe.instruction, self._placed.probes[number]
         address = bias + instruction.address
-        if self._target.read(address, len(instruction.raw)) != instruction.raw:
+        if self._is_other(address, instruction.raw):
             return ProbeState.MISMATCH
         if not self._target.insert(address, len(self._breakpoint), self._breakpoint):
             return ProbeState.CONFLICT
@@ -92,6 +92,10 @@ class PlacedProbes:
             self.at.setdefault(address, []).append((owner, point))
         owner.state = ProbeState.ACTIVE
         return ProbeState.ACTIVE
+
+    def _is_other(self, address: int, raw: bytes) -> bool:
+        """Return whether another instruction than the file's is at an address, as far as that is known."""
+        return self._target.read(address, len(raw)) != raw
 
     def _watch(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
         owner, memory = self._placed.probes[number], probe.memory

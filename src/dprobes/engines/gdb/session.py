@@ -16,9 +16,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.gdb.callstacks import CallStacks
-from dprobes.engines.gdb.connection import StubConnection
 from dprobes.engines.gdb.controls import StubControls
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
+from dprobes.engines.gdb.machine.needs import refuse_for_process
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
@@ -32,6 +32,7 @@ from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over, skipping
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, StateEvent
+from dprobes.errors import EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
 from dprobes.resolve.probepoints import ResolvedModule
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.engines import interface
+    from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.program import Resolved, StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
@@ -72,17 +74,12 @@ class StubSession(StubControls):
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
 
-    def __init__(
-        self,
-        job: interface.Job,
-        resolved: Resolved,
-        endpoint: str,
-        arguments: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, job: interface.Job, resolved: Resolved, connection: StubConnection) -> None:
         self.probes = resolved.probepoints
         self.left_out = resolved.left_out
         self._job, self._resolved = job, resolved
-        self._connection = StubConnection(endpoint, arguments, self._warn)
+        self._connection = connection
+        connection.warn = self._warn
         self._tables = stores_of(job.program.tables)
         self._events: deque[interface.Event] = deque()
         self._records: list[tuple[int, bytes]] = []
@@ -99,7 +96,7 @@ class StubSession(StubControls):
         assert processor is not None, "the engine has looked"
         self._processor: StubProcessor = processor
         self._returns = AwaitedReturns(processor.dropped)
-        self._reported: set[tuple[int, ProbeState]] = set()
+        self._reported = set()
 
     # The connection
 
@@ -119,10 +116,14 @@ class StubSession(StubControls):
         self._connection.target = self._target
         self._context = self._context_of(architecture, processor)
         self._runner = HandlerRunner(self._context)
-        code = processor.breakpoint
-        self._placed = PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
+        self._placed = self._placement()
         self._stepper = Stepper(self._target, processor, architecture, self._context.names)
         self._begin()
+
+    def _placement(self) -> PlacedProbes:
+        """Return probepoints that are nowhere yet."""
+        code = self._processor.breakpoint
+        return PlacedProbes(self._target, code, self._job.program, self._program, self._resolved)
 
     def _target_of(
         self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
@@ -138,10 +139,13 @@ class StubSession(StubControls):
     def _begin(self) -> None:
         """Find the files of the process, which may have to begin first, and insert the breakpoints."""
         assert isinstance(self._resolved, ResolvedModule), "processes have files"
+        if self._job.scope.pid is not None:
+            raise EngineError(f"the stub {self._stub.name} stands for one process: leave out -p")
         process = self._process = StubProcess(self._target, self._processor, self._resolved)
         self._context.user, self._context.name = process.uid, process.name
         architecture, registers = self._resolved.architecture, self._target.registers(self._stub.current_thread())
         names = self._context.names
+        refuse_for_process(self._job.program, architecture)
         refuse_lacking_registers(self._job.program, architecture, names, registers, self._stub.name)
         self._context.stacks = CallStacks(self._target, self._processor, self._resolved, names, process.headers)
         self._target.tell(f"process {self._target.process}")
@@ -161,16 +165,13 @@ class StubSession(StubControls):
         states = self._placed.move(bias)
         self._stepper.sees_accesses = bool(self._placed.watched)
         self._remove_unneeded()
-        for state, numbers in states.items():
-            if (new := tuple(number for number in numbers if (number, state) not in self._reported)) != ():
-                self._reported.update((number, state) for number in new)
-                self._events.append(StateEvent(new, self._process_id, state))
+        self._report(states, self._process_id)
 
     def _bias(self) -> int | None:
         """Return how far the module is above its link addresses, None if it is not there."""
         bias = self._process.bias_of_module()
-        if self._context.stacks is not None:
-            self._context.stacks.forget(bias)
+        assert self._context.stacks is not None, "it was set behind the process"
+        self._context.stacks.forget(bias)
         return bias
 
     @property

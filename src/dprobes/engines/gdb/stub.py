@@ -235,6 +235,11 @@ class Stub:
             self._transport.send(received.reply)
         self._answers.extend(received.answers)
 
+    @property
+    def is_machine(self) -> bool:
+        """Whether it stands for a machine, of whose physical memory QEMU's stub knows, and not for a process."""
+        return self.ask_if_known("qqemu.PhyMemMode") is not None
+
     # Objects
 
     def read_object(self, kind: str, annex: str = "") -> bytes | None:

@@ -21,7 +21,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_that_has_ended_is_part_of_the_reason(tmp_path: Path) -> None:
-    made = StubConnection(str(tmp_path / "none"), ("false",), lambda *_: None)
+    made = StubConnection(str(tmp_path / "none"), ("false",))
     with pytest.raises(EngineError) as caught:
         made.open()
     assert caught.value.message == (
@@ -32,7 +32,7 @@ def test_a_command_that_has_ended_is_part_of_the_reason(tmp_path: Path) -> None:
 
 
 def test_nothing_is_there_any_more(tmp_path: Path) -> None:
-    made = StubConnection(str(tmp_path / "none"), (), lambda *_: None)
+    made = StubConnection(str(tmp_path / "none"), ())
     assert made.reopen() is None
-    assert StubConnection("|false", (), lambda *_: None).reopen() is None
+    assert StubConnection("|false", ()).reopen() is None
     made.close()

@@ -18,10 +18,10 @@ class KernelLayout:
     """
     Hold where members begin in their structures.
 
-    ``tgid``, ``pid``, ``comm``, ``cred``, ``mm`` and ``stack`` are those of a task, ``uid`` that of its credentials,
-    ``pgd`` that of an address space. A loaded module has its place in the list at ``module_list``, its state, its name,
-    its code at ``module_base`` and the size of that, and what its symbols are at ``module_symbols``; ``symtab``,
-    ``symbol_count``, ``strtab`` and ``typetab`` are the members of these.
+    ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are those of a task, ``uid`` that of its
+    credentials, ``pgd`` that of an address space. A loaded module has its place in the list at ``module_list``, its
+    state, its name, its code at ``module_base`` and the size of that, and what its symbols are at ``module_symbols``;
+    ``symtab``, ``symbol_count``, ``strtab`` and ``typetab`` are the members of these.
     """
 
     tgid: int
@@ -29,6 +29,7 @@ class KernelLayout:
     comm: int
     cred: int
     mm: int
+    parent: int
     stack: int
     uid: int
     pgd: int
@@ -54,6 +55,7 @@ def layout_of(types: Btf) -> KernelLayout:
         comm=types.member_offset(task, "comm"),
         cred=types.member_offset(task, "real_cred"),
         mm=types.member_offset(task, "mm"),
+        parent=types.member_offset(task, "real_parent"),
         stack=types.member_offset(task, "stack"),
         uid=types.member_offset("cred", "uid"),
         pgd=types.member_offset("mm_struct", "pgd"),

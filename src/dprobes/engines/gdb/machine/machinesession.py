@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.arch import Architecture
+    from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.processors import StubProcessor
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.target import Registers
     from dprobes.engines.hits.handlerruns import Handled
     from dprobes.engines.interface import Job
+    from dprobes.rpn.point import Point
 
 __all__ = ["MachineSession"]
 
@@ -68,8 +70,8 @@ class MachineSession(StubSession):
     _target: MachineTarget
     _context: MachineContext
 
-    def __init__(self, job: Job, resolved: Resolved, endpoint: str, facts: KernelFacts | None) -> None:
-        super().__init__(job, resolved, endpoint)
+    def __init__(self, job: Job, resolved: Resolved, connection: StubConnection, facts: KernelFacts | None) -> None:
+        super().__init__(job, resolved, connection)
         self._per_cpu = resolved.per_cpu[1]
         self._emulator: Emulator
         self._is_left = False
@@ -77,7 +79,8 @@ class MachineSession(StubSession):
         self._fault_entries: frozenset[int] = frozenset()
         """Where the kernel begins to see to the fault of an instruction."""
         self._facts = facts
-        self._program.reach.pids = _Everybody()
+        self._pid, self._follows = job.scope.pid, job.scope.follow
+        self._program.reach.pids = _Everybody() if self._pid is None else {self._pid}
 
     def _target_of(
         self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
@@ -99,6 +102,7 @@ class MachineSession(StubSession):
         self._target.process = 0 if thread is None else thread.process
         self._target.tell(f"process {self._target.process}")
         self._target.hold_interrupts()
+        self._learn(thread)
         self._processors = len(self._stub.threads())
         if self._facts is not None:
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
@@ -114,15 +118,22 @@ class MachineSession(StubSession):
         self._refuse_lacking(self._target.registers(thread))
         self._place_probes()
 
+    def _learn(self, thread: ThreadId | None) -> None:
+        """Get to know what was not known before there was a connection."""
+
     def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
         """Run the handlers of those who watch the memory that was accessed."""
         assert reply.address is not None
         self._select(thread, registers)
-        handled = self._runner.run(self._placed.watched.concerned(reply.address, reply.reason))
+        handled = self._runner.run(self._concerned(reply.address, reply.reason))
         self._is_left = self._hand_over(handled, registers[self._processor.pc], thread, registers)
         if not self._is_left:
             self._target.write_back(thread, registers)
             self._drop(self._emitter.count(handled))
+
+    def _concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
+        """Return the probepoints whom an access to memory concerns."""
+        return self._placed.watched.concerned(address, reason)
 
     def _place_of(self, registers: Registers) -> int:
         """Return the linear address of the instruction that a processor is at."""
@@ -160,6 +171,15 @@ class MachineSession(StubSession):
 
     def _select(self, thread: ThreadId | None, registers: Registers) -> None:
         self._context.select(thread, registers, 0)
+        if self._pid is not None and self._is_in_scope(self._pid):
+            self._context.process = self._pid
+
+    def _is_in_scope(self, pid: int) -> bool:
+        """Return whether a process runs, or one that it has started."""
+        context = self._context
+        if context.pid() == pid or context.tasks is None or not self._follows:
+            return context.pid() == pid
+        return pid in context.tasks.ancestors(context.task())
 
     # What handlers want to be done with the machine
 
@@ -220,7 +240,7 @@ class MachineSession(StubSession):
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
         raw = self._instruction_at(at)
-        if raw and self._emulator.carry_out(raw, registers):
+        if raw and not self._watches and self._emulator.carry_out(raw, registers):
             self._target.write_back(thread, registers)
             return Stopped(_TRAP, thread, {})
         self._target.write_back(thread, registers)
@@ -241,6 +261,11 @@ class MachineSession(StubSession):
             return True
         self._target.resume()
         return False
+
+    @property
+    def _watches(self) -> bool:
+        """Whether accesses to memory are to be made by the processor itself, as some of it is watched."""
+        return bool(self._placed.watched)
 
     def _instruction_at(self, at: int) -> bytes | None:
         """Return the instruction under a breakpoint if it is still there: the kernel changes its code as it runs."""

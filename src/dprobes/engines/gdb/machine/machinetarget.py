@@ -51,7 +51,7 @@ class MachineTarget(StubTarget):
         tell: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(stub, order, default, tell)
-        self._has_physical = stub.ask_if_known("qqemu.PhyMemMode") is not None
+        self._has_physical = stub.is_machine
         self._is_physical = False
         self._paged: tuple[int, Paging] | None = None
         """The page tables of the processor that was asked for its registers last."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
     from dprobes.engines.gdb.stopreplies import ThreadId
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["NOBODY", "Task", "TaskReader"]
 
 _WORD = 8
+_ANCESTORS_MAX = 1 << 10
 _NAME = 16
 """TASK_COMM_LEN"""
 _STACK_SIZE = 1 << 14
@@ -22,7 +25,11 @@ _STACK_SIZE = 1 << 14
 
 
 class Task(NamedTuple):
-    """A task: where its structure is, who it is, and where the registers of its program are saved; 0: nowhere."""
+    """
+    A task: where its structure is, and who it is.
+
+    ``saved`` is where the registers of its program are saved, and ``space`` where its address space is; 0: nowhere.
+    """
 
     address: int
     pid: int
@@ -30,9 +37,10 @@ class Task(NamedTuple):
     uid: int
     name: bytes
     saved: int
+    space: int
 
 
-NOBODY = Task(0, 0, 0, 0, b"", 0)
+NOBODY = Task(0, 0, 0, 0, b"", 0, 0)
 """Who runs where no kernel is known."""
 
 _SAVED_SIZE = 168
@@ -62,17 +70,27 @@ class TaskReader:
         address = self._target.word(self.offset_of(cpu) + self._facts.current & (1 << 64) - 1, _WORD)
         return NOBODY if not address else self.task_at(address)
 
+    def ancestors(self, address: int) -> Iterator[int]:
+        """Iterate over the process ids of a task and its parents, as far as these have not ended."""
+        for _ in range(_ANCESTORS_MAX):
+            yield self._target.word(address + self._facts.layout.tgid, 4) or 0
+            parent = self._target.word(address + self._facts.layout.parent, _WORD)
+            if not parent or parent == address:
+                return
+            address = parent
+
     def task_at(self, address: int) -> Task:
         """Return the task whose structure is at an address."""
         layout, word = self._facts.layout, self._target.word
         credentials = word(address + layout.cred, _WORD) or 0
         stack = word(address + layout.stack, _WORD) or 0
-        has_program = bool(word(address + layout.mm, _WORD))
+        space = word(address + layout.mm, _WORD) or 0
         return Task(
             address,
             word(address + layout.tgid, 4) or 0,
             word(address + layout.pid, 4) or 0,
             (word(credentials + layout.uid, 4) or 0) if credentials else 0,
             self._target.read(address + layout.comm, _NAME).partition(b"\0")[0],
-            stack + _STACK_SIZE - _SAVED_SIZE if stack and has_program else 0,
+            stack + _STACK_SIZE - _SAVED_SIZE if stack and space else 0,
+            space,
         )

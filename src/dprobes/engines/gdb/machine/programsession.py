@@ -1,0 +1,192 @@
+"""
+The run of a program about a module on a machine behind a stub: in all processes there, or one with what that starts.
+
+The kernel's own lists say who maps the module now, and a breakpoint in the kernel where it has mapped something says
+who does later. A breakpoint that somebody comes to counts if the module is mapped there at that moment, in memory, with
+the file's instruction; so whatever has become of processes since does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.gdb.machine.addressspaces import AddressSpaces, SpaceLayout
+from dprobes.engines.gdb.machine.guestkernel import GuestKernel
+from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
+from dprobes.engines.gdb.machine.machinesession import MachineSession
+from dprobes.engines.gdb.machine.mappedmodule import MappedModule, ModulePlace
+from dprobes.engines.gdb.machine.mappedprobes import MappedProbes
+from dprobes.errors import EngineError, TargetError
+from dprobes.resolve.probestate import ProbeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.engines.gdb.connection import StubConnection
+    from dprobes.engines.gdb.program import StubProbe
+    from dprobes.engines.gdb.stopreplies import ThreadId
+    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.interface import Job
+    from dprobes.resolve.probepoints import ResolvedModule
+    from dprobes.rpn.point import Point
+
+__all__ = ["ProgramSession"]
+
+_HOOK = "perf_event_mmap"
+"""What the kernel calls with each mapping that it has made, or has let be executed (CONFIG_PERF_EVENTS)."""
+_PLACES_SPARED = 32
+"""At how many more distances the module is placed until those are looked for that nobody needs any more."""
+_PROCESSOR = "x86_64"
+
+
+class ProgramSession(MachineSession):
+    """One run, on the programs of a machine."""
+
+    _resolved: ResolvedModule
+    _placed: MappedProbes
+
+    def __init__(self, job: Job, resolved: ResolvedModule, connection: StubConnection) -> None:
+        super().__init__(job, resolved, connection, None)
+        self._module: MappedModule
+        self._spaces: AddressSpaces
+        self._nowhere: MappedProbes
+        """The probepoints where the module is not mapped."""
+        self._here: Registers | None = None
+        """The registers of the processor that stopped last."""
+        self._hook: int | None = None
+        self._places: dict[int, MappedProbes] = {}
+        """The probepoints by how far the module is above its link addresses."""
+        self._biases: dict[int, int] = {}
+        """What that is in address spaces in which a probepoint was hit."""
+        self._room = _PLACES_SPARED
+        self._named: set[int] = set()
+
+    def _begin(self) -> None:
+        if self._resolved.architecture.name != _PROCESSOR:
+            raise EngineError(
+                f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}, and programs of a "
+                f"machine are probed on {_PROCESSOR} only"
+            )
+        self._here, self._nowhere = None, self._placed
+        self._places.clear()
+        super()._begin()
+        if self._hook is None or not self._insert(self._hook):
+            text = f"the kernel has no '{_HOOK}' for a breakpoint: processes that map the module later are not probed"
+            self._warn(text, None)
+            self._hook = None
+
+    def _learn(self, thread: ThreadId | None) -> None:
+        kernel = GuestKernel(self._target, self._target.registers(thread))
+        self._facts = KernelFacts.of(kernel)
+        try:
+            layout = SpaceLayout.of(kernel.types)
+        except TargetError as error:
+            raise EngineError(
+                f"the processes of the kernel behind the stub {self._stub.name} are not known: {error.message}",
+                hint="programs in a machine can be probed with Linux 6.1 or later",
+            ) from None
+        self._spaces = AddressSpaces(self._target, self._facts, layout)
+        self._module = MappedModule(self._spaces, self._resolved.module.elf, self._job.program.name)
+        self._hook = next((found.address for found in kernel.symbols.find(_HOOK, "") if found.is_code), None)
+
+    def _insert(self, address: int) -> bool:
+        return self._target.insert(address, self._breakpoint_size, self._processor.breakpoint)
+
+    @property
+    def _own_places(self) -> set[int]:
+        return set() if self._hook is None else {self._hook}
+
+    def _placement(self) -> MappedProbes:
+        code = self._processor.breakpoint
+        return MappedProbes(self._target, code, self._job.program, self._program, self._resolved)
+
+    # Where the module is
+
+    def _place_probes(self) -> None:
+        """Insert the probepoints where the module is mapped: by all at the beginning, by one at the breakpoint."""
+        if self._here is not None:
+            mapped = self._spaces.mapped_file(self._here["rdi"])
+            pid = self._context.pid()
+            bias = self._module.bias_in(mapped, pid)
+            if mapped is not None and bias is not None:
+                self._place_at(ModulePlace(mapped.space, pid, bias))
+        else:
+            for place in self._module:
+                self._place_at(place)
+        for pid in sorted(self._module.others - self._named):
+            self._named.add(pid)
+            elf = self._resolved.module.elf
+            self._warn(f"process {pid} of the machine maps another build of '{elf.path.name}' than '{elf.path}'", None)
+
+    def _place_at(self, place: ModulePlace) -> None:
+        if place.bias in self._places:
+            return
+        if len(self._places) >= self._room:
+            self._forget_unneeded()
+        placed = self._places[place.bias] = self._placement()
+        placed.points = self._nowhere.points  # those of calls that return are the same wherever that is
+        placed.read = lambda address, size: self._spaces.read(place.space, address, size)
+        states = placed.move(place.bias)
+        self._report(states, place.pid)
+
+    def _forget_unneeded(self) -> None:
+        """Take out what was placed for processes that are no more."""
+        present = {place.bias for place in self._module}
+        for bias in self._places.keys() - present:
+            self._places.pop(bias).watched.forget()
+        self._remove_unneeded()
+        self._room = len(self._places) + _PLACES_SPARED
+
+    @property
+    def _needed(self) -> set[int]:
+        needed = self._returns.addresses | self._own_places
+        for placed in self._places.values():
+            needed |= placed.at.keys() | placed.entries.keys()
+        return needed
+
+    @property
+    def _watches(self) -> bool:
+        return any(placed.watched for placed in self._places.values())
+
+    def _drop(self, gone: Sequence[StubProbe]) -> None:
+        for placed in self._places.values():
+            for probe in gone:
+                placed.drop(probe)
+        super()._drop(gone)
+
+    # Whose hit it is
+
+    def _select(self, thread: ThreadId | None, registers: Registers) -> None:
+        """Have handlers speak of a processor; where the module is not mapped, it is at no probepoint."""
+        super()._select(thread, registers)
+        self._here, self._placed = registers, self._nowhere
+        if self._context.is_in_kernel:
+            return
+        at, space = registers[self._processor.pc], self._context.current.space
+        for bias, placed in self._places.items():
+            if (at in placed.at or at in placed.entries) and self._is_executed(placed, at, bias, space):
+                self._placed, self._biases[space] = placed, bias
+                break
+        self._program.bias = self._biases.get(space, 0)
+
+    def _is_executed(self, placed: MappedProbes, at: int, bias: int, space: int) -> bool:
+        """Return whether the instruction of a probepoint is executed, and not one of another file."""
+        if not self._module.is_at(space, bias, at):
+            return False
+        raw = placed.raw.get(at, b"")
+        found = self._target.read(at, len(raw))
+        if found and found != raw:
+            numbers = [probe.number for probe, _ in placed.at.get(at, ())]
+            numbers += [entry.probe.number for entry in placed.entries.get(at, ())]
+            self._report({ProbeState.MISMATCH: numbers}, self._context.pid())
+        return found == raw
+
+    def _concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
+        return [owner for owners in self._watchers(address, reason) for owner in owners]
+
+    def _watchers(self, address: int, reason: str) -> Iterator[list[tuple[StubProbe, Point]]]:
+        space = self._context.current.space
+        for bias, placed in self._places.items():
+            if (owners := placed.watched.concerned(address, reason)) and self._module.is_at(space, bias):
+                self._program.bias = self._biases[space] = bias
+                yield owners
