@@ -300,7 +300,7 @@ _GDB = EngineRow(
             Capability.SEGMENT_REGISTER,
             Capability.FLOATING_POINT,
             Capability.USER_STACK,
-            Capability.WATCHPOINT,
+            Capability.KERNEL_STACK,
             Capability.MODULE_WATCHPOINT,
             Capability.SKIP,
             Capability.OTHER_PROCESSOR,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.guestkernel import GuestKernel
     from dprobes.engines.gdb.machine.kernellayout import KernelLayout
     from dprobes.engines.gdb.machine.pagetables import Paging
+    from dprobes.target.kernel.kallsyms import Kallsyms
 
 __all__ = ["KernelFacts"]
 
@@ -21,6 +22,9 @@ made it the first member of another variable; it has been a variable of its own 
 _TABLES = "init_top_pgt"
 _MODULES = "modules"
 _TASKS = "init_task"
+_UNWINDING = ("__start_orc_unwind_ip", "__stop_orc_unwind_ip", "__start_orc_unwind")
+_ELEMENT = 4
+"""Bytes of an element of the table of addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class KernelFacts:
     ``current`` is that of each CPU's task, without the CPU's offset, and ``cpu_offsets`` where these are. ``tables`` is
     where its own page tables, of the form ``paging``, are in physical memory, None if that is not known. ``text`` is
     where its code begins. ``modules`` is the head of their list,
-    and ``first_task`` the idle task of the first CPU.
+    and ``first_task`` the idle task of the first CPU. ``unwinding`` is where its unwind tables are, addresses and
+    entries, and how many, None if it has none; ``symbols`` are its own.
     """
 
     layout: KernelLayout
@@ -42,6 +47,8 @@ class KernelFacts:
     text: int
     modules: int
     first_task: int
+    unwinding: tuple[int, int, int] | None
+    symbols: Kallsyms
 
     @classmethod
     def of(cls, kernel: GuestKernel) -> KernelFacts:
@@ -50,6 +57,7 @@ class KernelFacts:
         def address_of(*names: str) -> int:
             return next((found[0].address for name in names if (found := kernel.symbols.find(name, ""))), 0)
 
+        start, end, entries = (address_of(name) for name in _UNWINDING)
         tables = kernel.guest_memory.physical(address_of(_TABLES))
         return cls(
             kernel.layout,
@@ -60,4 +68,6 @@ class KernelFacts:
             kernel.base_of(""),
             address_of(_MODULES),
             address_of(_TASKS),
+            (start, entries, (end - start) // _ELEMENT) if entries and 0 < start < end else None,
+            kernel.symbols,
         )

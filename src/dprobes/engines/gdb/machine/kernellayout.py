@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.gdb.machine.orctables import OrcLayout
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from dprobes.target.btf import Btf
 
 __all__ = ["KernelLayout", "layout_of"]
+
+_MODULE_TABLES = ("orc_unwind_ip", "orc_unwind", "num_orcs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,9 @@ class KernelLayout:
     ``tgid``, ``pid``, ``comm``, ``cred``, ``mm``, ``parent`` and ``stack`` are those of a task, ``uid`` that of its
     credentials, ``pgd`` that of an address space. A loaded module has its place in the list at ``module_list``, its
     state, its name, its code at ``module_base`` and the size of that, and what its symbols are at ``module_symbols``;
-    ``symtab``, ``symbol_count``, ``strtab`` and ``typetab`` are the members of these.
+    ``symtab``, ``symbol_count``, ``strtab`` and ``typetab`` are the members of these. ``orc`` is how unwind
+    tables are, and ``module_orc`` where a module has the places of its own, and how many elements they have; None in a
+    kernel without them.
     """
 
     tgid: int
@@ -43,6 +48,8 @@ class KernelLayout:
     symbol_count: int
     strtab: int
     typetab: int
+    orc: OrcLayout | None
+    module_orc: tuple[int, int, int] | None
 
 
 def layout_of(types: Btf) -> KernelLayout:
@@ -69,7 +76,18 @@ def layout_of(types: Btf) -> KernelLayout:
         symbol_count=types.member_offset("mod_kallsyms", "num_symtab"),
         strtab=types.member_offset("mod_kallsyms", "strtab"),
         typetab=types.member_offset("mod_kallsyms", "typetab"),
+        orc=OrcLayout.of(types),
+        module_orc=_module_tables(types),
     )
+
+
+def _module_tables(types: Btf) -> tuple[int, int, int] | None:
+    """Return where a module has the addresses of its unwind tables, and their length."""
+    try:
+        found = [types.member_offset("module", f"arch.{member}") for member in _MODULE_TABLES]
+    except TargetError:
+        return None
+    return found[0], found[1], found[2]
 
 
 def _module_memory(types: Btf) -> tuple[int, int]:

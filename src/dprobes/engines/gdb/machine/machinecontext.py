@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
 
     from dprobes.arch import Architecture
+    from dprobes.engines.gdb.machine.kernelstacks import KernelStacks
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
     from dprobes.engines.gdb.machine.privileged import Privileged
     from dprobes.engines.gdb.machine.tasks import Task, TaskReader
@@ -50,6 +51,8 @@ class MachineContext(StubContext):
         self.tasks: TaskReader | None = None
         self.privileged: Privileged | None = None
         """What tells system registers and reaches ports, None if the stub has no monitor."""
+        self.stacks_of_kernel: KernelStacks | None = None
+        """What walks up the stacks of the kernel, if it is known."""
         self.per_cpu: frozenset[int] = frozenset()
         """The addresses of symbols of which each CPU has a copy."""
         self._own_names = {register.index: register.name for register in architecture.registers}
@@ -143,6 +146,9 @@ class MachineContext(StubContext):
         name = self.names.get(index)
         saved = self.current.saved
         return saved + _WORD * _SAVED.index(name) if saved and name in _SAVED else None
+
+    def kernel_stack(self) -> list[int]:
+        return super().kernel_stack() if self.stacks_of_kernel is None else self.stacks_of_kernel.stack(self._registers)
 
     # Memory
 

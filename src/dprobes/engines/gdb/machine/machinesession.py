@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.gdb.emulation import Emulator
 from dprobes.engines.gdb.machine.exceptions import fault_entries
 from dprobes.engines.gdb.machine.execution import Executor
+from dprobes.engines.gdb.machine.kernelstacks import KernelStacks
 from dprobes.engines.gdb.machine.machinecontext import MachineContext
 from dprobes.engines.gdb.machine.machinetarget import MachineTarget
 from dprobes.engines.gdb.machine.monitor import Monitor
 from dprobes.engines.gdb.machine.needs import refuse_lacking
 from dprobes.engines.gdb.machine.privileged import Privileged
 from dprobes.engines.gdb.machine.tasks import TaskReader
+from dprobes.engines.gdb.machine.unwindtables import UnwindTables
 from dprobes.engines.gdb.session import StubSession
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.hits.probes import DEBUGGER
@@ -107,6 +109,7 @@ class MachineSession(StubSession):
         if self._facts is not None:
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
             self._context.tasks = TaskReader(self._target, self._facts, self._processors)
+            self._context.stacks_of_kernel = self._kernel_stacks(self._facts)
         self._context.per_cpu = self._per_cpu
         self._emulator = Emulator(self._target, self._context.word_size)
         monitor = Monitor(self._stub)
@@ -142,6 +145,13 @@ class MachineSession(StubSession):
             return pc + self._context.privileged.code_base(self._context.thread)
         return pc
 
+    def _kernel_stacks(self, facts: KernelFacts) -> KernelStacks:
+        def is_entered(address: int) -> bool:
+            symbol = facts.symbols.covering(address)
+            return symbol is not None and symbol.address == address
+
+        return KernelStacks(self._target.word, UnwindTables(self._target, facts).entry_at, is_entered)
+
     def _executor(self) -> Executor | None:
         facts = self._facts
         if facts is None or facts.tables is None:
@@ -156,6 +166,7 @@ class MachineSession(StubSession):
             registers,
             self._stub.name,
             has_monitor=self._context.privileged is not None,
+            has_kernel=self._facts is not None,
         )
 
     def _bias(self) -> int:

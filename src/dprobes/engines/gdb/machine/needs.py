@@ -27,6 +27,7 @@ MACHINES_ONLY = frozenset(
         Capability.SEGMENTED,
         Capability.VERIFY_WRITE,
         Capability.HAND_OVER,
+        Capability.KERNEL_STACK,
     }
 )
 """What machines have and processes behind a stub have not."""
@@ -50,11 +51,13 @@ def refuse_lacking(
     stub: str,
     *,
     has_monitor: bool,
+    has_kernel: bool,
 ) -> None:
     """
     Raise ``SourceError`` if a program needs a register or a port that the ``stub`` of a machine does not have.
 
-    ``names`` are its names of registers by our index, ``registers`` those of a processor.
+    ``names`` are its names of registers by our index, ``registers`` those of a processor. ``has_kernel`` is whether a
+    kernel is known there.
     """
     diagnostics = Diagnostics()
     hint = "QEMU's stub has a monitor that tells it"
@@ -64,6 +67,11 @@ def refuse_lacking(
             if row.syntax.startswith("log ustack"):
                 message = f"'{instruction}' needs the files of a program, which are in the machine behind the stub"
                 diagnostics.error(instruction.span, message)
+            if row.syntax.startswith("log kstack") and not has_kernel:
+                message = f"'{instruction}' needs a kernel that is known, which a machine as such has not"
+                diagnostics.error(
+                    instruction.span, message, hint="write 'name = vmlinux' if a kernel of Linux runs there"
+                )
             if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
                 message = f"the stub {stub} has no monitor, which '{instruction}' needs"
                 diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
