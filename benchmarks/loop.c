@@ -4,7 +4,8 @@
  * loop COUNT deep      the same, from 16 functions that have called each other: with those that called main, and called
  *                      itself, a stack of 20 or 21 frames
  * loop COUNT several   calls of it and of two others, in an order that does not repeat soon
- * loop SECONDS armed   calls of the function until a call is as slow as a probe makes it, or the seconds have passed
+ * loop SECONDS armed   calls of the function until its code is another one, and a call as slow as a probe makes it, or the
+ *                      seconds have passed: on a busy machine all calls may become slow for a while
  *
  * All but the last one print nanoseconds per iteration, measured in here, so that nobody's start-up counts: those of all (LOOP)
  * and those of the fastest tenth in a row (BEST), which other work on the machine disturbs less. The last one prints
@@ -89,13 +90,15 @@ static void call_several(int count)
 
 static int wait_for_probe(double seconds)
 {
+	const volatile unsigned char *code = (const volatile unsigned char *)called;
+	unsigned char unprobed = *code;
 	double start = now(), first = start;
 	int slow = 0;
 
 	while (slow < SLOW_IN_A_ROW) {
 		double before = now();
 		called(0, text, 3, 4);
-		if (now() - before < SLOW)
+		if (now() - before < SLOW || *code == unprobed)
 			slow = 0;
 		else if (slow++ == 0)
 			first = before;

@@ -107,6 +107,21 @@ def test_a_kind_of_the_future_is_refused() -> None:
         Btf(bytes(changed)).find(Kind.FUNC, "main")
 
 
+def test_types_behind_what_is_asked_for_are_not_looked_at() -> None:
+    blob, numbers = encode_functions(["first", "second", "third"])
+    assert Btf(blob).name(numbers[2]) == "third"
+    changed = bytearray(blob)
+    changed[24 + 16 + 12 + 12 + 7] = 30  # the second function is behind an INT, a FUNC_PROTO and the first one
+    btf = Btf(bytes(changed))
+    assert btf.find(Kind.FUNC, "first") == numbers[0]
+    for _ in range(2):
+        with pytest.raises(FormatError, match="has the kind 30, which is unknown"):
+            btf.find(Kind.FUNC, "second")
+        with pytest.raises(FormatError, match="has the kind 30, which is unknown"):
+            btf.kind(numbers[2])
+    assert btf.find(Kind.FUNC, "first") == numbers[0]
+
+
 def test_types_are_taken_apart(compiled: tuple[Btf, dict[str, int]]) -> None:
     btf, offsets = compiled
     outer = btf.find(Kind.STRUCT, "outer")

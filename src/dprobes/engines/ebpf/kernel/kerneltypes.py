@@ -34,9 +34,9 @@ class KernelTypes:
     """
     Look up the types of the running kernel; see ``Btf`` for what the methods return.
 
-    They raise OSError where the kernel shows none (FileNotFoundError: built without them). The first look-up takes some
-    20 ms, a fifth of the start of a run: so what was found is kept until the next boot, but with another ``path``. Any
-    thread may ask, and close.
+    They raise OSError where the kernel shows none (FileNotFoundError: built without them). The look-ups of a start
+    take some 10 ms: so what was found is kept until the next boot, but with another ``path``. Any thread may ask, and
+    close.
     """
 
     def __init__(self, path: str = KERNEL_BTF) -> None:
