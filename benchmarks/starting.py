@@ -16,7 +16,12 @@ __all__ = ["starting"]
 
 ROUNDS = 6
 
-RUNS = ("first run", "run again")
+RUNS = {
+    "first run after a boot": ("",),
+    "first run": ("compiled", "headstarts"),
+    "run again": (),
+}
+"""Runs of a one-liner, and what is removed of the cache directory before each: what the kernel offers is in it, too."""
 
 
 def starting(directory: Path) -> list[Measurement]:
@@ -62,17 +67,17 @@ def _one_liner(loop: Loop, directory: Path) -> list[Measurement]:
     """
     Return the rows about a line in DProbes C, in one process: to its first probe, and what the whole run takes.
 
-    The line is run for the first time, and again, when what it was compiled to is known, and gives it a head start.
+    The line is run when nothing is known; for the first time; and again, when what it was compiled to is known, and gives
+    it a head start.
     """
     line = f'"{loop.path}":called {{ @ = count(); }}'
     environment = byte_code(directory, is_there=True) | {"XDG_CACHE_HOME": str(directory / "cache")}
-    caches = [directory / "cache" / "dprobes" / kept for kept in ("compiled", "headstarts")]
     armed: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for cache in caches:
-            shutil.rmtree(cache, ignore_errors=True)
         for who in (*RUNS, *(["bpftrace"] if has_bpftrace() else [])):
+            for kept in RUNS.get(who, ()):
+                shutil.rmtree(directory / "cache" / "dprobes" / kept, ignore_errors=True)
             with loop.waiting() as waiting:
                 time.sleep(0.05)
                 pid = str(waiting.pid)
