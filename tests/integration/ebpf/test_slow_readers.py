@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,4 +103,29 @@ def test_another_interrupt_gives_up_what_is_not_written_yet(build: Builder, run:
     counts = result.counts[1]
     assert counts.hits == 600000 == counts.records + counts.lost
     assert len(result.records) == counts.records < 600000
+    await_gone(objects)
+
+
+def test_call_stacks_that_come_faster_than_they_are_followed_keep_no_run_from_its_end(
+    build: Builder, run: Runner
+) -> None:
+    """Changes of tables are no records: there is nothing to give out while their stacks are followed."""
+    program = build("threads.c")
+    source = f'name = "{program}"\ntable = stacks, count, ustack[8]\noffset = tick\ntally stacks\nabort\n'
+    with subprocess.Popen([program, "2", str(1 << 62)]) as endless:
+        try:
+            client, output = run.start(source, ["-p", str(endless.pid)], ENGINE)
+            objects = await_attached(client)
+            time.sleep(1)  # so that many wait
+            client.send_signal(signal.SIGINT)
+            await_true(lambda: not is_attached(client.pid), "the end of the probepoint")
+            client.send_signal(signal.SIGINT)
+            result = read_result(client, output)
+        finally:
+            endless.kill()
+    assert result.status == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert any(row.get("keys", [[""]])[0][0] == "tick [threads]" for row in rows)
+    # Each hit is there: with its stack, without it, or as one for which there was no room.
+    assert sum(row.get("value", row.get("lost")) for row in rows) == result.counts[0].hits > 0
     await_gone(objects)

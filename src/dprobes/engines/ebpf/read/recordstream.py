@@ -97,8 +97,8 @@ class RecordStream:
                 yield each
             if self._ring.pending >= self._room:
                 self._take()
-            if each is not None and (time.monotonic() > until or is_stopping()):
-                return  # the rest comes in the next turn
+            if time.monotonic() > until or is_stopping():
+                return  # the rest comes in the next turn, even if nothing was given out: changes of tables never are
         self._taking = None
 
     def pause(self) -> bool:

@@ -57,7 +57,16 @@ __all__ = ["EbpfSession"]
 _PATIENCE = 1.0
 """Seconds after the end of all probepoints in which records may be written without a word."""
 
-_STILL_WRITING = "nothing is probed any more; records of before are still being written"
+_STILL_WRITING = Notice(
+    "nothing is probed any more; records of before are still being written",
+    "Ctrl-C gives them up, and counts them as lost",
+    is_warning=False,
+)
+_STILL_FOLLOWING = Notice(
+    "nothing is probed any more; call stacks of before are still being followed",
+    "Ctrl-C gives them up: records count as lost, and tables count without them",
+    is_warning=False,
+)
 
 _RENEWAL_SLEEP = 0.1
 
@@ -89,6 +98,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._new_files: NewFiles | None = None
         self._module: ModuleFollower | None = None
         self._stopped: set[int] = set()
+        self._user_stacks: UserStacks | None = None
         self._last_look = float("-inf")
 
     @property
@@ -238,7 +248,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             return None
         from dprobes.engines.ebpf.read.userstacks import UserStacks
 
-        return stack.enter_context(contextlib.closing(UserStacks(self._job.images, self._look_at_images, stores)))
+        self._user_stacks = UserStacks(self._job.images, self._look_at_images, stores)
+        return stack.enter_context(contextlib.closing(self._user_stacks))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
         """Begin to tell what processes map if somebody wants to know; return what tells the news."""
@@ -264,6 +275,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         if not self._finished or self._hurried:
             return False
         self._hurried = True
+        if self._user_stacks is not None:
+            self._user_stacks.give_up()
         return True
 
     # What a session may do that replaces this one
@@ -457,7 +470,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             self._look_at_images()
             if patience is not None and time.monotonic() > patience:
                 patience = None
-                yield Notice(_STILL_WRITING, "Ctrl-C gives them up, and counts them as lost", is_warning=False)
+                yield _STILL_WRITING if self._user_stacks is None else _STILL_FOLLOWING
             if isinstance(each, RecordBatch):
                 if self._hurried:
                     self._given_up.update(probe for probe, _ in each.records)

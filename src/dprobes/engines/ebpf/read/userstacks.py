@@ -47,6 +47,7 @@ class UserStacks:
         self._stores = stores or {}
         self._copies = CopiedStacks(images, look)
         self._waiting: dict[int, dict[int, tuple[int, ...]]] = {}
+        self._is_given_up = False
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -55,9 +56,16 @@ class UserStacks:
         """Let go of all processes."""
         self._copies.close()
 
+    def give_up(self) -> None:
+        """Follow no stack any more: what is still to come counts as if there had been no room for a copy of it."""
+        self._is_given_up = True
+
     def take(self, data: bytes, start: int, stop: int) -> None:
         """Follow the stack of the snapshot in bytes from ``start`` to ``stop``."""
         pid, number, position, size = SNAPSHOT.unpack_from(data, start)
+        if self._is_given_up:
+            self._keep(number, position, (StackEnd.NO_COPY,))
+            return
         word_size: Literal[4, 8] = 8 if size == 8 else 4
         first = start + SNAPSHOT.size
         copied = first + 8 * SNAPSHOT_REGISTERS
@@ -66,7 +74,9 @@ class UserStacks:
         registers = {
             column: words[REGISTER_OFFSETS[name] // 8] & mask for column, name in enumerate(COLUMNS_OF[word_size].names)
         }
-        stack = self._copies.follow(pid, word_size, registers, data[copied:stop])
+        self._keep(number, position, self._copies.follow(pid, word_size, registers, data[copied:stop]))
+
+    def _keep(self, number: int, position: int, stack: tuple[int, ...]) -> None:
         places = self._waiting.setdefault(number, {})
         # A handler that has left no record has used the number before.
         for place in [place for place in places if place >= position]:

@@ -46,6 +46,15 @@ def test_the_stack_of_a_process_that_is_gone_is_the_place_and_says_so() -> None:
     assert not stacks
 
 
+def test_stacks_that_are_given_up_say_that_there_is_no_copy() -> None:
+    stacks = UserStacks()
+    stacks.give_up()
+    entry = snapshot(os.getpid(), 3, 0, 0x401000)
+    stacks.take(entry, 0, len(entry))
+    completed = stacks.completed(record(item([3, 0, 0, 0])))
+    assert decode_record(completed).data == item([StackEnd.NO_COPY])
+
+
 def test_the_stack_of_a_process_that_has_ended_is_found_by_what_it_had_mapped() -> None:
     images = ProcessImages()
     code = executable_mappings(read_maps(os.getpid()))
