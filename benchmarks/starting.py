@@ -67,8 +67,8 @@ def _one_liner(loop: Loop, directory: Path) -> list[Measurement]:
     """
     Return the rows about a line in DProbes C, in one process: to its first probe, and what the whole run takes.
 
-    The line is run when nothing is known; for the first time; and again, when what it was compiled to is known, and gives
-    it a head start.
+    The line is run when nothing is known; for the first time; and again, when what it was compiled to is known, and
+    gives it a head start.
     """
     line = f'"{loop.path}":called {{ @ = count(); }}'
     environment = byte_code(directory, is_there=True) | {"XDG_CACHE_HOME": str(directory / "cache")}
