@@ -6,13 +6,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.inline.engine import InlineEngine
+from dprobes.engines.interface import Scope
+from integration.ebpf.insessions import job_for
+from integration.support import TIMEOUT, await_true
 from integration.test_inline import INLINE, ways
+from integration.test_replacing import Chain, await_hits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from integration.support import Builder, Runner
 
 RECORD = "name = alarms\nlogmax = 16\noffset = step\nminor = 1\npush r, rdi\nlog 1\nexit\n"
+SLOW = "jmpmax = 60000\noffset = step\nminor = 1\npush 50000\nagain: loop again\npush r, rdi\nlog 1\nexit\n"
 CALM = list(range(1_000_000_000, 1_000_001_000))
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    chain = Chain(InlineEngine())
+    yield chain
+    chain.close()
 
 
 @pytest.mark.parametrize("mode", ["plain", "stack"])
@@ -47,3 +62,19 @@ def test_states_that_a_signal_handler_jumps_away_from_are_had_again(build: Build
     counts = result.counts[1]
     assert executed - jumps <= counts.hits <= executed
     assert [value for (value,) in result.words() if value >= CALM[0]] == CALM
+
+
+def test_a_handler_that_a_signal_has_interrupted_ends_before_its_program_is_replaced(
+    build: Builder, chain: Chain, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # A thread is in the handler nearly always, and has stopped there for a signal when it is to be looked at.
+    path = build("alarms.c", "-O1")
+    scope = Scope(command=(str(path), "plain", "20"))
+    last = chain.enter(job_for(path, SLOW, scope))
+    for _ in range(5):
+        await_hits(last, sum(last.hits) + 20)
+        last = chain.enter(job_for(path, SLOW, scope, replaces=last.session))
+    await_true(lambda: last.finished is not None, "the end", TIMEOUT)
+    chain.finish()
+    executed, *_ = capfd.readouterr().out.split()
+    assert list(chain.hits.values()) == [int(executed)]

@@ -144,12 +144,23 @@ class Tracer:
             self._connection.close()
 
     def _handle_stops(self) -> bool:
-        """Handle what the kernel has to report; return False if that was nothing."""
+        """Handle stops that the kernel has to report, and see to all else if there are many; return False for none."""
+        handled = self._handle_reported()
+        if handled < _CHECK_INTERVAL:
+            return bool(handled)
+        self._check_signals(0)
+        self._counter.look_after()
+        self._stopper.waits.look_after()
+        self._look_after_load()
+        self._patcher.look_after()
+        self._finish_attaching()
+        self._connection.flush_if_due()
+        return True
+
+    def _handle_reported(self) -> int:
+        """Handle stops that the kernel has to report, at most as many in a row as may be, and return how many."""
         handled = 0
-        while handled < _CHECK_INTERVAL:
-            found = self._stopper.next_stop()
-            if found is None:
-                return bool(handled)
+        while handled < _CHECK_INTERVAL and (found := self._stopper.next_stop()) is not None:
             tid, status = found
             handled += 1
             try:
@@ -161,14 +172,7 @@ class Tracer:
             except STRANGE as problem:
                 if not self._let_alone(tid, status, problem):
                     raise
-        self._check_signals(0)
-        self._counter.look_after()
-        self._stopper.waits.look_after()
-        self._look_after_load()
-        self._patcher.look_after()
-        self._finish_attaching()
-        self._connection.flush_if_due()
-        return True
+        return handled
 
     def _wait(self) -> None:
         """Sleep until something happens."""
@@ -220,7 +224,7 @@ class Tracer:
                         self._inserter.insert(message)
                 case Replace():
                     with self._patcher.without_jumps():
-                        self._patcher.let_end()
+                        self._patcher.let_end(self._handle_reported)
                         self._replacer.replace(message)
                 case End(number):
                     if self._programs.is_the_end(message):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
 from dprobes.engines.ptrace.tracer.patches import Patches
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["is_left", "is_outside", "unmap_native"]
 
+_ENDED = ("Z", "X")
+"""The states of threads that execute nothing more, though their end may still be to be handled."""
 _STACK_MAX = 16 << 20
 _GRANULE = 16
 """Bits of an address that are not searched for: the others are six bytes, which are found quickly."""
@@ -37,7 +40,7 @@ def is_left(space: AddressSpace, threads: Sequence[Thread]) -> bool:
 
 
 def is_outside(space: AddressSpace, thread: Thread) -> bool:
-    """Return whether a stopped thread of a space can certainly not come back into code of ours."""
+    """Return whether a thread of a space that is stopped, or has ended, can certainly not come back into our code."""
     ranges = space.patches.code
     if not ranges:
         return True
@@ -46,7 +49,7 @@ def is_outside(space: AddressSpace, thread: Thread) -> bool:
         ptracecalls.get_registers(thread.tid, registers)
         mappings = parse_maps(read_maps(thread.tid))
     except (OSError, TargetError):
-        return False
+        return thread_state(thread.tid) in _ENDED
     if any(start <= registers[Register.RIP] < end for start, end in ranges):
         return False
     pointer = registers[Register.RSP]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -51,9 +52,9 @@ _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
 _TRIES = 20
 """How often threads are looked at that may be in handlers: of a program that does little else many are."""
-_HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.01
-"""Seconds for which a thread in a handler is let run before it is looked at again."""
-_HANDLER_PATIENCE = 1.0
+_HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.05
+"""Seconds for which a thread in a handler is let run before it is looked at again: at first, and at most."""
+_HANDLER_PATIENCE = 2.0
 """Seconds for which handlers are let end: a thread may have to wait for a processor."""
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
@@ -342,26 +343,33 @@ class Patcher:
         for space, jumps in taken:
             self.bring_back(space, jumps)
 
-    def let_end(self) -> None:
+    def let_end(self, go_on: Callable[[], int]) -> int:
         """
-        Let the handlers end that are under way, while there are no jumps.
+        Let the handlers end that are under way, while there are no jumps; return how many threads are still in theirs.
 
-        So whoever looks at what a program has counted and recorded finds all of it.
+        So whoever looks at what a program has counted and recorded finds all of it. ``go_on`` handles stops, and
+        returns how many: a thread may have stopped in its handler for a signal, or at a breakpoint in the program's
+        signal handler, and leaves that only when somebody sees to it.
         """
         spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.code]
+        waiting = self._in_handlers([thread for space in spaces for thread in self._threads.in_space(space)])
         pause, until = _HANDLER_PAUSE, time.monotonic() + _HANDLER_PATIENCE
-        waiting = self._in_handlers(spaces)
         while waiting and time.monotonic() < until:
-            time.sleep(pause)
+            look = time.monotonic() + pause
+            while (left := look - time.monotonic()) > 0:
+                if not go_on():
+                    signal.sigtimedwait([signal.SIGCHLD], left)
+            # A thread that has to wait for a processor gets nowhere if it is stopped whenever it has one.
             pause = min(2 * pause, _HANDLER_PAUSE_MAX)
-            waiting &= self._in_handlers(spaces)
+            present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
+            waiting = self._in_handlers([thread for thread in present if thread.space in spaces])
+        return len(waiting)
 
-    def _in_handlers(self, spaces: Iterable[AddressSpace]) -> set[int]:
-        """Return the threads that may be in a handler just now."""
-        threads = [(space, thread) for space in spaces for thread in self._threads.in_space(space)]
-        held = self._stopper.stop([thread for _, thread in threads])
+    def _in_handlers(self, threads: list[Thread]) -> list[Thread]:
+        """Return those of some threads that may be in a handler just now."""
+        held = self._stopper.stop(threads)
         try:
-            return {thread.tid for space, thread in threads if not is_outside(space, thread)}
+            return [thread for thread in threads if not is_outside(thread.space, thread)]
         finally:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):

@@ -1,12 +1,17 @@
-"""Whether memory names an address of ours."""
+"""Whether memory names an address of ours, and whether a thread may come back to one."""
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 
 import pytest
 
-from dprobes.engines.ptrace.tracer.nativeremoval import names_address
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.nativeremoval import is_outside, names_address
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 
 START, END = 0x7F12_3456_F000, 0x7F12_3457_2000
 
@@ -28,3 +33,20 @@ def test_a_part_of_one_is_not() -> None:
     assert not names_address(whole[2:], START, END)
     assert not names_address(whole[:7], START, END)
     assert not names_address(b"", START, END)
+
+
+def with_code() -> AddressSpace:
+    space = AddressSpace.closed(8)
+    space.patches.code.append((START, END))
+    return space
+
+
+def test_a_thread_that_has_ended_does_not_come_back_though_it_is_in_the_table_still() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_outside(with_code(), Thread(process.pid, process.pid, with_code(), ThreadState.RUNNING))
+    assert is_outside(with_code(), Thread(process.pid, process.pid, with_code(), ThreadState.RUNNING))
+
+
+def test_a_thread_that_cannot_be_looked_at_may_come_back() -> None:
+    assert not is_outside(with_code(), Thread(os.getpid(), os.getpid(), with_code(), ThreadState.RUNNING))
