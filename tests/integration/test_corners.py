@@ -62,6 +62,18 @@ def test_a_fault_that_another_thread_answers_holds_up_nobody(build: Builder, run
     assert result.counts[2].hits == 1
 
 
+@pytest.mark.parametrize("case", ["userfault-hit", "userfault-child"])
+def test_a_step_in_which_a_thread_sleeps_ends_whatever_comes_between(build: Builder, run: Runner, case: str) -> None:
+    # Limits, so that it is a step. The last hit of "tick" stops the thread, that of a child is one of other memory.
+    name = "load" if case == "userfault-hit" else "through"
+    text = f"name = corners\noffset = tick\nmaxhits = 2\nexit\noffset = {name}\nminor = 2\nmaxhits = 9\nexit\n"
+    result = run(text, ["--exit-status", "--", str(build("corners.c")), case])
+    if result.status == 77:
+        pytest.skip("userfaultfd is not allowed here")
+    assert result.status == 0, result.stderr
+    assert result.counts[2].hits == 1
+
+
 def test_a_busy_process_does_not_hold_up_a_calm_one(build: Builder, run: Runner) -> None:
     result = run.command(CORNERS, build("corners.c"), "busy-and-calm")
     by_process = [r["pid"] for r in result.records if bytes.fromhex(r["data"])[0] != 1]

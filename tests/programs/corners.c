@@ -36,6 +36,11 @@ __attribute__((noinline, noclone)) unsigned long tick(unsigned long n)
 long load(volatile long *where);
 __asm__(".globl load\n.type load, @function\nload: mov (%rdi), %rax\nret\n.size load, . - load");
 
+/* Calls **where with an instruction that carries a probe, and returns 0 if that had left its own return address. */
+long through(void (**where)(void));
+__asm__(".globl through\n.type through, @function\nthrough: call *(%rdi)\n1: lea 1b(%rip), %rax\nsub -8(%rsp), %rax\nret\n"
+	".size through, . - through");
+
 static void *many(void *arg)
 {
 	for (int n = 0; n < 300; n++)
@@ -164,21 +169,36 @@ static int trap_blocked(void)
 static int fault_descriptor;
 static char *faulting;
 
+static void nothing(void)
+{
+}
+
+/* Answers a fault, before which it does what "arg" says: 'h' hits, 'c' lets a child hit. */
 static void *answer_faults(void *arg)
 {
+	const char *before = arg;
+	pid_t pid;
 	static char content[4096];
 	struct uffd_msg message;
 	struct uffdio_copy copy = { .dst = (unsigned long)faulting, .src = (unsigned long)content, .len = 4096 };
-	*(long *)content = 4711;
+	*(long *)content = *before == 'c' ? (long)nothing : 4711;
 	if (read(fault_descriptor, &message, sizeof message) != sizeof message)
 		exit(17);
+	if (*before == 'h')
+		tick(2);
+	if (*before == 'c' && !(pid = fork())) {
+		tick(2);
+		_exit(0);
+	}
+	if (*before == 'c')
+		waitpid(pid, NULL, 0);
 	if (ioctl(fault_descriptor, UFFDIO_COPY, &copy))
 		exit(18);
 	return arg;
 }
 
 /* The probed instruction waits for another thread of the process. */
-static int fault_answered_by_thread(void)
+static int fault_answered_by_thread(const char *before)
 {
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register area = { .mode = UFFDIO_REGISTER_MODE_MISSING };
@@ -192,9 +212,9 @@ static int fault_answered_by_thread(void)
 	area.range.len = 4096;
 	if (ioctl(fault_descriptor, UFFDIO_REGISTER, &area))
 		return 77;
-	pthread_create(&id, NULL, answer_faults, NULL);
+	pthread_create(&id, NULL, answer_faults, (void *)before);
 	tick(1);
-	if (load((long *)faulting) != 4711)
+	if (*before == 'c' ? through((void (**)(void))faulting) : load((long *)faulting) - 4711)
 		return 19;
 	pthread_join(id, NULL);
 	return 0;
@@ -265,7 +285,11 @@ int main(int argc, char **argv)
 	else if (!strcmp(name, "trap-blocked"))
 		status = trap_blocked();
 	else if (!strcmp(name, "userfault"))
-		status = fault_answered_by_thread();
+		status = fault_answered_by_thread("");
+	else if (!strcmp(name, "userfault-hit"))
+		status = fault_answered_by_thread("h");
+	else if (!strcmp(name, "userfault-child"))
+		status = fault_answered_by_thread("c");
 	else if (!strcmp(name, "busy-and-calm"))
 		status = busy_and_calm();
 	else if (!strcmp(name, "shared-mapping"))

@@ -18,6 +18,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
+from dprobes.engines.ptrace.tracer.latesteps import has_entered
 from dprobes.engines.ptrace.tracer.nativestops import fix_up
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns, functions_of
@@ -45,12 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HitHandler"]
 
-_ARRIVED, _CAME_BACK, _COMPLETED, _FAULTED = (
-    HitEvent.ARRIVED,
-    HitEvent.CAME_BACK,
-    HitEvent.COMPLETED,
-    HitEvent.FAULTED,
-)
+_ARRIVED, _CAME_BACK = HitEvent.ARRIVED, HitEvent.CAME_BACK
+_COMPLETED, _FAULTED = HitEvent.COMPLETED, HitEvent.FAULTED
 
 # Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
 _RAX, _RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
@@ -118,6 +115,13 @@ class HitHandler:
                 self._go_on(thread)
                 return
         self.deliver(thread, signal.SIGTRAP)
+
+    def on_system_call(self, thread: Thread) -> None:
+        """Let a thread run on that enters or leaves the kernel, which may be the late end of a step."""
+        if has_entered(thread, self._registers):
+            self._on_late_step(thread)
+        else:
+            self._stopper.resume(thread)
 
     def on_breakpoint(self, thread: Thread) -> None:
         """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``Stopper``)."""

@@ -314,7 +314,7 @@ class Tracer:
                 ptracecalls.listen(tid)
             case StopKind.SYSCALL:
                 self._stopper.waits.on_system_call(thread)
-                self._stopper.resume(thread)
+                self._hits.on_system_call(thread)
             case StopKind.EVENT:
                 self._on_event(thread, Event(number))
 

@@ -295,15 +295,18 @@ class Stepper:
             registers[_RIP] = slot.following
             ptracecalls.set_registers(thread.tid, registers)
         elif slot.pushes_return:
+            # The step may be an older one's, and the context be about another thread by now.
             size, top = thread.space.word_size, registers[Register.RSP]
             with contextlib.suppress(OSError):
-                if self._context.read_word(top, size) == slot.end:
-                    self._context.write_word(top, size, slot.following)
+                if thread.space.read(top, size) == slot.end.to_bytes(size, "little"):
+                    thread.space.write(top, slot.following.to_bytes(size, "little"))
 
     def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
         slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
-        if slot is not None:
+        if slot is not None and breakpoint_.site.emulation[0] == Action.SYSTEM_CALL:
+            self._enter_from_site(thread, breakpoint_, registers)
+        elif slot is not None:
             self.settle(thread, slot, registers)
 
     def leave_slot(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int = 0) -> int:

@@ -28,6 +28,7 @@ from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.latesteps import step_on
 from dprobes.engines.ptrace.tracer.nativestops import STOPPING, leave_to_us
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
@@ -354,6 +355,8 @@ class Stopper:
                 self.waits.hide_interruption(thread, number)
             if thread.debug.programmed is not thread.space.watchpoints:
                 self._prepare(thread)
+            if thread.hit.state and not number and step_on(thread, self._held_registers):
+                return
             if thread.wait is None:
                 ptracecalls.resume(thread.tid, number)
             else:
