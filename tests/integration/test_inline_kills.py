@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.linux.procfs import thread_state
 from integration.support import (
     DPROBES,
     TIMEOUT,
@@ -102,6 +103,9 @@ def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runn
         client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
         await_traced(target.pid)
         await_true(lambda: jump_is_at(target.pid, program), "a jump")
+        # It would put the breakpoints right, if it had the time to see the others end.
+        client.send_signal(signal.SIGSTOP)
+        await_true(lambda: thread_state(client.pid) == "T", "the stop of the client", TIMEOUT)
         for pid in (*children_of(client.pid), client.pid):
             os.kill(pid, signal.SIGKILL)
         client.communicate(timeout=TIMEOUT)
@@ -122,6 +126,23 @@ def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runn
             assert f"dprobes: note: killed runs had left something in {said}" in result.stderr
             assert result.counts[1].hits
             await_clean(target.pid, program)
+        assert target.poll() is None
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
+def test_a_client_that_is_left_takes_out_jumps_as_well(build: Builder, run: Runner) -> None:
+    program = build("torture.c")
+    with running(program, 600, 2) as target:
+        await_line(target)
+        client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+        tracer = await_traced(target.pid)
+        await_true(lambda: jump_is_at(target.pid, program), "a jump")
+        (restorer,) = [pid for pid in children_of(client.pid) if pid != tracer]
+        os.kill(restorer, signal.SIGKILL)
+        os.kill(tracer, signal.SIGKILL)
+        client.communicate(timeout=TIMEOUT)
+        assert code_is_original(target.pid, program)
         assert target.poll() is None
         target.send_signal(signal.SIGUSR2)
         assert target.wait(TIMEOUT) == 0

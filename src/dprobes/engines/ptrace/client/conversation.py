@@ -462,16 +462,23 @@ class Conversation:
 
     def _clear(self) -> None:
         self._cleared = self._restorer.clear()
+        self._remove_jumps(self._known_processes)
+
+    def _remove_jumps(self, processes: set[int]) -> None:
         for run in self._runs.values():
             if run.native is not None:
-                self._restored += run.native.remove(self._known_processes)
+                run.native.disable()
+                self._restored += run.native.remove(processes)
 
     def _on_death(self) -> None:
         """Say what happened, and do what the guard could not do."""
         if self._restorer_process is not None:
             done = self._restorer_process.result()
             self._restored, self._cleared = done.places, (done.cleared, done.left)
+        processes = self._restorer.processes
         self._restored += self._restorer.restore()
+        if self._restorer_process is not None:
+            self._remove_jumps(processes)  # should that process have been killed as well
         status = self._wait_for_tracer()
         cleared, left = (sum(pair) for pair in zip(self._cleared, self._restorer.clear(), strict=True))
         notices = death_notices(status, self._restored, cleared, left)
