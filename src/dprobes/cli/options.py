@@ -38,7 +38,22 @@ __all__ = [
 
 PROGRAM_FILE = click.Path(path_type=Path)
 
-PROCESS_ID = click.IntRange(min=1)
+
+class _ProcessId(click.IntRange):
+    """The number of a process; who gives a name instead is told the numbers that it stands for."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not value.strip().lstrip("+-").isdecimal():
+            from dprobes.cli.processnames import processes_named
+
+            self.fail(f"'{value}' is not the number of a process; {processes_named(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PROCESS_ID = _ProcessId()
 
 
 class _Program(click.Path):

@@ -168,12 +168,7 @@ class Module:
 
     def _not_found(self, name: str) -> TargetError:
         if self.symbols.imports(name):
-            libraries = ", ".join(f"'{library}'" for library in self.elf.needed)
-            return TargetError(
-                f"'{name}' is imported by '{self.path}', not defined in it",
-                hint="put the probe on the library that defines it"
-                + (f"; this module needs {libraries}" if libraries else ""),
-            )
+            return TargetError(f"'{name}' is imported by '{self.path}', not defined in it", hint=self._definition(name))
         if clones := clones_among((symbol.name for symbol in self.symbols.functions()), name):
             return only_clones(f"'{self.path}'", name, clones)
         last = re.sub(r"\(.*", "", name).rpartition("::")[2]
@@ -191,6 +186,19 @@ class Module:
         else:
             hint = None
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
+
+    def _definition(self, name: str) -> str:
+        """Return where to put a probe on an imported function: the first library that has it is called."""
+        from dprobes.target.linkedfiles import linked_files
+        from dprobes.target.providers import providers_of
+
+        advice = "put the probe on the library that defines it"
+        linked = linked_files(self.path)
+        providers = providers_of([name], (path for path in linked.values() if path is not None)).get(name)
+        if providers:
+            return f"{advice}: '{next(library for library, path in linked.items() if path == providers[0])}'"
+        libraries = ", ".join(f"'{library}'" for library in self.elf.needed)
+        return f"{advice}; this module needs {libraries}" if libraries else advice
 
     def _is_described(self, name: str) -> bool:
         """Return whether the debug information of the file itself has a name, in a section that is not compressed."""

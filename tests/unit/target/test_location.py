@@ -144,8 +144,26 @@ def test_function_chosen_at_run_time_is_an_error_that_names_the_choices(
 def test_imported_symbol_is_an_error_that_names_the_libraries(pie: Path, stripped: Path, error_of: ErrorOf) -> None:
     for path in (pie, stripped):
         message = f"'printf' is imported by '{path}', not defined in it"
-        hint = "put the probe on the library that defines it; this module needs 'libc.so.6'"
+        hint = "put the probe on the library that defines it: 'libc.so.6'"
         assert (message, hint) == error_of(partial(Module.load(path).address_of, "printf"))
+
+
+def test_of_several_libraries_the_first_one_that_has_an_imported_symbol_is_named(
+    tools: Toolbox, error_of: ErrorOf
+) -> None:
+    first, program = tools.directory / "libown_malloc.so", tools.directory / "allocating"
+    allocator, source = tools.directory / "own_malloc.c", tools.directory / "allocating.c"
+    allocator.write_text("#include <stddef.h>\nvoid *malloc(size_t size) { return size ? 0 : 0; }\n")
+    source.write_text("#include <stdlib.h>\nint main(void) { return malloc(7) == 0; }\n")
+    tools.run("gcc", "-shared", "-fPIC", "-Wl,-soname,libown_malloc.so", "-o", first, allocator)
+    tools.run("gcc", "-fno-builtin", "-o", program, source, "-Wl,-rpath,$ORIGIN", first)
+    message = f"'malloc' is imported by '{program}', not defined in it"
+    hint = "put the probe on the library that defines it: 'libown_malloc.so'"
+    found = error_of(partial(Module.load(program).address_of, "malloc"))
+    assert (message, hint) == found
+    first.unlink()
+    hint = "put the probe on the library that defines it: 'libc.so.6'"
+    assert (message, hint) == error_of(partial(Module.load(program).address_of, "malloc"))
 
 
 def test_thread_local_symbol_is_an_error(pie: Path, error_of: ErrorOf) -> None:
