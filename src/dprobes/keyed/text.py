@@ -66,7 +66,8 @@ def lost_text(contents: TableContents) -> str:
     """Return how many values found no room for their keys."""
     table, values = contents.table, f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
     if table.has_user_stack and len(contents.rows) < table.capacity:
-        return f"{values} found no room: there are more call stacks than are followed ('--ring-size')"
+        advice = "a condition in front, or '--ring-size', helps"
+        return f"{values} found no room: there are more call stacks than are followed ({advice})"
     return f"{values} found no room: there are {table.capacity} keys already ('room =')"
 
 

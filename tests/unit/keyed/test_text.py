@@ -101,5 +101,8 @@ def test_why_values_found_no_room_is_said() -> None:
     table = Table("s", TableKind.COUNT, (Key(KeyKind.USER_STACK, 2),), room=2)
     full = TableContents(table, (row, row), 1)
     assert lost_text(full) == "1 value found no room: there are 2 keys already ('room =')"
-    more = "3 values found no room: there are more call stacks than are followed ('--ring-size')"
+    more = (
+        "3 values found no room: there are more call stacks than are followed "
+        "(a condition in front, or '--ring-size', helps)"
+    )
     assert lost_text(TableContents(table, (row,), 3)) == more

@@ -68,6 +68,8 @@ class MemoryFrameTable:
         self._numbers = numbers
         self._rules: dict[int, CodeRules | None] = {}
         self._kept = 0
+        self._answers: dict[int, CodeRules | None] = {}
+        """By address: stacks have the same ones again and again, and to search takes half of the time for a frame."""
 
     @classmethod
     def at(cls, image: FrameImage, base: int) -> MemoryFrameTable | None:
@@ -80,6 +82,13 @@ class MemoryFrameTable:
 
     def rules_at(self, address: int) -> CodeRules | None:
         """Return the rules of the function that covers an address; None if there is none; ValueError if unreadable."""
+        if address not in self._answers:
+            if len(self._answers) >= _KEPT_MAX:
+                self._answers.clear()
+            self._answers[address] = self._search(address)
+        return self._answers[address]
+
+    def _search(self, address: int) -> CodeRules | None:
         numbers, distance = self._numbers, address - self._origin
         number = bisect_right(range(len(numbers) // 2), distance, key=lambda row: numbers[2 * row]) - 1
         if number < 0:

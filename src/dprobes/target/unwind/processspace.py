@@ -27,6 +27,9 @@ __all__ = ["ProcessSpace"]
 
 _OWN_AREAS = ("[vdso]",)
 
+_ANSWERS_MAX = 1 << 14
+"""How many addresses of code are remembered with their tables."""
+
 
 class ProcessSpace:
     """
@@ -53,14 +56,24 @@ class ProcessSpace:
         self._mappings: Sequence[Mapping] = ()
         self._starts: list[int] = []
         self._tables: dict[tuple[int, int, int], FrameRules | None] = {}
+        self._answers: dict[int, FrameRules | None] = {}
 
     def forget(self) -> None:
         """Forget what is mapped where; tables stay those of what is mapped at the same place again."""
         self._mappings = ()
         self._starts = []
+        self._answers.clear()
 
     def table_at(self, address: int) -> FrameRules | None:
         """Return the unwind table of the module that an address lies in; None if there is none."""
+        table = self._answers.get(address)
+        if table is None and (table := self._search(address)) is not None:
+            if len(self._answers) >= _ANSWERS_MAX:
+                self._answers.clear()
+            self._answers[address] = table
+        return table
+
+    def _search(self, address: int) -> FrameRules | None:
         mapping = self._mapping_at(address)
         if mapping is None:
             self._look()
@@ -101,6 +114,7 @@ class ProcessSpace:
     def _look(self) -> None:
         self._mappings = self._read_mappings()
         self._starts = [mapping.start for mapping in self._mappings]
+        self._answers.clear()
         there = {(mapping.start, mapping.device, mapping.inode) for mapping in self._mappings}
         self._tables = {key: table for key, table in self._tables.items() if key in there}
 
