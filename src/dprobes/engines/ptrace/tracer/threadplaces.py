@@ -89,7 +89,8 @@ class ThreadPlaces:
                 continue
             pc = registers[Register.RIP]
             slot = space.slots.holding(pc) if space.slots.by_address else None
-            is_trapping = pc - 1 in space.breakpoints and not thread.trapped and _has_trap_pending(thread)
+            is_behind = pc - 1 in space.breakpoints or pc - 1 in space.former
+            is_trapping = is_behind and not thread.trapped and _has_trap_pending(thread)
             self._places.append(_Place(thread, pc, slot, is_trapping))
 
     @staticmethod
@@ -117,7 +118,7 @@ class ThreadPlaces:
         if any(original in self._kept for original, _ in patch.moves):
             return _ON_STACK
         for thread, pc, slot, is_trapping in self._places:
-            if is_trapping and pc - 1 in sites:
+            if is_trapping and (pc - 1 in sites or patch.way_on(pc) != pc):
                 return _BUSY
             if slot is None or slot.site not in sites or thread.trapped:
                 continue

@@ -130,6 +130,15 @@ def test_a_thread_whose_trap_is_still_to_come_is_not_at_the_next_instruction(
     assert machine.places(patch).obstacle(patch) == obstacle
 
 
+def test_nor_is_one_whose_breakpoint_was_taken_away_meanwhile(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threadplaces, "process_field", lambda *_: f"{0x10:016x}")
+    machine.space.former[MIDDLE - 1] = 0x55
+    machine.thread(MIDDLE)
+    assert machine.places().obstacle(PATCH) == "a thread is just executing the instruction"
+
+
 @pytest.mark.parametrize("patch", [PATCH, PLAIN])
 def test_a_thread_that_sleeps_in_the_instruction_is_in_the_way(machine: Machine, patch: SitePatch) -> None:
     thread = machine.thread(SITE)
