@@ -80,6 +80,11 @@ class TokenCursor(Generic[Tokens]):
             raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
         self._depth += 1
 
+    def check_depth(self, levels: int) -> None:
+        """Report what is so many levels deep in itself, if that is too deep here."""
+        if self._depth + levels > self._depth_max:
+            raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
+
     def __exit__(self, *exception: object) -> None:
         self._depth -= 1
 

@@ -6,6 +6,7 @@ From the text of a program in DProbes C to RPN programs: the passes in their ord
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note
@@ -23,11 +24,12 @@ from dprobes.errors import SourceError
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.dpc.emitters.programemitter import Compilation
     from dprobes.dpc.modules.debugplaces import PlaceFinder
-    from dprobes.dpc.syntax.programtree import ProgramTree
+    from dprobes.dpc.syntax.programtree import Function, Probe, ProgramTree
+    from dprobes.dpc.syntax.tree import Declaration
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.dpc.typedtree.scope import ProbedModule, TypeListener
     from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction
@@ -75,24 +77,51 @@ def compile_text(
     word_size = _word_size(program, module, word_size_of, diagnostics)
     modules = ProbedModules(program, module, module_of)
     typer = ProgramTyper(program, word_size, diagnostics, modules, allow_write=allow_write, tell=tell_type)
-    typer.declare()
-    functions = [made for function in program.functions if (made := typer.function(function)) is not None]
+    names: list[Declaration | Function] = [*program.declarations, *program.functions]
+    for declared in names:
+        with _limited(declared.span, diagnostics):
+            typer.declare(declared)
+    functions: list[TypedFunction] = []
+    for function in program.functions:
+        with _limited(function.type.declarator.span, diagnostics):
+            functions += [made] if (made := typer.function(function)) is not None else []
     probes: list[TypedProbe] = []
     blocks: list[TypedBlock] = []
     for part in program.parts:  # the first use of a table says what it keeps
-        if isinstance(part, ToolBlock):
-            blocks.append(typer.block(part))
-        else:
-            probes += typer.probes(part)
+        with _limited(_span_of(part), diagnostics):
+            if isinstance(part, ToolBlock):
+                blocks.append(typer.block(part))
+            else:
+                probes += typer.probes(part)
     typer.tables.check()
     tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
     note("typed", [*functions, *probes, *blocks])
     if diagnostics.has_errors:
         raise SourceError(tuple(diagnostics), _outline(program, typer, word_size, module) if is_understood else ())
     emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
-    compilations = emitter.compilations()
+    compilations: list[Compilation] = []
+    with _limited(_span_of(program.parts[0]), diagnostics):
+        compilations = emitter.compilations()
     diagnostics.raise_if_errors()
     return CompiledText(compilations, tool)
+
+
+def _span_of(part: Probe | ToolBlock) -> Span:
+    return part.span if isinstance(part, ToolBlock) else part.points[0].span
+
+
+@contextmanager
+def _limited(span: Span, diagnostics: Diagnostics) -> Iterator[None]:
+    """
+    Report at ``span`` an expression that is too deep for passes, which call themselves for what is in one.
+
+    The parser limits what stands in brackets; a chain of operators, in which each is in the next one, has no brackets.
+    """
+    try:
+        yield
+    except RecursionError:
+        message = "there is an expression with too many operators here"
+        diagnostics.error(span, message, hint="keep parts of it in variables")
 
 
 def _outline(program: ProgramTree, typer: ProgramTyper, word_size: int, module: str) -> list[Compilation]:

@@ -228,6 +228,7 @@ class DeclarationParser:
         while True:
             if cursor.accept("*"):
                 pointers += 1
+                cursor.check_depth(pointers)
             elif not cursor.accept(*QUALIFIERS):
                 break
         name = ""
@@ -243,6 +244,7 @@ class DeclarationParser:
         while cursor.accept("["):
             dimensions.append(None if cursor.sees("]") else self.expressions.constant())
             cursor.expect("]", "behind the dimension of an array")
+            cursor.check_depth(pointers + len(dimensions))
         bits = self.expressions.constant() if needs_name and cursor.accept(":") else None
         span = cursor.span_from(first) if name or pointers or dimensions else cursor.tokens.span(first)
         value = self.expressions.assignment() if needs_name and cursor.accept("=") else None

@@ -36,6 +36,10 @@ _ESCAPE = lazy_pattern(r"\\(x[0-9A-Fa-f]+|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
 
 
+_DIGITS_MAX = 70
+"""More digits than a number of 64 bits has in any base, without zeros in front."""
+
+
 def string_value(text: str) -> str:
     """Return what a string or character in quotes stands for."""
 
@@ -63,6 +67,8 @@ def number_of(cursor: Cursor, token: Token) -> tree.Number:
     is_octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
     if is_octal and not set(digits) <= set("01234567"):
         raise cursor.wrong(f"'{token.text}' is no octal number", span, "a number that begins with 0 is octal")
+    if len(digits.lstrip("0xXbB")) > _DIGITS_MAX:
+        raise cursor.wrong(f"'{token.text[:_DIGITS_MAX]}…' has more than 64 bits", span)
     value = int(digits, 8 if is_octal else 0)
     if suffix in UNITS:
         value, suffix = value * UNITS[suffix], ""

@@ -89,18 +89,13 @@ class ProgramTyper:
     def _values(self, scope: Scope, where: Surroundings) -> ValueTyper:
         return ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
 
-    def declare(self) -> None:
-        """Give the names of the program their meanings."""
-        for declaration in self._program.declarations:
-            try:
-                self._declare(declaration)
-            except (TypingError, UnknownTypeError):
-                continue
-        for function in self._program.functions:
-            try:
-                self._declare_function(function)
-            except UnknownTypeError:
-                continue
+    def declare(self, declared: tree.Declaration | programtree.Function) -> None:
+        """Give the names of a declaration or function their meanings: of declarations first."""
+        with suppress(TypingError, UnknownTypeError):
+            if isinstance(declared, tree.Declaration):
+                self._declare(declared)
+            else:
+                self._declare_function(declared)
 
     def _declare(self, declaration: tree.Declaration) -> None:
         base = self.types.base(declaration.specifier)
