@@ -65,6 +65,7 @@ TABLES = (
     Table("texts", TableKind.COUNT, (Key(KeyKind.TEXT, 11),), room=5),
     Table("kept", TableKind.LAST, (), value=Key(KeyKind.TEXT, 9)),
     Table("frames", TableKind.LAST, (Key(KeyKind.FRAMES, 2),), room=4, value=Key(KeyKind.COMM)),
+    Table("stacks", TableKind.COUNT, (Key(KeyKind.USER_FRAMES, 2),), room=4),
 )
 """The tables of a program."""
 

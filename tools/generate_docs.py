@@ -90,11 +90,12 @@ with variables, a `tally` counts even if the probed instruction faults. [tables.
 | `long` | the number; in programs of 32 bits two cells, the low word on top | 64 bits, without a sign |
 | `text[N]` | a string as cells, N/8+1 of 64 bits or twice as many of 32: its first byte in the low bits of the top one | its bytes |
 | `frames[N]` | N addresses of 64 bits, the innermost on top | a call stack in the kernel that was taken earlier |
+| `uframes[N]` | the process, of 64 bits, on top of N such addresses | a call stack of a program that was taken earlier |
 
 `value =` names what is taken in if that is not a word: `value = long` a signed number of 64 bits, for all kinds but `count`;
-and with `last` a string or a call stack, `str[N]`, `text[N]`, `comm`, `ustack[N]`, `kstack[N]` or `frames[N]`, whose cells are
-those of such a key. `push table` gives it in the cells that `long`, `text[N]` or `frames[N]` takes: so it can be logged, be a key
-of another table, or be kept in one; of `ustack[N]` it gives the process and N addresses. It counts as one of the keys that a table may have.
+and with `last` a string or a call stack, `str[N]`, `text[N]`, `comm`, `ustack[N]`, `kstack[N]`, `frames[N]` or `uframes[N]`, whose cells are
+those of such a key. `push table` gives it in the cells that `long`, `text[N]`, `frames[N]` or `uframes[N]` takes: so it can be logged, be a key
+of another table, or be kept in one. It counts as one of the keys that a table may have.
 
 A table has up to {KEYS_MAX} keys, which may be none, and room for N of them (`room = N`; {ROOM}, up to {ROOM_MAX}): values
 whose keys find no room are counted as lost, and said at the end. Its entries take at most {MEMORY_MAX >> 20} MiB. `unit =` is

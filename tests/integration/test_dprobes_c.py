@@ -8,10 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.support import TIMEOUT
+
+if TYPE_CHECKING:
+    from integration.support import Builder
 
 ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
 ROOT = Path(__file__).parents[2]
@@ -72,6 +76,66 @@ def test_tables_are_kept_where_the_hit_is(engine: str) -> None:
     text = "libc.so.6:abs(int n) { @[n < 0] = count(); @sum += n * n; }"
     lines = printed(text, "--engine", engine)
     assert sorted(lines) == ["@[0]: 3", "@[1]: 2", "@sum: 10"]
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "inline"])
+def test_texts_in_quotes_are_keys_and_kept(engine: str) -> None:
+    text = """
+    static long calls;
+    libc.so.6:abs(int n) {
+        @calls["abs"] = count(); @by[comm, "read"]++; @sign[n < 0 ? "negative" : n ? "positive" : "zero"] = sum(n);
+        @state[pid] = calls++ ? "called more than once" : "called";
+        if (@state[pid] == "called") @of[@state[pid]] = count();
+    }
+    begin { @calls["a text of the tool"] = count(); }
+    """
+    lines = printed(text, "--engine", engine)
+    assert [re.sub(r"python3[.0-9]*", "python", re.sub(r"state\[\d+\]", "state[N]", line)) for line in lines] == [
+        "@calls[a text of the tool]: 1",
+        "@calls[abs]: 5",
+        "@by[python, read]: 5",
+        "@sign[negative]: -3",
+        "@sign[zero]: 0",
+        "@sign[positive]: 3",
+        "@state[N]: called more than once",
+        "@of[called]: 1",
+    ]
+
+
+LEAKS = """
+static long kept;
+return take(size) { @stack[retval] = ustack(2); @size[retval] = size; @live[@stack[retval]] = sum(size); }
+give(block) {
+    @live[@stack[block]] -= @size[block];
+    if (@stack[block]) @given = count();
+    if (++kept == 1) printf("%k", @stack[block]);
+    delete(@stack[block]); delete(@size[block]);
+}
+end { print(@live); print(@given); clear(@size); clear(@stack); print(@size); print(@stack); }
+"""
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_what_a_call_stack_has_allocated_is_taken_off_when_it_is_freed(engine: str, build: Builder) -> None:
+    done = dprobes("run", "-e", LEAKS, "--engine", engine, "--", str(build("allocations.c", "-fno-inline")))
+    text = re.sub(r"\+0x[0-9a-f]+", "", done.stdout)
+    assert text.split("]\n", 1)[1] == (
+        "    many [allocations]\n    main [allocations]\n"
+        "@live[\n    few [allocations]\n    main [allocations]\n]: 300\n"
+        "@live[\n    many [allocations]\n    main [allocations]\n]: 1600\n"
+        "@given: 20\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root")
+def test_a_kept_call_stack_is_not_for_handlers_in_the_kernel(build: Builder) -> None:
+    done = dprobes("run", "-e", LEAKS, "--engine", "ebpf", "--", str(build("allocations.c", "-fno-inline")), status=2)
+    first = done.stderr.splitlines()
+    assert first[0] == (
+        "-e:3:71: error: the ebpf engine cannot run this handler: 'push' cannot look at table '@stack': "
+        "its call stacks are followed outside of the kernel"
+    )
+    assert first[-1] == "hint: use --engine ptrace, or addresses of callers as keys, as 'dprobes examples leaks' shows"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

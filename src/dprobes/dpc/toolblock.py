@@ -125,6 +125,8 @@ def _problem(value: typed.Argument, functions: Mapping[str, TypedFunction], seen
             return next((p for each in keys if (p := _problem(each, functions, seen)) is not None), None)
         case typed.CommName() | typed.Literal():
             return None
+        case typed.TextChoice():
+            return "a choice between strings"
     inner = (*operands_of(value), *_indices(value))
     return next((p for each in inner if (p := _problem(each, functions, seen)) is not None), None)
 

@@ -36,7 +36,7 @@ _CALLS_MAX = 100
 _STRINGS = (typed.Literal, typed.CommName, typed.Kept)
 """What the tool puts into tables that is no number."""
 
-_NO_NUMBERS = (*_STRINGS, typed.Text, typed.Bytes, typed.StackTrace, typed.NetworkAddress)
+_NO_NUMBERS = (*_STRINGS, typed.Text, typed.TextChoice, typed.Bytes, typed.StackTrace, typed.NetworkAddress)
 
 _MASK = (1 << 64) - 1
 _WIDE_BITS = 32

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessAddresses", "has_addresses", "names_for"]
 
-_KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.KERNEL_STACK, KeyKind.FRAMES)
+_KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.USER_FRAMES, KeyKind.KERNEL_STACK, KeyKind.FRAMES)
 
 
 def has_addresses(tables: Sequence[Table]) -> bool:
@@ -98,7 +98,7 @@ def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:
             match key.kind, part:
                 case KeyKind.ADDRESS, int():
                     yield part, None
-                case KeyKind.USER_STACK, tuple() if part:
+                case ((KeyKind.USER_STACK | KeyKind.USER_FRAMES), tuple()) if part:
                     yield from ((address, part[0]) for address in _frames(part[1:]))
                 case ((KeyKind.KERNEL_STACK | KeyKind.FRAMES), tuple()):
                     yield from ((address, None) for address in _frames(part))

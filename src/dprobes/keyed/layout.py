@@ -11,6 +11,7 @@ A key is the bytes of its parts, each a multiple of 8, numbers in the machine's 
     long            64 bits, without a sign
     text[N]         as str[N], the bytes of the cells as they are
     frames[N]       as kstack[N]
+    uframes[N]      as ustack[N]
 
 A value is 64-bit cells, all 0 at first; what is taken in is a signed word ``v``::
 
@@ -222,7 +223,7 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
     """
     Return the parts of a key: numbers, bytes, or the addresses of a stack.
 
-    The first one of a ``ustack`` is its process id.
+    The first one of a ``ustack`` or ``uframes`` is its process id.
     """
     parts: list[RawPart] = []
     position = 0
@@ -232,7 +233,7 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
         match key.kind:
             case KeyKind.STRING | KeyKind.COMM | KeyKind.TEXT:
                 parts.append(field.partition(b"\0")[0])
-            case KeyKind.USER_STACK | KeyKind.KERNEL_STACK | KeyKind.FRAMES:
+            case KeyKind.USER_STACK | KeyKind.USER_FRAMES | KeyKind.KERNEL_STACK | KeyKind.FRAMES:
                 words = list(memoryview(field).cast("Q"))
                 while words and not words[-1]:
                     words.pop()

@@ -78,7 +78,7 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
                 found.append(part.decode("utf-8", "backslashreplace"))
             case KeyKind.ADDRESS, int():
                 found.append(names.name_of(part, None) or hex(part))
-            case KeyKind.USER_STACK, tuple():
+            case ((KeyKind.USER_STACK | KeyKind.USER_FRAMES), tuple()):
                 pid = part[0] if part else None
                 found.append(_frames(part[1:], pid, names))
             case ((KeyKind.KERNEL_STACK | KeyKind.FRAMES), tuple()):

@@ -33,6 +33,7 @@ __all__ = ["exposition", "labels_of"]
 _LABELS = {
     KeyKind.COMM: "comm",
     KeyKind.USER_STACK: "stack",
+    KeyKind.USER_FRAMES: "stack",
     KeyKind.KERNEL_STACK: "kernel_stack",
     KeyKind.FRAMES: "kernel_stack",
 }

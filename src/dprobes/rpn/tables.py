@@ -108,6 +108,8 @@ class KeyKind(Enum):
     """A string whose bytes stand in cells, the first ones in the low bits of the top one."""
     FRAMES = "frames"
     """A call stack of the kernel whose addresses stand in cells, the innermost on top."""
+    USER_FRAMES = "uframes"
+    """A call stack of a program in cells: the process on top, and its addresses, the innermost first."""
 
     @property
     def is_string(self) -> bool:
@@ -131,6 +133,7 @@ _SIZES = {
     KeyKind.KERNEL_STACK: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
     KeyKind.TEXT: (STRING_SIZE, STRING_SIZE_MAX),
     KeyKind.FRAMES: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
+    KeyKind.USER_FRAMES: (USER_FRAMES_MAX, USER_FRAMES_MAX),
 }
 
 VALUE_KINDS = (
@@ -141,6 +144,7 @@ VALUE_KINDS = (
     KeyKind.USER_STACK,
     KeyKind.KERNEL_STACK,
     KeyKind.FRAMES,
+    KeyKind.USER_FRAMES,
 )
 """What values of a table may be, but words."""
 
@@ -179,7 +183,7 @@ class Key:
                 return (self.size // 8 + 1) * 8
             case KeyKind.COMM:
                 return PROCESS_NAME_SIZE
-            case KeyKind.USER_STACK:
+            case KeyKind.USER_STACK | KeyKind.USER_FRAMES:
                 return 8 * (1 + self.size)
             case KeyKind.KERNEL_STACK | KeyKind.FRAMES:
                 return 8 * self.size
@@ -197,7 +201,7 @@ class Key:
         match self.kind:
             case KeyKind.WORD | KeyKind.ADDRESS | KeyKind.STRING:
                 return 1
-            case KeyKind.LONG | KeyKind.TEXT | KeyKind.FRAMES:
+            case KeyKind.LONG | KeyKind.TEXT | KeyKind.FRAMES | KeyKind.USER_FRAMES:
                 return self.bytes // word_size
             case _:
                 return 0

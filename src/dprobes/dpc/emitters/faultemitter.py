@@ -49,6 +49,8 @@ def _raises(value: typed.Argument) -> bool:
             return any(map(_raises, keys))
         case typed.CommName() | typed.StackTrace() | typed.Literal():
             return False
+        case typed.TextChoice(condition, yes, no):
+            return any(map(_raises, (condition, yes, no)))
         case typed.Assign(target, operand):
             return _is_risky(target) or _raises(operand)
         case typed.Step(target):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.valueproperties import does_something, fails_otherwise, is_item
-from dprobes.dpc.types.ctype import size_of
+from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG, Stack, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,8 @@ _LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
 """What instructions that log numbers of less than a word have before their number."""
 
 _NO_NUMBERS = (
-    typed.Text, typed.Bytes, typed.Literal, typed.CommName, typed.StackTrace, typed.Kept, typed.NetworkAddress
+    typed.Text, typed.Bytes, typed.Literal, typed.TextChoice, typed.CommName, typed.StackTrace, typed.Kept,
+    typed.NetworkAddress,
 )  # fmt: skip
 """What is logged and is no number."""
 
@@ -82,7 +83,7 @@ class LogEmitter:
                 pass  # that of a text in quotes is for the tool
             case typed.NetworkAddress():
                 self._log_network_address(item)
-            case typed.Kept():
+            case typed.Kept() | typed.TextChoice():
                 self._log_caught(item)
             case _ if is_item(item):
                 self._log_caught(item)
@@ -116,13 +117,18 @@ class LogEmitter:
         w.label(end)
         w.restore_handler()
 
-    def _log_caught(self, value: typed.Value | typed.Kept) -> None:
-        """Log a value that may fault as an item of one word, and what a table keeps as one of as many as it takes."""
+    def _log_caught(self, value: typed.Value | typed.Kept | typed.TextChoice) -> None:
+        """Log a value that may fault as an item of one word, and a string or stack as one of as many as it takes."""
         w = self._w
         fault, end = w.new_label(), w.new_label()
         depth = w.depth
         w.op(f"sx {fault}")
         cells = self._values.tables.cells((value,))
+        match value:
+            case typed.Kept(_, _, _, Stack(is_kernel=False)):  # the process is on top
+                process = self._values.wide.width(UNSIGNED_LONG_LONG)
+                w.drop(process)
+                cells -= process
         w.number(cells)
         w.op("log", -1 - cells)
         w.op(f"jmp {end}")

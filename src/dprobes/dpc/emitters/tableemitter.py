@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc.typedtree import typed
+from dprobes.rpn.tables import Key, KeyKind
 
 if TYPE_CHECKING:
     from dprobes.dpc.emitters.writer import Writer
@@ -21,6 +22,12 @@ class Values(Protocol):
 
     def width(self, type_: CType) -> int:
         """Return how many cells a value of a type takes."""
+
+    def branch(self, condition: typed.Value, label: str, *, when: bool) -> None:
+        """Go to a label if a condition is as ``when`` says."""
+
+    def landing(self, label: str) -> None:
+        """Put the label of a branch here."""
 
 
 class TableEmitter:
@@ -39,14 +46,37 @@ class TableEmitter:
                 case typed.Text(address):
                     self._values.exact(address)
                     cells += 1
-                case typed.Kept(table, keys, count):
+                case typed.Kept(table, keys, count, _, padding):
+                    for _ in range(padding):
+                        self._w.number(0)
                     self._w.op(f"push table, {table}", count - self.cells(keys))
-                    cells += count
-                case typed.CommName() | typed.StackTrace() | typed.Bytes() | typed.NetworkAddress() | typed.Literal():
+                    cells += padding + count
+                case typed.Literal() | typed.TextChoice():
+                    cells += self._text(part)
+                case typed.CommName() | typed.StackTrace() | typed.Bytes() | typed.NetworkAddress():
                     pass
                 case _:
                     self._values.exact(part)
                     cells += self._values.width(part.type)
+        return cells
+
+    def _text(self, text: typed.Literal | typed.TextChoice) -> int:
+        """Push the bytes of a text in quotes, its beginning on top; return how many cells they take."""
+        w, size = self._w, self._word_size
+        if isinstance(text, typed.Literal):
+            content = text.text.encode().ljust(Key(KeyKind.TEXT, text.limit).bytes, b"\0")
+            places = range(0, len(content), size)
+            for place in reversed(places):
+                w.number(int.from_bytes(content[place : place + size], "little"))
+            return len(places)
+        other, end = w.new_label(), w.new_label()
+        self._values.branch(text.condition, other, when=False)
+        cells = self._text(text.yes)
+        w.op(f"jmp {end}")
+        self._values.landing(other)
+        w.depth -= cells
+        self._text(text.no)
+        w.label(end)
         return cells
 
     def differs(self, test: typed.KeptTest) -> None:

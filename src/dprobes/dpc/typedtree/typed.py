@@ -47,6 +47,7 @@ __all__ = [
     "System",
     "TableValue",
     "Text",
+    "TextChoice",
     "TextTest",
     "Value",
     "Variable",
@@ -325,10 +326,20 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A text in quotes, in a block of the tool: what a table keeps, or its key, has room for ``limit`` bytes of it."""
+    """A text in quotes: what a table keeps, or its key, has room for ``limit`` bytes of it."""
 
     text: str
     limit: int
+    type: CType
+
+
+@dataclass(frozen=True, slots=True)
+class TextChoice:
+    """One of two strings in quotes, or of more: the one of a condition."""
+
+    condition: Value
+    yes: Literal | TextChoice
+    no: Literal | TextChoice
     type: CType
 
 
@@ -350,12 +361,17 @@ class StackTrace:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The string or call stack that a keyed table has under its keys; it takes ``cells`` on the RPN stack."""
+    """
+    The string or call stack that a keyed table has under its keys; it takes ``cells`` on the RPN stack.
+
+    ``padding`` is how many cells of zeros are behind it, where it goes to something with more room.
+    """
 
     table: str
     keys: tuple[Argument, ...]
     cells: int
     type: CType
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,4 +383,4 @@ class NetworkAddress:
     type: CType
 
 
-Argument = Value | Text | Bytes | Literal | CommName | StackTrace | Kept | NetworkAddress
+Argument = Value | Text | Bytes | Literal | TextChoice | CommName | StackTrace | Kept | NetworkAddress

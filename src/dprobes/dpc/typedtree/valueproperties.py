@@ -29,7 +29,14 @@ def is_item(argument: typed.Argument) -> bool:
     """Return whether an argument is logged as an item, because reading it may fail."""
     return not isinstance(argument, typed.CommName) and (
         isinstance(
-            argument, typed.Text | typed.Bytes | typed.Literal | typed.StackTrace | typed.Kept | typed.NetworkAddress
+            argument,
+            typed.Text
+            | typed.Bytes
+            | typed.Literal
+            | typed.TextChoice
+            | typed.StackTrace
+            | typed.Kept
+            | typed.NetworkAddress,
         )
         or reads_memory(argument)
     )
@@ -91,6 +98,8 @@ def operands_of(value: typed.Argument) -> tuple[typed.Value, ...]:
             return (operand,)
         case typed.Choice(condition, yes, no):
             return (condition, yes, no)
+        case typed.TextChoice(condition, yes, no):
+            return (condition, *operands_of(yes), *operands_of(no))
         case typed.Assign(_, operand):
             return (operand,)
     return ()

@@ -11,6 +11,7 @@ from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typers.operatortyper import TypingError
 from dprobes.dpc.typers.provided import RESERVED_CALLS
+from dprobes.dpc.typers.tablewrites import is_text_choice
 from dprobes.dpc.types.ctype import (
     CHAR,
     INT,
@@ -144,10 +145,12 @@ class CallTyper:
         match expression:
             case tree.TableAccess():
                 return self._values.kept(expression)
-            case tree.StringLiteral(text) if self._is_tool:
+            case tree.StringLiteral(text):
                 if (problem := text_problem(text)) is not None:
-                    raise self._values.wrong(expression.span, f"this is no string of a table: {problem}")
+                    raise self._values.wrong(expression.span, f"this text cannot be kept or printed: {problem}")
                 return typed.Literal(text, limit, String(limit))
+            case tree.Conditional() if is_text_choice(expression):
+                return self._text_choice(expression, limit=limit)
             case tree.Name("comm"):
                 return typed.CommName(String(PROCESS_NAME_SIZE))
             case tree.Name("func" | "probe"):
@@ -164,6 +167,15 @@ class CallTyper:
             case tree.Call("ntop", arguments):
                 return self._network_address(arguments, expression.span)
         return None
+
+    def _text_choice(self, expression: tree.Conditional, *, limit: int) -> typed.TextChoice:
+        if self._is_tool:
+            message = "a block of the tool chooses between numbers only, not between strings"
+            raise self._values.wrong(expression.span, message, "write if (…) … else …")
+        yes, no = (self.text(each, limit=limit) for each in (expression.yes, expression.no))
+        assert isinstance(yes, typed.Literal | typed.TextChoice)
+        assert isinstance(no, typed.Literal | typed.TextChoice)
+        return typed.TextChoice(self._values.condition(expression.condition), yes, no, String(limit))
 
     def _network_address(self, arguments: Sequence[tree.Expression], span: Span) -> typed.NetworkAddress:
         """Return ``ntop(address)`` or ``ntop(family, address)``: the address is a number, or where it is in memory."""

@@ -84,6 +84,8 @@ class PrintTyper:
             holder = None
             if isinstance(item, typed.CommName):
                 holder = "%{name}" if conversion.letter in "sv" else None
+            elif isinstance(item, typed.Literal) and not self._is_tool:
+                holder = _laid_out(item.text, conversion) if conversion.letter in "sv" else None
             elif _is_place(expression) and conversion.letter in "sv":
                 holder = placeholder(replace(conversion, letter="a"), item.type, self._form(item))
                 items.append(item)
@@ -94,7 +96,7 @@ class PrintTyper:
                 raise self._values.wrong(
                     expression.span, f"'%{conversion.letter}' does not print '{item.type}'", _fitting(item.type)
                 )
-            if not isinstance(item, typed.CommName):
+            if not isinstance(item, typed.CommName) and (self._is_tool or not isinstance(item, typed.Literal)):
                 holder = named(holder, field_name(expression), is_list=_is_list(item))
             places.append((written, holder))
         return typedstatement.Log(number, tuple(items), "\n".join(lines_of(text, places)), call.span)
@@ -188,6 +190,15 @@ def _as_people_take_it(conversion: Conversion, expression: tree.Expression) -> C
         case tree.Name("elapsed") if conversion.letter == "v":
             return replace(conversion, letter="T")
     return conversion
+
+
+def _laid_out(text: str, conversion: Conversion) -> str:
+    """Return a text that is known as a template has it, as wide as a conversion says."""
+    flags = conversion.layout.rstrip("0123456789.")
+    width, _, precision = conversion.layout.removeprefix(flags).lstrip("0").partition(".")
+    shown = text[: int(precision or 0)] if "." in conversion.layout else text
+    laid_out = shown.ljust(int(width or 0)) if "-" in flags else shown.rjust(int(width or 0))
+    return laid_out.replace("%", "%%")
 
 
 def _is_place(expression: tree.Expression) -> bool:

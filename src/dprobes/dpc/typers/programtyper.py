@@ -25,7 +25,7 @@ from dprobes.dpc.typedtree.valueproperties import needs_entry
 from dprobes.dpc.typers.operatortyper import TypingError
 from dprobes.dpc.typers.statementtyper import StatementTyper
 from dprobes.dpc.typers.tabletyper import KINDS, Tables
-from dprobes.dpc.typers.tablewrites import values_written
+from dprobes.dpc.typers.tablewrites import text_sizes, values_written
 from dprobes.dpc.typers.typetable import TypeTable, UnknownTypeError
 from dprobes.dpc.typers.valuetyper import ValueTyper
 from dprobes.dpc.types.ctype import Array, is_scalar, size_of
@@ -76,7 +76,11 @@ class ProgramTyper:
         self._allow_write = allow_write
         self._scope = Scope()
         self.functions: dict[str, FunctionSignature] = {}
-        self.tables = Tables(diagnostics, cache(lambda: values_written(program, frozenset(KINDS))))
+        self.tables = Tables(
+            diagnostics,
+            cache(lambda: values_written(program, frozenset(KINDS))),
+            cache(lambda: text_sizes(program)),
+        )
         self.counts = dict.fromkeys(typed.VariableKind, 0)
         self._modules = modules
         self.types = TypeTable(word_size, diagnostics, self._constant, modules.first)

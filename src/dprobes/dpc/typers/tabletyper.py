@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed, typedstatement
-from dprobes.dpc.typers.tablewrites import TEXT
+from dprobes.dpc.typers.tablewrites import KEPT_STRING, KEY_STRING, TEXT, VALUE
 from dprobes.dpc.types.ctype import LONG_LONG, Enumeration, Integer, Pointer, Stack, String
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
@@ -31,11 +32,23 @@ LONG = "long"
 """The kind of keys and values of 64 bits in programs of 32."""
 
 _KEYS_MAX = 8
-_KEY_STRING, _KEPT_STRING = 64, 128
-"""How many bytes of ``str(p)`` are a key, and are kept."""
+_WORDS = {
+    LONG: "64 bits",
+    "text": "a text in quotes or kept string",
+    "frames": "a kept call stack",
+    "uframes": "a kept call stack",
+}
+_STACK_HINT = "write print(@name)"
+_TEXT_HINT = "a table has either strings in quotes or str(p) and comm in one place: use two tables"
+_KEPT_STACK_HINT = "keep the other call stack in a table as well, and have that for the key: @s[tid] = ustack()"
+_MIXED = (
+    (frozenset(("text", "str")), _TEXT_HINT),
+    (frozenset(("text", "comm")), _TEXT_HINT),
+    (frozenset(("ustack", "uframes")), _KEPT_STACK_HINT),
+    (frozenset(("kstack", "frames")), _KEPT_STACK_HINT.replace("ustack", "kstack")),
+)
+"""Kinds of strings and call stacks of which a place of a table has one, with what to do."""
 
-_WORDS = {LONG: "64 bits", "word": "word"}
-_STACK_HINT = "print the table, or keep a number in another one beside it"
 _SUMS = {"+": 1, "-": -1}
 
 
@@ -63,7 +76,7 @@ class KeyedTable:
     @property
     def contents(self) -> str:
         """What it keeps, and under which keys."""
-        kept = f" of {_WORDS.get(self.value, self.value)}" if self.value else ""
+        kept = f" of {_word(self.value)}" if self.value else ""
         return f"'{self.kind}'{kept} by {', '.join(map(_word, self.keys)) or 'no key'}"
 
     @property
@@ -73,11 +86,22 @@ class KeyedTable:
 
 
 class Tables:
-    """The tables of a program; ``written`` says what numbers are put into those that are read before that."""
+    """
+    The tables of a program.
 
-    def __init__(self, diagnostics: Diagnostics, written: Callable[[], Mapping[str, str]]) -> None:
+    ``written`` says what is put into those that are read before that, ``quoted`` for how many bytes of strings in
+    quotes they have to have room, by name and position.
+    """
+
+    def __init__(
+        self,
+        diagnostics: Diagnostics,
+        written: Callable[[], Mapping[str, str]],
+        quoted: Callable[[], Mapping[tuple[str, int], int]],
+    ) -> None:
         self._diagnostics = diagnostics
         self._written = written
+        self._quoted = quoted
         self._tables: dict[str, KeyedTable] = {}
         self.named: list[tuple[str, Span]] = []
         """The tables that are printed or cleared."""
@@ -93,13 +117,18 @@ class Tables:
         """Return what is put into a table further below; None if that is not known."""
         kind = self._written().get(name)
         if kind == TEXT:
-            return Kept("last", value=f"str[{_KEPT_STRING}]")
+            size = self.text_size(name, VALUE)
+            return Kept("last", value=f"str[{KEPT_STRING}]" if size is None else f"text[{size}]")
         return None if kind is None else Kept(kind)
 
     def written_key(self, name: str) -> Key | None:
         """Return what string is put into a table further below; None if it keeps numbers, or nothing is known."""
         written = self.written(name)
         return Key.parsed(written.value) if written is not None and written.value else None
+
+    def text_size(self, name: str, position: int) -> int | None:
+        """Return for how many bytes of strings in quotes there is to be room; None where handlers put none."""
+        return self._quoted().get((name, position))
 
     def check(self) -> None:
         """Report the tables that are printed or cleared, and into which nothing is put."""
@@ -117,8 +146,25 @@ class Tables:
             first = Note(f"here it is {known.contents}", known.span)
             is_wider = LONG in (table.value, *table.keys) and LONG not in (known.value, *known.keys)
             hint = "convert what is wider: (long)x" if is_wider else None
+            hint = hint or _hint_about(known, table)
             self._diagnostics.error(span, f"'@{name}' is {table.contents} here", notes=(first,), hint=hint)
         return known
+
+
+def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
+    """Return what to do where two uses of a table have strings or call stacks of two kinds in one place."""
+    for place in zip((one.value, *one.keys), (other.value, *other.keys), strict=False):
+        kinds = {each.partition("[")[0] for each in place}
+        if (hint := next((hint for mixed, hint in _MIXED if kinds == mixed), None)) is not None:
+            return hint
+    return None
+
+
+def _with_room(text: typed.Literal | typed.TextChoice, size: int) -> typed.Literal | typed.TextChoice:
+    """Return a text in quotes, or a choice between such, that takes the cells of so many bytes."""
+    if isinstance(text, typed.Literal):
+        return replace(text, limit=size, type=String(size))
+    return replace(text, yes=_with_room(text.yes, size), no=_with_room(text.no, size), type=String(size))
 
 
 class Kept(NamedTuple):
@@ -130,7 +176,7 @@ class Kept(NamedTuple):
 
 
 def _word(key: str) -> str:
-    return _WORDS.get(key, key)
+    return _WORDS.get(key) or _WORDS.get(key.partition("[")[0], key)
 
 
 class TableTyper:
@@ -145,7 +191,7 @@ class TableTyper:
     def assignment(self, target: tree.TableAccess, operator: str, value: tree.Expression) -> typedstatement.Tally:
         """Return what ``@name[keys] = value`` does: ``value`` may be what is to be kept, ``hist(x)``."""
         kinds, keys = self._keys(target)
-        kept, taken = self._kept(operator, value, self._tables.find(target.name))
+        kept, taken = self._kept(operator, value, target.name)
         if kept.value and len(keys) == _KEYS_MAX:
             raise self._values.wrong(target.span, f"a table that keeps no words has at most {_KEYS_MAX - 1} keys")
         table = self._tables.used(target.name, kept, kinds, target.span)
@@ -190,14 +236,14 @@ class TableTyper:
         key = known.kept if known is not None else self._tables.written_key(access.name)
         if key is None:
             return None
-        if key.kind is KeyKind.USER_STACK:
-            message = f"'@{access.name}' keeps call stacks of the program, which only printing the table shows"
+        if key.kind is KeyKind.USER_STACK and self._is_tool:
+            message = f"'@{access.name}' keeps call stacks of the program, which only printing the table shows here"
             raise self._values.wrong(access.span, message, _STACK_HINT)
         kinds, keys = self._keys(access)
         self._check(access, kinds)
         cells = key.bytes // self._values.types.word_size
         limit = key.size or PROCESS_NAME_SIZE - 1
-        type_ = String(limit) if key.kind.is_string else Stack(is_kernel=True, frames=key.size)
+        type_ = String(limit) if key.kind.is_string else Stack(key.kind.is_kernel_stack, key.size)
         return typed.Kept(access.name or UNNAMED, keys, cells, type_)
 
     def _number_type(self, value: str) -> Integer:
@@ -211,8 +257,9 @@ class TableTyper:
             raise self._values.wrong(access.span, f"nothing was put into '@{access.name}' above")
         return self._tables.used(access.name, Kept(known.kind, known.unit, known.value), kinds, access.span)
 
-    def _kept(self, operator: str, value: tree.Expression, known: KeyedTable | None) -> tuple[Kept, Argument | None]:
-        """Return what is kept, and the value that is taken in."""
+    def _kept(self, operator: str, value: tree.Expression, name: str) -> tuple[Kept, Argument | None]:
+        """Return what a table keeps, and the value that is taken in."""
+        known = self._tables.find(name)
         if operator in _SUMS:
             number, kind = self._number(value, known)
             number = number if operator == "+" else self._values.operators.unary("-", number, value.span)
@@ -222,7 +269,7 @@ class TableTyper:
                 value.span, f"'{operator}=' is nothing that a table does", "write '=', '+=' or '-='"
             )
         if not isinstance(value, tree.Call) or value.function not in KINDS:
-            return self._last(value, known)
+            return self._last(value, name)
         count = KINDS[value.function]
         if len(value.arguments) != count:
             raise self._values.wrong(
@@ -231,7 +278,7 @@ class TableTyper:
         if not count:
             return Kept("count"), None
         if value.function == "last":
-            return self._last(value.arguments[0], known)
+            return self._last(value.arguments[0], name)
         number, kind = self._number(value.arguments[0], known)
         unit = "ns" if isinstance(value.arguments[0], tree.Name) and value.arguments[0].name == "elapsed" else ""
         if value.function != "lhist":
@@ -239,9 +286,9 @@ class TableTyper:
         bounds = [self._values.constant(argument) for argument in value.arguments[1:]]
         return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", unit, kind), number
 
-    def _last(self, value: tree.Expression, known: KeyedTable | None) -> tuple[Kept, Argument]:
+    def _last(self, value: tree.Expression, name: str) -> tuple[Kept, Argument]:
         """Return what a table keeps as it is: a number, a string, a call stack."""
-        text = self._strings.text(value, limit=_KEPT_STRING)
+        known, text = self._tables.find(name), self._strings.text(value, limit=KEPT_STRING)
         if text is None or isinstance(text, typed.Register):
             number, kind = self._number(value, known)
             unit = "ns" if isinstance(value, tree.Name) and value.name == "elapsed" else ""
@@ -250,7 +297,8 @@ class TableTyper:
             raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n)")
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(value.span, "a table keeps no network addresses", "keep its number")
-        kind, text = self._fitting(text, known.value if known is not None else "", value.span)
+        size = self._tables.text_size(name, VALUE)
+        kind, text = self._fitting(text, known.value if known is not None else "", size, value.span)
         return Kept("last", value=kind), text
 
     def _number(self, expression: tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:
@@ -264,18 +312,21 @@ class TableTyper:
             raise self._values.wrong(access.span, f"a table has at most {_KEYS_MAX} keys")
         table = self._tables.find(access.name)
         known = table.keys if table is not None and len(table.keys) == len(access.keys) else ("",) * len(access.keys)
-        found = [self._key(key, kind) for key, kind in zip(access.keys, known, strict=True)]
+        found = [
+            self._key(key, kind, self._tables.text_size(access.name, position))
+            for position, (key, kind) in enumerate(zip(access.keys, known, strict=True))
+        ]
         return tuple(kind for kind, _ in found), tuple(value for _, value in found)
 
-    def _key(self, key: tree.Expression, known: str) -> tuple[str, Argument]:
-        """Return the kind of a key, and its value; ``known`` is the kind that the table has at its place."""
-        text = self._strings.text(key, limit=_KEY_STRING)
+    def _key(self, key: tree.Expression, known: str, size: int | None) -> tuple[str, Argument]:
+        """Return the kind of a key, and its value; ``known`` and ``size`` as ``_fitting`` has them."""
+        text = self._strings.text(key, limit=KEY_STRING)
         if isinstance(text, typed.Bytes):
             raise self._values.wrong(key.span, "bytes are no key", "use str(p, n)")
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is no key", "use its number")
         if text is not None:
-            return self._fitting(text, known, key.span)
+            return self._fitting(text, known, size, key.span)
         value = self._values.value(key)
         match value.type:
             case Pointer():
@@ -290,8 +341,19 @@ class TableTyper:
                 return "address" if is_address else "word", value
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
 
-    def _fitting(self, text: Argument, known: str, span: Span) -> tuple[str, Argument]:
-        """Return the kind of a part that is no number, and its value; the tool has strings as they are ``known``."""
+    def _fitting(self, text: Argument, known: str, size: int | None, span: Span) -> tuple[str, Argument]:
+        """
+        Return the kind of a part that is no number, and its value.
+
+        The tool has strings as they are ``known``; there is room for ``size`` bytes where handlers put those in quotes.
+        """
+        if size is not None:
+            match text:
+                case typed.Literal() | typed.TextChoice():
+                    return f"text[{size}]", _with_room(text, size)
+                case typed.Kept(_, _, cells, String(limit)) if limit < size and not self._is_tool:
+                    whole = Key(KeyKind.TEXT, size).bytes // self._values.types.word_size
+                    return f"text[{size}]", replace(text, padding=whole - cells)
         if not self._is_tool or not isinstance(text, typed.Literal | typed.Kept) or not isinstance(text.type, String):
             return self._part(text, span), text
         key = Key.parsed(known) if known else None
@@ -320,6 +382,6 @@ class TableTyper:
                 return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]")
             case typed.Kept(_, _, _, String(limit)):
                 return f"text[{limit}]"
-            case typed.Kept(_, _, _, Stack(_, frames)):
-                return f"frames[{frames}]"
+            case typed.Kept(_, _, _, Stack(is_kernel, frames)):
+                return f"{'' if is_kernel else 'u'}frames[{frames}]"
         return "address"

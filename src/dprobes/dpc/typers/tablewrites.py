@@ -1,17 +1,28 @@
-"""What is put into the tables of a program, as it is written: so they can be read before the place where it is."""
+"""
+What is put into the tables of a program, as it is written: so they can be read before the place where it is.
+
+So it is known as well for how long strings in quotes a table has to have room, before the first one is met.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dprobes.dpc.syntax import tree
+from dprobes.rpn.tables import STRING_SIZE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.dpc.syntax.programtree import ProgramTree
 
-__all__ = ["TEXT", "values_written"]
+__all__ = ["KEPT_STRING", "KEY_STRING", "TEXT", "VALUE", "is_text_choice", "text_sizes", "values_written"]
+
+KEY_STRING, KEPT_STRING = 64, 128
+"""How many bytes of ``str(p)`` are a key, and are kept."""
+
+VALUE = -1
+"""The position of what a table keeps; those of keys begin with 0."""
 
 TEXT = "text"
 """What a text in quotes is, and a string that is as long as nothing says."""
@@ -54,8 +65,63 @@ def _kind(value: tree.Expression, kinds: frozenset[str]) -> str:
             return function
         case tree.StringLiteral() | tree.Call("str", [_]):
             return TEXT
+        case tree.Conditional() if is_text_choice(value):
+            return TEXT
         case tree.Call("str" | "mem" | "kstack" | "ustack" | "ntop") | tree.Name("comm"):
             return ""
         case tree.TableAccess():
             return ""
     return "last"
+
+
+def is_text_choice(value: tree.Expression) -> bool:
+    """Return whether a value is a text in quotes, or a choice between such."""
+    match value:
+        case tree.StringLiteral():
+            return True
+        case tree.Conditional(_, yes, no):
+            return is_text_choice(yes) and is_text_choice(no)
+    return False
+
+
+def text_sizes(program: ProgramTree) -> dict[tuple[str, int], int]:
+    """Return for how many bytes there is to be room where handlers put strings in quotes, by table and position."""
+    bodies = [each for probe in program.probes for each in (probe.condition, probe.body)]
+    bodies += [function.body for function in program.functions]
+    placed = [each for body in bodies for each in _placed(body)]
+    wanted = {place for place, value in placed if is_text_choice(value)}
+    placed += [each for block in program.blocks for each in _placed(block.body)]
+    found = dict.fromkeys(wanted, 0)
+    for place, value in placed:
+        if place in wanted and not isinstance(value, tree.TableAccess):
+            found[place] = max(found[place], _room_for(value))
+    for place, value in placed:
+        if place in wanted and isinstance(value, tree.TableAccess):
+            found[place] = max(found[place], found.get((value.name, VALUE), KEPT_STRING))
+    return found
+
+
+def _placed(node: Any) -> Iterator[tuple[tuple[str, int], tree.Expression]]:
+    """Iterate over keys and what is put under them, each with the name of the table and its position."""
+    match node:
+        case tree.Assignment(_, tree.TableAccess(name), value):
+            kept = value.arguments[0] if isinstance(value, tree.Call) and value.function == "last" else value
+            yield (name, VALUE), kept
+        case tree.TableAccess(name, keys):
+            yield from (((name, position), key) for position, key in enumerate(keys))
+    if isinstance(node, tuple):
+        for each in node:
+            yield from _placed(each)
+    elif type(node).__module__ == tree.__name__:
+        for field in getattr(type(node), "__slots__", ()):
+            yield from _placed(getattr(node, field))
+
+
+def _room_for(value: tree.Expression) -> int:
+    """Return for how many bytes of a text there is room in the cells that it takes; 0 of what is none."""
+    match value:
+        case tree.StringLiteral(text):
+            return min(len(text.encode("utf-8", "replace")) // 8 * 8 + 7, STRING_SIZE_MAX)
+        case tree.Conditional(_, yes, no):
+            return max(_room_for(yes), _room_for(no))
+    return 0

@@ -41,6 +41,9 @@ class ExpressionTyper(Protocol):
     def type_of(self, expression: tree.Expression) -> CType:
         """Return the type of an expression, before an array becomes the address of its first element."""
 
+    def condition(self, expression: tree.Expression) -> Value:
+        """Return a value that can be tested; of a string or a call stack in a table whether there is one."""
+
     def kept_once(self, value: Value) -> tuple[Value | None, Value]:
         """Return what is done before, and a value that may be used several times and is computed once."""
 
