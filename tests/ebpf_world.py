@@ -96,6 +96,9 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
             else:
                 self._asm.jump(nobody)
 
+        def note_stop(self, refused: Label) -> None:
+            pass
+
         def stop_process(self) -> None:
             pass
 

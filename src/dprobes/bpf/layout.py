@@ -154,6 +154,8 @@ class MapName(Enum):
     """What hits take of each CPU: ``CpuLoad`` entries, in programs with an overload guard alone."""
     PROBE_LOAD = "probe_load"
     """What hits of each probepoint take, and how many run no handler: ``ProbeLoad`` entries, by the probe table's."""
+    STOPS = "stops"
+    """The processes that are stopped for a core (``bpf.corestops``), in programs with ``exit 3`` alone."""
 
     def __reduce_ex__(self, _protocol: object) -> tuple[type[MapName], tuple[str]]:
         return MapName, (self.value,)

@@ -21,10 +21,15 @@ ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
 USER_STACKS = ("log ustack", "log ustack, <frames>")
 """Those that log call stacks of the program."""
 
+CORE_DUMP = 3
+"""The operand of ``exit`` that asks for a core of the process."""
+
 __all__ = [
+    "CORE_DUMP",
     "ELAPSED",
     "ENTRY",
     "USER_STACKS",
+    "dumps_core",
     "entry_instructions",
     "entry_registers",
     "executed_instructions",
@@ -47,6 +52,12 @@ def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
     """Return whether an instruction stops the target to hand it over; a user program has no crash dump (``exit 2``)."""
     codes = (1,) if modtype is ModuleType.USER else (1, 2)
     return instruction.row.syntax == "exit <code>" and instruction.operand in codes
+
+
+def dumps_core(program: Program) -> bool:
+    """Return whether a handler asks for a core of the process (``exit 3``)."""
+    instructions = (instruction for code in program.bodies() for instruction in code.instructions)
+    return any(each.row.syntax == "exit <code>" and each.operand == CORE_DUMP for each in instructions)
 
 
 def takes_user_stacks(program: Program) -> bool:

@@ -25,6 +25,7 @@ from integration.puppetprocess import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN,
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower import Lowered, Request
     from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
@@ -140,6 +141,9 @@ def _host_of(context: FakeContext) -> type[Host]:
 
         def override_return(self) -> None:
             """Let the function run: only the kernel's own can be skipped, in a program for a kprobe."""
+
+        def note_stop(self, refused: Label) -> None:
+            """Note nothing, as nobody is stopped."""
 
         def stop_process(self) -> None:
             """Let the puppet go on: what comes of the stop is for other tests."""

@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.attach.plannedfile import places_of
 from dprobes.engines.linux import kernelobjects
 from dprobes.engines.linux.bpfcalls import Command
 from dprobes.engines.linux.mapcalls import array_size
-from dprobes.rpn.needs import logs_user_stacks, writing_instructions
+from dprobes.rpn.needs import dumps_core, logs_user_stacks, writing_instructions
 from dprobes.rpn.program import calls_extensions
 from dprobes.target.modules import root_of
 
@@ -69,6 +69,7 @@ def _may_start_early(settings: Settings, job: Job, found: Findings) -> bool:
         and not found.files[0].aliases
         and not (scope.pid is not None and root_of(scope.pid))
         and not logs_user_stacks(program)
+        and not dumps_core(program)  # the guard of stopped processes comes first
         and not writing_instructions(program)
         and not calls_extensions(program)
     )

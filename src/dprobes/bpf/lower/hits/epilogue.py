@@ -8,6 +8,7 @@ from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, REMOVE, MapName, ProbeField
 from dprobes.bpf.lower.state.handlerstate import ABORT, EXIT, EXIT_WITH, SKIP, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
+from dprobes.rpn.needs import CORE_DUMP
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
@@ -112,6 +113,12 @@ class Epilogue:
         self._w.host.override_return()
         asm.place(goes_on)
 
+    @property
+    def _dumps_core(self) -> bool:
+        """Whether the handler may end by ``exit 3``."""
+        instructions = self._flow.instructions.values()
+        return any(i.row is not None and i.row.syntax == "exit <code>" and i.operand == CORE_DUMP for i in instructions)
+
     def _wish(self, release: Label) -> None:
         """Write the code for a probepoint that is to be removed."""
         asm, flow, at = self._asm, self._flow, Field.WORK
@@ -131,6 +138,11 @@ class Epilogue:
             asm.alu(Alu.SUB, _R.R8, EXIT_WITH)
             # A crash dump (2) is the kernel's: in a user program it is an exit.
             asm.jump_if(Jump.JEQ, _R.R8, 2, other)
+            if self._dumps_core:
+                stops = asm.label()
+                asm.jump_if(Jump.JNE, _R.R8, CORE_DUMP, stops)
+                self._w.host.note_stop(wish)
+                asm.place(stops)
             self._w.host.stop_process()
             asm.jump(wish)
             asm.place(other)

@@ -433,6 +433,31 @@ class Host:
         self._asm.mov(Register.R2, NAME_SIZE)
         self._asm.call(Helper.GET_CURRENT_COMM)
 
+    def note_stop(self, refused: Label) -> None:
+        """Note that the process is stopped for a core; go to ``refused`` if it must not be. Takes R0-R5 and R9."""
+        from dprobes.bpf import corestops
+
+        asm, free = self._asm, self._asm.label()
+        asm.load_value(Register.R9, MapName.STOPS)
+        asm.mov(Register.R1, 1)
+        asm.atomic(Atomic.ADD, Register.R9, corestops.COUNT, Register.R1, fetch=True)
+        asm.alu(Alu.AND, Register.R1, corestops.STOPS_MAX - 1)
+        asm.alu(Alu.LSH, Register.R1, corestops.STOP_SIZE.bit_length() - 1)
+        asm.alu(Alu.ADD, Register.R9, Register.R1)
+        asm.load(Register.R1, Register.R9, corestops.FIRST)
+        asm.jump_if(Jump.JEQ, Register.R1, 0, free)
+        asm.alu(Alu.RSH, Register.R1, 32)
+        asm.jump_if(Jump.JNE, Register.R1, corestops.ENDED, refused)
+        asm.place(free)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.store(Register.R9, corestops.FIRST + corestops.TIME, Register.R0)
+        self.global_pid()
+        # An exchange, so that the look at CLOSED comes after it.
+        asm.atomic(Atomic.XCHG, Register.R9, corestops.FIRST, Register.R0)
+        asm.load_value(Register.R1, MapName.STOPS)
+        asm.load(Register.R1, Register.R1, corestops.CLOSED)
+        asm.jump_if(Jump.JNE, Register.R1, 0, refused)
+
     def stop_process(self) -> None:
         """Stop the process, as soon as it would go on in its own code."""
         self._asm.mov(Register.R1, _STOP)

@@ -6,10 +6,15 @@ The context has a word that is no register: it says how the handler has ended, a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.layout import INLINE_ENDING, SKIPPED
 from dprobes.bpf.lower.hosts.host import CONTEXT, Host
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Label
 
 __all__ = ["InlineHost"]
 
@@ -22,6 +27,9 @@ class InlineHost(Host):
     def begin(self) -> None:
         """Let the instruction be executed, unless the handler says otherwise."""
         self._asm.store(CONTEXT, INLINE_ENDING, 0)
+
+    def note_stop(self, refused: Label) -> None:
+        """Note nothing: the tracer holds the thread, and its end lets it go."""
 
     def stop_process(self) -> None:
         """Let the trampoline stop the thread, with the code of ``exit`` in R8."""

@@ -30,7 +30,7 @@ from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.needs import makes_records, shared_tables
+from dprobes.rpn.needs import dumps_core, makes_records, shared_tables
 from dprobes.target.kernel.tracedfields import entry_of
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Installation:
                 2 * self.bank_size, state, ring_size, tables.states, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars, program.tvars,
                 scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
-                budget is not None, largest_entry(program),
+                budget is not None, largest_entry(program), dumps_core(program),
             ),
             shared.descriptor if shared is not None else None,
             program.tables,

@@ -87,6 +87,8 @@ class Sizes:
     """Whether there is an overload guard."""
     entry: int = 0
     """The size of what is kept of the entry of a call, 0 if nothing is."""
+    stops: bool = False
+    """Whether handlers stop processes for a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,12 @@ class SharedMaps:
                     entries = stack.enter_context(LruHashMap(32, sizes.entry, _ENTRIES, "dprobes_entries"))
                     spaces = stack.enter_context(LruHashMap(4, 8, _SPACES, "dprobes_spaces"))
                     self._own += [(MapName.ENTRIES, entries.fd), (MapName.SPACES, spaces.fd)]
+                self.stops: ArrayMap | None = None
+                if sizes.stops:
+                    from dprobes.bpf.corestops import STOPS_SIZE
+
+                    self.stops = stack.enter_context(ArrayMap(STOPS_SIZE, name="dprobes_stops"))
+                    self._own.append((MapName.STOPS, self.stops.fd))
                 self._notes: LruHashMap | None = None
                 if sizes.notes:
                     self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))

@@ -1,20 +1,21 @@
 """
 ``exit 3``: the core of a process that its handler has stopped, written by a process of its own.
 
-``python -m dprobes.engines.ebpf.read.coredump PID TID`` is that process: it traces the threads while it writes the
-file that is its standard output, with the original bytes of breakpoints that it reads from its standard input, and says
-on standard error what went wrong. The kernel lets the threads go when it ends.
+``python -m dprobes.engines.ebpf.read.coredump PID TID STOPS`` is that process: it traces the threads while it writes
+the file that is its standard output, with the original bytes of breakpoints that it reads from its standard input, and
+says on standard error what went wrong. The kernel lets the threads go when it ends. STOPS is the descriptor of the list
+in which it notes that the process has gone on (``corestops``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import struct
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.engines.ebpf.read.corestops import CoreStops, await_stop
 from dprobes.engines.interface import Notice
 from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
@@ -38,6 +39,7 @@ class Dump:
     name: str
     path: str
     writer: subprocess.Popen[bytes]
+    stops: CoreStops
 
     @property
     def is_done(self) -> bool:
@@ -49,8 +51,7 @@ class Dump:
         if abandoned:
             self.writer.kill()
         _, complaint = self.writer.communicate()
-        if self.writer.returncode < 0:  # else it has done that itself
-            let_go_on(self.pid)
+        self.stops.let_go_on(self.pid)  # unless it has done that itself
         process = f"process {self.pid} ({self.name})"
         if self.writer.returncode == 0:
             size = os.stat(self.path).st_size
@@ -63,7 +64,9 @@ class Dump:
         return Notice(f"no core of {process} in '{self.path}': {problem}; the process continues")
 
 
-def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, int]) -> Dump | Notice:
+def start_dump(
+    pid: int, tid: int, name: str, directory: str, hidden: dict[int, int], stops: CoreStops
+) -> Dump | Notice:
     """
     Begin with a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
 
@@ -77,26 +80,29 @@ def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, 
     try:
         path, output = create_core_file(path)
     except OSError as error:
-        let_go_on(pid)
+        stops.let_go_on(pid)
         reason = reason_of(error)
         return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process continues")
     import subprocess
 
+    list_ = stops.descriptor
     try:
         writer = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dprobes.engines.ebpf.read.coredump", str(pid), str(tid)],
+            [sys.executable, "-P", "-m", "dprobes.engines.ebpf.read.coredump", str(pid), str(tid), str(list_)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.PIPE,
+            pass_fds=(list_,),
             start_new_session=True,
         )
     finally:
         os.close(output)
+    stops.entrust(pid, writer.pid)  # before it can have begun
     assert writer.stdin is not None
     with contextlib.suppress(BrokenPipeError), writer.stdin:
         writer.stdin.write(json.dumps(hidden).encode())
     writer.stdin = None
-    return Dump(pid, name, path, writer)
+    return Dump(pid, name, path, writer, stops)
 
 
 def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int, int]]]) -> dict[int, int]:
@@ -114,15 +120,11 @@ def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int,
     return found
 
 
-def let_go_on(pid: int) -> None:
-    """End the stop of a process."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
-
-
-def main(pid: int, tid: int) -> None:
+def main(pid: int, tid: int, stops: CoreStops) -> None:
     """Write the core of a stopped process to standard output, and let the process go on."""
+    was_stopped = False
     try:
+        was_stopped = await_stop(pid)
         _write(pid, tid)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -130,7 +132,7 @@ def main(pid: int, tid: int) -> None:
         raise
     finally:
         # Here, so that it happens even if the command that asked for this is killed. It runs when we have ended.
-        let_go_on(pid)
+        stops.let_go_on(pid, was_stopped=was_stopped)
 
 
 def _write(pid: int, tid: int) -> None:
@@ -167,7 +169,8 @@ def _threads(pid: int) -> set[int]:
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]), int(sys.argv[2]))
+        with CoreStops(int(sys.argv[3])) as list_of_stops:
+            main(int(sys.argv[1]), int(sys.argv[2]), list_of_stops)
     except OSError as error:
         sys.stderr.write(reason_of(error))
         sys.exit(1)

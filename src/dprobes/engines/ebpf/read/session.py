@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -160,6 +159,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
             principal = self._job.principal
             common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
+            stack.callback(self._stopped_processes.close)  # when no handler is left
             installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
             self._installation = installed
             self._tables = TableWatch(self._program, installed)
@@ -169,6 +169,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             self._look_at_images = self._watch_images(stack)
             self._held = HeldRecords(faulting, installed.giving_back, look)
             maps = installed.maps
+            if maps.stops is not None:
+                self._stopped_processes.begin(maps.stops.fd)
             self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
             stack.callback(self._stream.close)
             types = self._features.types
@@ -358,7 +360,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     def _look_after(self) -> Iterator[Event]:
         self._look_at_images()
-        yield from self._stopped_processes.look()
+        yield from self._stopped_processes.look(is_quiet=self._stream.is_quiet and not self._held)
         # Who replaces this session holds it still meanwhile; it must not wait for whoever takes our events.
         if self._changing.acquire(blocking=False):
             try:
@@ -432,10 +434,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         if self._installed.is_void(ended.probe, ended.reason):
             return
         if not attachments.take_away(ended.probe):
-            if ended.reason in (DEBUGGER, CORE_DUMP) and ended.pid not in self._stopped:
-                # Another process has come here before the first one's wish was seen; it was stopped, too.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(ended.pid, signal.SIGCONT)
+            if ended.reason == CORE_DUMP or (ended.reason == DEBUGGER and ended.pid not in self._stopped):
+                self._stopped_processes.dismiss(ended)
             return
         yield _state_after(ended)
         if ended.reason in (DEBUGGER, CORE_DUMP):
