@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,6 @@ class HandlerMaps:
         sizes, region = self.sizes(), state.region
         states, rings = sizes.states, _rings(sizes.cpus, program)
         self.region = region
-        self.life_mark = LifeMark(state.mark)
         self.clock = Clock(region)
         self.rings = SharedRings(region, rings)
         self._arrays = {
@@ -76,6 +76,7 @@ class HandlerMaps:
             MapName.SCRATCH: SharedArray(region, STATE_MAX, states),
             MapName.ZEROS: SharedArray(region, max(zeros_size(program.tables), 8 * power_of_two(program.tvars))),
         }
+        self.life_mark = LifeMark(state.mark)  # the last, as it has a thread, which whatever fails above would leave
 
     @staticmethod
     def sizes() -> Tables:
@@ -107,19 +108,15 @@ class HandlerMaps:
         for places in (self._arrays[MapName.CLAIMS].elements, *hashes):
             yield from (place for place in places if memory[place])
 
-    def count(self, probe: int, field: ProbeField) -> int:
-        """Return one of the counters of a probepoint."""
-        value: int = self._state.probes.words[(probe * PROBE_ENTRY_SIZE + field) // 8]
-        return value
-
     def disable(self, probe: int) -> None:
         """Let no handler of a probepoint run any more."""
         self._state.probes.words[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 8] = 1
 
     def close(self) -> None:
         """Let handlers do nothing any more, and give these maps up; the state stays, to be looked at."""
-        self.life_mark.close()
-        self.rings.close()
-        self.clock.close()
-        for array in self._arrays.values():
-            array.close()
+        with contextlib.ExitStack() as stack:
+            for array in self._arrays.values():
+                stack.callback(array.close)
+            stack.callback(self.clock.close)
+            stack.callback(self.rings.close)
+            stack.callback(self.life_mark.close)  # the first of all

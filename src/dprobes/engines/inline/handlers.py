@@ -107,6 +107,9 @@ class InlineHandlers:
         """How many because a signal handler jumped away from what it had interrupted."""
         self._corrected = 0.0
         self._lock = threading.Lock()
+        self._is_closed = False
+        self._emitted: dict[int, int] = {}
+        """How many records of each probepoint with jumps there were, when the readers are gone."""
         self._limits: dict[int, tuple[int, int]] = {}
         """The ``passcount`` and ``maxhits`` of probepoints."""
         self.refused: dict[int, str] = {}
@@ -123,18 +126,20 @@ class InlineHandlers:
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
         """Return those of some probepoints for which jumps will be asked for when they are placed."""
+        if self._is_closed:
+            return frozenset()
         return frozenset(probe for probe in probes if self._pieces_of(probe, answers))
 
     def placed(
         self, program: int, pid: int, probes: Sequence[int], answers: Answers
     ) -> ShareMemory | PatchSites | None:
         """Take notice of breakpoints in a process; return what to ask of the tracer."""
-        wanted = {probe for probe in probes if self._pieces_of(probe, answers)}
+        wanted = self.native_probes(probes, answers)
         if not wanted:
             return None
         known = self._memories.get(pid)
         if known is not None:
-            return self._plan(known, wanted, answers)
+            return self._plan(known, set(wanted), answers)
         is_asked = pid in self._waiting
         self._waiting.setdefault(pid, set()).update(wanted)
         return None if is_asked else self._share(program, pid)
@@ -142,6 +147,8 @@ class InlineHandlers:
     def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
         """Take notice of memory that a process has mapped; return what to ask next."""
         wanted = self._waiting.pop(message.pid, set())
+        if self._is_closed:
+            return None
         if message.problem:
             self.refused |= dict.fromkeys(wanted, message.problem)
             return None
@@ -166,14 +173,14 @@ class InlineHandlers:
 
     def due(self, answers: Answers) -> PatchSites | None:
         """Return what is to be asked of the tracer because it is time to."""
-        found = self._postponed.take_due()
+        found = None if self._is_closed else self._postponed.take_due()
         memory = None if found is None else self._memories.get(found[0])
         return None if found is None or memory is None else self._plan(memory, found[1], answers)
 
     def told(self, identity: ThreadIdentity) -> None:
         """Take notice of what a thread is called, and whose it is."""
-        if self._reader is not None and self._reader.names is not None:
-            with self._lock:
+        with self._lock:
+            if self._reader is not None and self._reader.names is not None:
                 self._reader.names.told(identity)
 
     # Planning
@@ -299,13 +306,13 @@ class InlineHandlers:
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
-        if self._maps is None or self._reader is None:
-            return [], []
-        now = time.monotonic()
-        if now > self._corrected + _CORRECTION:
-            self._corrected = now
-            self._maps.clock.correct()
         with self._lock:
+            if self._maps is None or self._reader is None:
+                return [], []
+            now = time.monotonic()
+            if now > self._corrected + _CORRECTION:
+                self._corrected = now
+                self._maps.clock.correct()
             began = time.monotonic_ns() - self._reader.horizon
             batches = self._reader.read(self._maps.rings.move, began)
             if is_over:
@@ -322,34 +329,40 @@ class InlineHandlers:
     @property
     def is_busy(self) -> bool:
         """Whether so much has come that there is more already."""
-        return self._reader is not None and self._reader.is_busy
+        reader = self._reader
+        return reader is not None and reader.is_busy
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
         """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
-        if self._left is None or not self._left.are_suspected(time.monotonic()):
+        left = self._left
+        if left is None or not left.are_suspected(time.monotonic()):
             return None
-        return ReleaseMemory(program, self._left.note_asking())
+        return ReleaseMemory(program, left.note_asking())
 
     def released(self, message: MemoryReleased) -> None:
         """Take notice of the answer."""
-        assert self._left is not None
         with self._lock:
-            self._left.note_answer(is_done=message.is_done)
+            if self._left is not None:
+                self._left.note_answer(is_done=message.is_done)
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
         """Add what happened without the tracer; hits that are limited, it has drawn as well."""
-        if self._maps is None or self._reader is None:
-            return
+        with self._lock:
+            reader = self._reader
+            emitted = (
+                self._emitted if reader is None else {number: reader.counts[number] for number in list(self.jumps)}
+            )
+        state = self.state
         for number, each in enumerate(counts[:PROBES_MAX]):
-            if number in self.jumps:
-                hits, (passcount, maxhits) = self._maps.count(number, ProbeField.HITS), self._limits[number]
+            if state is not None and number in emitted:
+                hits, (passcount, maxhits) = state.count(number, ProbeField.HITS), self._limits[number]
                 if passcount or maxhits:
                     each.hits, each.passed = min(hits, passcount + maxhits) if maxhits else hits, min(hits, passcount)
                 else:
                     each.hits += hits
-                each.records += self._reader.counts[number]
-                each.lost += self._maps.count(number, ProbeField.LOST)
-                each.missed += self._maps.count(number, ProbeField.MISSED)
+                each.records += emitted[number]
+                each.lost += state.count(number, ProbeField.LOST)
+                each.missed += state.count(number, ProbeField.MISSED)
                 each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(self.jumps[number])))
 
     def notices(self) -> Iterator[Notice]:
@@ -378,15 +391,21 @@ class InlineHandlers:
         return sum(remove_jumps(pid, self._planned) for pid in pids)
 
     def close(self) -> None:
-        """Give the memory up."""
-        if self._maps is not None:
-            self._left = None
-            with contextlib.suppress(BufferError):
-                self._maps.close()
-            self._maps = None
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        """
+        Let handlers do nothing any more, and give up all but the state, which may be looked at; counts remain.
+
+        Nothing is asked of the tracer from now on.
+        """
+        with self._lock:
+            self._is_closed = True
+            maps, reader = self._maps, self._reader
+            self._maps = self._reader = self._left = None
+            if reader is not None:
+                self._emitted = {number: reader.counts[number] for number in list(self.jumps)}
+        with contextlib.ExitStack() as stack:
+            for each in (maps, reader):
+                if each is not None:
+                    stack.callback(each.close)
 
 
 class _Request:

@@ -125,6 +125,11 @@ class SharedState:
         array, start = self._arrays[name], _CELL * first
         return AtomicCells(array.memory[start : start + _CELL * count], array.own_address + start)
 
+    def count(self, probe: int, field: ProbeField) -> int:
+        """Return what handlers in processes have counted of a probepoint."""
+        value: int = self.probes.words[(probe * PROBE_ENTRY_SIZE + field) // _CELL]
+        return value
+
     def thread_variables(self, tid: int) -> AtomicCells | None:
         """Return the variables of a thread, which has some from now on; None if there is no room for them."""
         assert self._threads is not None

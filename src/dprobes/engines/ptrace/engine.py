@@ -167,16 +167,23 @@ class PtraceSession:
         return self._run.answers.mapped_files
 
     def __enter__(self) -> Self:
+        try:
+            self._enter()
+        except BaseException:
+            self._give_up()
+            raise
+        return self
+
+    def _enter(self) -> None:
         if self._job.replaces is not None:
             self._replace(self._job.replaces)
-            return self
+            return
         if self.globals is not None:
             self.globals.check(self._job.program.gvars)
         if not self._join():
             if self._principal is not None:
                 raise EngineError("the process ended before all was inserted")
             self._begin()
-        return self
 
     def _begin(self) -> None:
         """Start a tracer and let it take over the process or command."""
@@ -229,13 +236,21 @@ class PtraceSession:
 
     def __exit__(self, *exception: object) -> None:
         conversation = self._conversation
-        if conversation is None:
-            return
-        self.stop()
-        with contextlib.suppress(EngineError):
-            for _ in self.events():
-                pass
-        conversation.leave(self._run)
+        try:
+            if conversation is not None:
+                self.stop()
+                with contextlib.suppress(EngineError):
+                    for _ in self.events():
+                        pass
+        finally:
+            if conversation is not None:
+                conversation.leave(self._run)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Give up what is needed only as long as the tracer may ask for something."""
+        if self._run.native is not None:
+            self._run.native.close()
         self._run.answers.close()
 
     def stop(self) -> None:

@@ -31,6 +31,8 @@ class LifeMark:
         self._thread.start()
         self._ready.wait()
         if self._problem is not None:
+            self._over.set()
+            self._thread.join()
             raise self._problem
 
     @property

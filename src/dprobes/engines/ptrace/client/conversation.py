@@ -163,6 +163,8 @@ class Conversation:
     def leave(self, run: ProgramRun) -> None:
         """Note that a session is done with a program; with the last one the conversation is over."""
         with self._lock:
+            if run.native is not None:
+                run.native.close()  # here, where nobody sees to a message for it
             if run not in self._members:
                 return
             self._members.discard(run)

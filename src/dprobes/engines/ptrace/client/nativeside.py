@@ -93,4 +93,4 @@ class NativeSide(Protocol):
         """Put the bytes of files back wherever a jump is in the memory of processes; return how many there were."""
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Give up what is not looked at after the end; may be called more than once."""
