@@ -113,6 +113,15 @@ def _with_numbers(line: dict[str, Any]) -> dict[str, Any]:
     return line | {name: int(line[name], 16) for name in ("ip", "sp") if is_record and name in line}
 
 
+def read_counts(said: str) -> dict[int, Counts]:
+    """Return the counts of a summary by minor code."""
+    counts = {}
+    for row in _ROW.finditer(said):
+        hits, emitted, lost, passed, recursed = (int(number) for number in row.groups()[3:8])
+        counts[int(row[2])] = Counts(hits, emitted, lost, passed, recursed, row[9])
+    return counts
+
+
 def read_result(process: subprocess.Popen[str], output: Path, timeout: float = TIMEOUT) -> Result:
     """Wait for a client's end and read what it wrote; a client that does not end is killed, and the test fails."""
     try:
@@ -126,11 +135,7 @@ def read_result(process: subprocess.Popen[str], output: Path, timeout: float = T
         if output.exists()
         else []
     )
-    counts = {}
-    for row in _ROW.finditer(stderr):
-        hits, emitted, lost, passed, recursed = (int(number) for number in row.groups()[3:8])
-        counts[int(row[2])] = Counts(hits, emitted, lost, passed, recursed, row[9])
-    return Result(process.returncode, stdout, stderr, records, counts)
+    return Result(process.returncode, stdout, stderr, records, read_counts(stderr))
 
 
 class Runner:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -125,6 +126,19 @@ def _open_standard_files() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
+def _buffer_standard_files() -> None:
+    """
+    Have all be written that is printed, also with PYTHONUNBUFFERED.
+
+    Without a buffer Python forgets what a write leaves over that a signal has interrupted; with one it goes on.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.RawIOBase):
+            whole = io.BufferedWriter(stream.buffer)
+            setattr(sys, name, io.TextIOWrapper(whole, stream.encoding, stream.errors, line_buffering=True))
+
+
 def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
     """Return our line for one that may be written for the original, and whether it was."""
     from dprobes.cli.original import OriginalLineError, is_original, translate
@@ -145,6 +159,7 @@ def run(arguments: Sequence[str], head_start: HeadStart | None = None) -> int:
     from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
+    _buffer_standard_files()
     is_translated = False
     try:
         if arguments and arguments[0].startswith("-"):
