@@ -97,16 +97,26 @@ def _share(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTable | 
     return NativeMemory(page, own, region, size, calls, tuple(others), manifest)
 
 
-def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) -> None:
-    """Enter something into a manifest, if there is room: first the entry, and then that there is one more."""
+def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) -> str | None:
+    """
+    Enter something into a manifest: first the entry, and then that there is one more.
+
+    Return why that cannot be; then nothing of what is in the entry may be written.
+    """
     if memory.manifest is None:
-        return
+        return None
     start, size = memory.manifest
-    with contextlib.suppress(OSError):
+    try:
         length = length_in(space.read(start, ENTRIES))
-        if length is not None and ENTRIES + length + len(entry) <= size:
-            space.write(start + ENTRIES + length, entry)
-            space.write(start + LENGTH, (length + len(entry)).to_bytes(8, "little"))
+        if length is None:
+            return "the list of what is written into the process is not there any more"
+        if ENTRIES + length + len(entry) > size:
+            return f"the list of what is written into the process is full ({size} bytes)"
+        space.write(start + ENTRIES + length, entry)
+        space.write(start + LENGTH, (length + len(entry)).to_bytes(8, "little"))
+    except OSError as error:
+        return f"the list of what is written into the process cannot be written: {reason_of(error)}"
+    return None
 
 
 def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:

@@ -28,7 +28,7 @@ from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
-from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched
+from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
@@ -127,10 +127,12 @@ class Patcher:
                 except OSError as error:
                     problem = reason_of(error)
                 else:
-                    held[0].space.patches.memories[number] = memory
-                    self._tell_restorer(held[0].space, memory)
-                    self._connection.send(_shared(number, pid, memory))
-                    return
+                    space = held[0].space
+                    space.patches.memories[number] = memory
+                    space.patches.begin_list(memory)
+                    if (problem := self._announce(space, number)) is None:
+                        self._connection.send(_shared(number, pid, memory))
+                        return
         if problem is _BUSY and self._try_again(message, attempts):
             return
         self._write_breakpoints(pid)
@@ -159,7 +161,8 @@ class Patcher:
                 return
             if problem is None:
                 space = held[0].space
-                self._tell_restorer(space, space.patches.memories[number], message.pages, message.patches)
+                problem = self._announce(space, number, message.pages, message.patches)
+            if problem is None:
                 try:
                     _write_code(held[0], message)
                 except InjectionError as error:
@@ -213,17 +216,48 @@ class Patcher:
         with self._held(pid):
             self._write_jumps(space, message, 0)
 
-    def _tell_restorer(
+    def _announce(
         self,
         space: AddressSpace,
-        memory: NativeMemory,
+        number: int,
         pages: tuple[tuple[int, int], ...] = (),
         patches: tuple[SitePatch, ...] = (),
-    ) -> None:
+    ) -> str | None:
+        """
+        Tell the restorer what is about to be written for a program, and list it in the process.
+
+        Return why that cannot be; then it must not be written.
+        """
+        memory = space.patches.memories[number]
         for pid in space.pids:
             self._connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
-        breakpoints = [(each.address, each.original) for each in space.breakpoints.values()]
-        list_in_manifest(space, memory, entry_of(memory, pages, patches, breakpoints))
+        listed = space.patches.listed.setdefault(memory.page, set())
+        # What could not be written at once comes again.
+        new = {key: patch for patch in patches if (key := (patch.writes, patch.originals)) not in listed}
+        if pages or new or not listed:
+            why = list_in_manifest(space, memory, entry_of(memory, pages, tuple(new.values()), ()))
+            if why is not None:
+                return why
+            listed.update(new)
+        self._list_breakpoints(space, number, listed)
+        return None
+
+    def _list_breakpoints(self, space: AddressSpace, number: int, listed: set[object]) -> None:
+        """List the breakpoints beside jumps, which are the tracer's and the restorer's to take out, as well."""
+        memory = space.patches.memories[number]
+        found = {(each.address, each.original) for each in space.breakpoints.values()}
+        new = sorted(found - listed)
+        if not new or memory.page in space.patches.unlisted:
+            return
+        why = list_in_manifest(space, memory, entry_of(memory, (), (), new))
+        if why is None:
+            listed.update(new)
+            return
+        space.patches.unlisted.add(memory.page)
+        are = "breakpoint is" if len(new) == 1 else "breakpoints are"
+        text = f"{len(new)} {are} not listed in process {min(space.pids, default=0)}: {why}"
+        hint = "they stay there if all processes of dprobes are killed at once, and 'dprobes stop --left' misses them"
+        self._connection.send(Warned(text, hint, number))
 
     @staticmethod
     def _write_all(space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:

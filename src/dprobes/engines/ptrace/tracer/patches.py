@@ -68,6 +68,15 @@ class Patches:
     """Those addresses, in order."""
     users: dict[int, list[SitePatch]] = field(default_factory=dict)
     """The jumps that need a byte as it is, by its address."""
+    listed: dict[int, set[object]] = field(default_factory=dict)
+    """What is in the manifest of each memory, by its page: jumps and breakpoints as their bytes."""
+    unlisted: set[int] = field(default_factory=set)
+    """The pages of the memories whose manifests lack breakpoints."""
+
+    def begin_list(self, memory: NativeMemory) -> None:
+        """Know that the manifest of a memory is empty: there may have been another one at its place."""
+        self.listed[memory.page] = set()
+        self.unlisted.discard(memory.page)
 
     def write(self, memory: int, patch: SitePatch) -> None:
         """Write a jump; raise OSError, with nothing changed, if that is not possible."""
