@@ -55,7 +55,6 @@ class StopGuard:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
-                    cwd="/",
                 )
             finally:
                 os.close(process)
@@ -70,11 +69,13 @@ class StopGuard:
         """Its process id."""
         return self._process.pid
 
-    def look(self) -> None:
-        """Start it anew if it has ended."""
-        if self._process.poll() is not None:
+    def look(self) -> bool:
+        """Start it anew if it has ended; return whether it had."""
+        has_ended = self._process.poll() is not None
+        if has_ended:
             os.close(self._ours)
             self._start()
+        return has_ended
 
     def close(self) -> None:
         """Have it release what is left in the list, when no handler runs any more, and wait for its end."""

@@ -36,6 +36,9 @@ DEBUGGER = 1
 _GUARD_LOOK = 0.25
 """Seconds between two looks whether the guard is there."""
 
+_GUARDS_MAX = 4
+"""How often a guard is replaced before something is said: it may have been killed, but hardly so often."""
+
 _UNHEARD = 2.0
 """Seconds after which a stop of which no entry has come, and no other one comes, had no room in the ring."""
 
@@ -50,6 +53,7 @@ class StoppedProcesses:
         self._dumps: list[Dump] = []
         self._stops: CoreStops | None = None
         self._guard: StopGuard | None = None
+        self._guards = 0
         self._next_look = 0.0
 
     def begin(self, descriptor: int) -> None:
@@ -117,7 +121,13 @@ class StoppedProcesses:
             yield dump.finish()
         if self._stops is not None and self._guard is not None and (now := time.monotonic()) >= self._next_look:
             self._next_look = now + _GUARD_LOOK
-            self._guard.look()
+            self._guards += self._guard.look()
+            if self._guards == _GUARDS_MAX:
+                self._guards += 1
+                yield Notice(
+                    "the process that lets stopped processes go on ends again and again: should dprobes be killed, one "
+                    "that 'exit 3' has just stopped may stay stopped"
+                )
             for pid in self._stops.unheard(_UNHEARD) if is_quiet else ():
                 self._stops.let_go_on(pid)
                 yield Notice(f"no core of process {pid}: the ring had no room for its hit; the process continues")

@@ -149,10 +149,11 @@ def test_the_guard_releases_at_its_end(noted: ListOfStops, sleeper: int) -> None
 
 def test_a_guard_that_has_ended_is_started_anew(noted: ListOfStops, sleeper: int) -> None:
     guard = StopGuard(noted.descriptor)
+    assert not guard.look()
     first = guard.pid
     os.kill(first, signal.SIGKILL)
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
-    guard.look()
+    assert guard.look()
     assert guard.pid != first
     noted.note(sleeper)
     guard.close()

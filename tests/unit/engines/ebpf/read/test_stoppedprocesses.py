@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from integration.support import await_true, kernel_state
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from dprobes.engines.interface import Event
 
 
 @pytest.fixture
@@ -71,3 +74,22 @@ def test_exit_3_asks_for_its_core(tmp_path: Path, stopped: int, noted: int) -> N
 def test_a_process_that_could_not_be_stopped_has_no_core(tmp_path: Path, stopped: int, noted: int) -> None:
     said = taken(tmp_path, stopped, CORE_DUMP, noted)
     assert said == f"no core of process {stopped} (sleep): too many others are stopped; it has continued"
+
+
+def test_a_guard_that_cannot_live_is_reported_once(tmp_path: Path, noted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    processes = StoppedProcesses(Debuggers(None, keep_input=False), str(tmp_path), lambda _: {})
+    processes.begin(noted)
+    said: list[Event] = []
+
+    def look() -> bool:
+        said.extend(processes.look())
+        return bool(said)
+
+    await_true(look, "the notice")
+    time.sleep(0.6)
+    said += processes.look()
+    (notice,) = said
+    assert isinstance(notice, Notice)
+    assert "ends again and again" in notice.message
+    processes.close()
