@@ -46,8 +46,8 @@ def _bpf() -> None:
 
 @pytest.fixture
 def target(build: Builder) -> Iterator[subprocess.Popen[str]]:
-    """A program that calls a probed function all the time, and stands still at first."""
-    with running(build("torture.c"), 600, 2) as process:
+    """A program of which one thread calls a probed function all the time: there is one stop of ours at a time."""
+    with running(build("torture.c"), 600, 1) as process:
         await_line(process)
         yield process
 
