@@ -24,6 +24,9 @@ RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.dpc"))
 
 _HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{6}  [^\[\n]+\[\d+\]  (?:ip=0x\w+  )?(.*)")
 
+_WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False); "
+"""What Python executes first on its first line: without it, print() writes each word by itself."""
+
 
 @pytest.fixture(params=["ptrace", "ebpf"])
 def engine(request: pytest.FixtureRequest) -> str:
@@ -74,7 +77,7 @@ def compiled(directory: Path, source: str, *options: str) -> Path:
 def python(code: str) -> list[str]:
     if not Path(PYTHON).exists():
         pytest.skip("there is no /usr/bin/python3")
-    return [PYTHON, "-S", "-c", textwrap.dedent(code)]
+    return [PYTHON, "-S", "-c", _WHOLE_LINES + textwrap.dedent(code)]
 
 
 def test_each_recipe_says_what_it_does_how_to_run_it_and_what_it_prints() -> None:
