@@ -153,7 +153,9 @@ class Tables:
 
 def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
     """Return what to do where two uses of a table have strings or call stacks of two kinds in one place."""
-    for place in zip((one.value, *one.keys), (other.value, *other.keys), strict=False):
+    if len(one.keys) != len(other.keys):
+        return None
+    for place in zip((one.value, *one.keys), (other.value, *other.keys), strict=True):
         kinds = {each.partition("[")[0] for each in place}
         if (hint := next((hint for mixed, hint in _MIXED if kinds == mixed), None)) is not None:
             return hint
