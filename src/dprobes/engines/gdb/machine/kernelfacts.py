@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
+from dprobes.engines.gdb.machine.spacelayout import SpaceLayout
+from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class KernelFacts:
     where its code begins. ``modules`` is the head of their list,
     and ``first_task`` the idle task of the first CPU. ``unwinding`` is where its unwind tables are, addresses and
     entries, and how many, None if it has none; ``symbols`` are its own.
+    ``spaces`` is how it keeps what processes have mapped, None if that is not known.
     """
 
     layout: KernelLayout
@@ -49,6 +53,7 @@ class KernelFacts:
     first_task: int
     unwinding: tuple[int, int, int] | None
     symbols: Kallsyms
+    spaces: SpaceLayout | None
 
     @classmethod
     def of(cls, kernel: GuestKernel) -> KernelFacts:
@@ -58,6 +63,9 @@ class KernelFacts:
             return next((found[0].address for name in names if (found := kernel.symbols.find(name, ""))), 0)
 
         start, end, entries = (address_of(name) for name in _UNWINDING)
+        spaces = None
+        with contextlib.suppress(TargetError):
+            spaces = SpaceLayout.of(kernel.types)
         tables = kernel.guest_memory.physical(address_of(_TABLES))
         return cls(
             kernel.layout,
@@ -70,4 +78,5 @@ class KernelFacts:
             address_of(_TASKS),
             (start, entries, (end - start) // _ELEMENT) if entries and 0 < start < end else None,
             kernel.symbols,
+            spaces,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.machine.orctables import OrcLayout
+from dprobes.engines.gdb.machine.stacks.orctables import OrcLayout
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
 
     from dprobes.arch import Architecture
-    from dprobes.engines.gdb.machine.kernelstacks import KernelStacks
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
     from dprobes.engines.gdb.machine.privileged import Privileged
+    from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
+    from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
     from dprobes.engines.gdb.machine.tasks import Task, TaskReader
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.stopreplies import ThreadId
@@ -53,6 +54,8 @@ class MachineContext(StubContext):
         """What tells system registers and reaches ports, None if the stub has no monitor."""
         self.stacks_of_kernel: KernelStacks | None = None
         """What walks up the stacks of the kernel, if it is known."""
+        self.stacks_of_programs: ProgramStacks | None = None
+        """What walks up those of programs, if it is known what these have mapped."""
         self.per_cpu: frozenset[int] = frozenset()
         """The addresses of symbols of which each CPU has a copy."""
         self._own_names = {register.index: register.name for register in architecture.registers}
@@ -149,6 +152,20 @@ class MachineContext(StubContext):
 
     def kernel_stack(self) -> list[int]:
         return super().kernel_stack() if self.stacks_of_kernel is None else self.stacks_of_kernel.stack(self._registers)
+
+    def user_stack(self, frames: int) -> list[int]:
+        if self.stacks_of_programs is None:
+            return super().user_stack(frames)
+        task = self.current
+        if not task.space:
+            return []
+        if self.is_in_kernel:
+            values = {
+                name: self._target.word(task.saved + _WORD * place, _WORD) or 0 for place, name in enumerate(_SAVED)
+            }
+        else:
+            values = {name: self._registers.value(name) for name in _SAVED}
+        return self.stacks_of_programs.stack(values, task.space, frames)
 
     # Memory
 

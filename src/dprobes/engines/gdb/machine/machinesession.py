@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.gdb.emulation import Emulator
+from dprobes.engines.gdb.machine.addressspaces import AddressSpaces
 from dprobes.engines.gdb.machine.exceptions import fault_entries
 from dprobes.engines.gdb.machine.execution import Executor
-from dprobes.engines.gdb.machine.kernelstacks import KernelStacks
 from dprobes.engines.gdb.machine.machinecontext import MachineContext
 from dprobes.engines.gdb.machine.machinetarget import MachineTarget
 from dprobes.engines.gdb.machine.monitor import Monitor
 from dprobes.engines.gdb.machine.needs import refuse_lacking
 from dprobes.engines.gdb.machine.privileged import Privileged
+from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
+from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
+from dprobes.engines.gdb.machine.stacks.unwindtables import UnwindTables
 from dprobes.engines.gdb.machine.tasks import TaskReader
-from dprobes.engines.gdb.machine.unwindtables import UnwindTables
 from dprobes.engines.gdb.session import StubSession
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.hits.probes import DEBUGGER
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.handlerruns import Handled
     from dprobes.engines.interface import Job
     from dprobes.rpn.point import Point
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["MachineSession"]
 
@@ -110,6 +113,7 @@ class MachineSession(StubSession):
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
             self._context.tasks = TaskReader(self._target, self._facts, self._processors)
             self._context.stacks_of_kernel = self._kernel_stacks(self._facts)
+            self._context.stacks_of_programs = self._program_stacks(self._facts)
         self._context.per_cpu = self._per_cpu
         self._emulator = Emulator(self._target, self._context.word_size)
         monitor = Monitor(self._stub)
@@ -152,6 +156,17 @@ class MachineSession(StubSession):
 
         return KernelStacks(self._target.word, UnwindTables(self._target, facts).entry_at, is_entered)
 
+    def _program_stacks(self, facts: KernelFacts) -> ProgramStacks | None:
+        if facts.spaces is None:
+            return None
+        spaces = AddressSpaces(self._target, facts, facts.spaces)
+        return ProgramStacks(spaces, self._resolved.architecture, self._context.names, self._files)
+
+    @property
+    def _files(self) -> tuple[ElfFile, ...]:
+        """The files that are known, of those that programs of the machine map."""
+        return ()
+
     def _executor(self) -> Executor | None:
         facts = self._facts
         if facts is None or facts.tables is None:
@@ -167,6 +182,7 @@ class MachineSession(StubSession):
             self._stub.name,
             has_monitor=self._context.privileged is not None,
             has_kernel=self._facts is not None,
+            has_programs=self._context.stacks_of_programs is not None,
         )
 
     def _bias(self) -> int:

@@ -86,6 +86,10 @@ class MappedModule:
             self.others.add(pid)
         return is_build
 
+    def is_verified(self, mapped: MappedFile) -> bool:
+        """Return whether a file that has been looked at has the module's build-id, and not its name alone."""
+        return self._verdicts.get((mapped.inode, mapped.name), False)
+
     def is_at(self, space: int, bias: int, address: int | None = None) -> bool:
         """Return whether it is mapped so far above its link addresses; ``address`` is one of its code."""
         mapped = self._spaces.file_at(space, bias + self.code_start if address is None else address)

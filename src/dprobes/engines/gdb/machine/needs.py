@@ -52,20 +52,21 @@ def refuse_lacking(
     *,
     has_monitor: bool,
     has_kernel: bool,
+    has_programs: bool,
 ) -> None:
     """
     Raise ``SourceError`` if a program needs a register or a port that the ``stub`` of a machine does not have.
 
     ``names`` are its names of registers by our index, ``registers`` those of a processor. ``has_kernel`` is whether a
-    kernel is known there.
+    kernel is known there, ``has_programs`` whether what its processes have mapped is.
     """
     diagnostics = Diagnostics()
     hint = "QEMU's stub has a monitor that tells it"
     for code in program.bodies():
         for instruction in code.instructions:
             row, operand = instruction.row, instruction.operand
-            if row.syntax.startswith("log ustack"):
-                message = f"'{instruction}' needs the files of a program, which are in the machine behind the stub"
+            if row.syntax.startswith("log ustack") and not has_programs:
+                message = f"'{instruction}' needs a kernel whose processes are known, as those since Linux 6.1"
                 diagnostics.error(instruction.span, message)
             if row.syntax.startswith("log kstack") and not has_kernel:
                 message = f"'{instruction}' needs a kernel that is known, which a machine as such has not"

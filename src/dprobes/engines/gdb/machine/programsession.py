@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.machine.addressspaces import AddressSpaces, SpaceLayout
+from dprobes.engines.gdb.machine.addressspaces import AddressSpaces
 from dprobes.engines.gdb.machine.guestkernel import GuestKernel
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
 from dprobes.engines.gdb.machine.mappedmodule import MappedModule, ModulePlace
 from dprobes.engines.gdb.machine.mappedprobes import MappedProbes
-from dprobes.errors import EngineError, TargetError
+from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Job
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.point import Point
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["ProgramSession"]
 
@@ -78,14 +79,12 @@ class ProgramSession(MachineSession):
     def _learn(self, thread: ThreadId | None) -> None:
         kernel = GuestKernel(self._target, self._target.registers(thread))
         self._facts = KernelFacts.of(kernel)
-        try:
-            layout = SpaceLayout.of(kernel.types)
-        except TargetError as error:
+        if self._facts.spaces is None:
             raise EngineError(
-                f"the processes of the kernel behind the stub {self._stub.name} are not known: {error.message}",
+                f"the processes of the kernel behind the stub {self._stub.name} are not known",
                 hint="programs in a machine can be probed with Linux 6.1 or later",
-            ) from None
-        self._spaces = AddressSpaces(self._target, self._facts, layout)
+            )
+        self._spaces = AddressSpaces(self._target, self._facts, self._facts.spaces)
         self._module = MappedModule(self._spaces, self._resolved.module.elf, self._job.program.name)
         self._hook = next((found.address for found in kernel.symbols.find(_HOOK, "") if found.is_code), None)
 
@@ -99,6 +98,10 @@ class ProgramSession(MachineSession):
     def _placement(self) -> MappedProbes:
         code = self._processor.breakpoint
         return MappedProbes(self._target, code, self._job.program, self._program, self._resolved)
+
+    @property
+    def _files(self) -> tuple[ElfFile, ...]:
+        return (self._resolved.module.elf,)
 
     # Where the module is
 

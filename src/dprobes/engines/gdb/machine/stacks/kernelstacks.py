@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.machine.orctables import OrcEntry, OrcKind, OrcRegister
+from dprobes.engines.gdb.machine.stacks.orctables import OrcEntry, OrcKind, OrcRegister
 from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dprobes.engines.gdb.machine.kernelstacks import KernelStacks
-from dprobes.engines.gdb.machine.orctables import OrcEntry, OrcKind, OrcRegister
+from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
+from dprobes.engines.gdb.machine.stacks.orctables import OrcEntry, OrcKind, OrcRegister
 
 if TYPE_CHECKING:
     from dprobes.engines.gdb.target import Registers

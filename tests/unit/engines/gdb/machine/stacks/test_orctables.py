@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from dprobes.engines.gdb.machine.orctables import OrcEntry, OrcKind, OrcLayout, OrcRegister, OrcTable
+from dprobes.engines.gdb.machine.stacks.orctables import OrcEntry, OrcKind, OrcLayout, OrcRegister, OrcTable
 from dprobes.errors import TargetError
 
 PRESENT, FORMER = OrcLayout(8, 3, None), OrcLayout(8, 2, 10)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.gdb.machine.guestmemory import GuestMemory
 from dprobes.engines.gdb.machine.guestmodules import listed_modules
-from dprobes.engines.gdb.machine.orctables import OrcTable
+from dprobes.engines.gdb.machine.stacks.orctables import OrcTable
 
 if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.guestmodules import GuestModule
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
-    from dprobes.engines.gdb.machine.orctables import OrcEntry
+    from dprobes.engines.gdb.machine.stacks.orctables import OrcEntry
 
 __all__ = ["UnwindTables"]
 
