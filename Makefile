@@ -4,6 +4,9 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test test-kernel guest-kernel torture mutants lint bench docs clean
 
+# Many containers forbid to write byte code; each run would then rewrite the assertions of all test files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
 WORKERS := 2

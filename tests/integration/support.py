@@ -95,6 +95,7 @@ class Builder:
             command = [compiler, "-O1", "-g", "-o", str(output), str(PROGRAMS / source), *flags, *linking, "-lpthread"]
             subprocess.run(command, check=True, timeout=TIMEOUT)
             self._made[key] = output
+        assert self._made[key].exists(), f"an earlier test has removed {self._made[key]}"
         return self._made[key]
 
 

@@ -101,6 +101,8 @@ class DroppingRelay:
                 self._forward(ours, theirs, self._after if self.connections == 1 else 1 << 40)
 
     def _forward(self, ours: socket.socket, theirs: socket.socket, left: int) -> None:
+        for each in (ours, theirs):  # as both ends have it: small packets are not held back
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while left > 0:
             for readable in select.select([ours, theirs], [], [])[0]:
                 data = os.read(readable.fileno(), 1 << 16)
