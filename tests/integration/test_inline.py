@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +49,7 @@ def test_every_hit_is_counted_and_the_program_computes_the_same(build: Builder, 
     result = run(COUNT, ["--exit-status", "--", str(build("hotloop.c")), "3000000"], INLINE)
     assert (result.status, result.stdout) == (0, f"{3000000 * 2999999 // 2}\n")
     assert result.counts[1].hits == 3_000_000
-    assert "inline" in ways(result)
+    assert ways(result) == {"inline"}  # not one of them met a breakpoint
 
 
 def test_records_have_what_the_handler_saw_and_those_without_room_are_counted(build: Builder, run: Runner) -> None:
@@ -59,6 +62,59 @@ def test_records_have_what_the_handler_saw_and_those_without_room_are_counted(bu
     assert len(values) == counts.records
     assert len(set(values)) == len(values)
     assert values[-1] == max(values)
+
+
+def test_what_a_command_starts_or_loads_meets_no_breakpoint(build: Builder, run: Runner) -> None:
+    program, library = build("hotloop.c"), build("plugin.c", "-shared", "-fPIC", name="libplugin.so")
+    result = run(COUNT, ["--exit-status", "--", "sh", "-c", f"{program} 50; {program} 7; {program} 900"], INLINE)
+    assert (result.status, result.counts[1].hits, ways(result)) == (0, 957, {"inline"})
+    source = f'name = "{library}"\noffset = plugin_call\nminor = 1\nabort\n'
+    result = run(source, ["--exit-status", "--", str(build("loader.c", "-ldl")), str(library), "9"], INLINE)
+    assert (result.status, result.counts[1].hits, ways(result)) == (0, 27, {"inline"})
+
+
+@pytest.mark.parametrize("rounds", [8, pytest.param(300, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])])
+def test_a_command_runs_to_its_end_whenever_we_are_killed(build: Builder, run: Runner, rounds: int) -> None:
+    """It may be waiting for its jumps just then."""
+    program, dice = build("hotloop.c"), random.Random(rounds)
+    sources = COUNT, 'name = "libc.so.6"\noffset = m*\nminor = 1\nabort\n'
+    for number in range(rounds):
+        place = program.parent / f"{rounds}-{number}"
+        _kill_during(program, place, sources[number % 2], run, dice)
+        assert Path(f"{place}.status").read_text() == "0\n"
+        assert Path(f"{place}.sum").read_text() == f"{20000 * 19999 // 2}\n"
+
+
+def _kill_during(program: Path, place: Path, source: str, run: Runner, dice: random.Random) -> None:
+    """Kill client or tracer, or both, while a command runs that leaves files at ``place``; wait for its end."""
+    begun, status = Path(f"{place}.begun"), Path(f"{place}.status")
+    script = f"echo > {begun}; {program} 20000 > {place}.sum; echo $? > {status}"
+    client, _ = run.start(source, ["--", "sh", "-c", script], INLINE)
+    since = time.monotonic()
+    await_true(lambda: begun.exists() or client.poll() is not None, "the beginning of the command", TIMEOUT)
+    time.sleep(dice.random() * (time.monotonic() - since))
+    tracers = tracers_of(client.pid) if dice.randrange(2) else []
+    for pid in (*tracers, client.pid) if dice.randrange(2) else (client.pid, *tracers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _, said = client.communicate(timeout=TIMEOUT)
+    assert begun.exists(), said
+    await_true(lambda: status.exists() and status.read_text().endswith("\n"), "the end of the command", TIMEOUT)
+
+
+def tracers_of(client: int) -> list[int]:
+    """Return the tracer that a client has started, if there is one."""
+    return [pid for pid in children_of(client) if "dprobes.engines.ptrace.tracer.main" in command_of(pid)]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def test_limits_are_kept(build: Builder, run: Runner) -> None:

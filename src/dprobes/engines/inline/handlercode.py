@@ -186,6 +186,8 @@ class CodeWriter:
         start = placement.plan.start
         if isinstance(found, Shared):
             there = self._handlers.get(start, {})
+            if there.get(site) == handlers:
+                return placement  # its module is back where it was, without the jump
             if start in avoided or site in there or site < start:
                 return "it is displaced for another probe"
             larger = self._placer.enlarge(placement, self._room({**there, site: handlers}))

@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["InlineHandlers"]
 
+_Mapped = tuple[int, tuple[int, int], int]
+"""A module in a process: the page of the process, its file, and how far above its link addresses it is."""
+
 _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
 
@@ -96,10 +99,11 @@ class InlineHandlers:
         self._postponed = Postponed()
         self._planned: list[SitePatch] = []
         """All jumps that were asked for: a copy of a process has those of its parent."""
-        self._groups: dict[tuple[int, int], dict[int, SiteGroup]] = {}
-        """What runs at addresses, for each page of a process and where a module is in it."""
-        self._code_writers: dict[tuple[int, int], CodeWriter] = {}
-        """By the page of a process, and how far above its link addresses a module is."""
+        self._groups: dict[_Mapped, dict[int, SiteGroup]] = {}
+        """What runs at addresses of a module."""
+        self._code_writers: dict[_Mapped, CodeWriter] = {}
+        self._modules: dict[tuple[int, int], ModuleCode] = {}
+        """The code of modules, by file, where they were mapped last: what is known of it holds elsewhere as well."""
         self._reader: RingReader | None = None
         self._unfinished = 0
         """How many entries of the rings threads did not finish, because they were killed."""
@@ -252,7 +256,7 @@ class InlineHandlers:
             if site.file == file and answers.probes[number].is_in_code
         ]
         groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
-        known = self._groups.setdefault((memory.page, bias), {})
+        known = self._groups.setdefault((memory.page, file, bias), {})
         known |= {address + bias: group for group in groups for address in group.sites}
         handlers = {
             a + bias: [piece.assembled for piece in found] for group in groups for a, found in group.sites.items()
@@ -280,14 +284,18 @@ class InlineHandlers:
         start = run_time_address(mine, first.offset)
         if start is None:
             return None  # it is not mapped any more
-        key = memory.page, start - first.address
+        key = memory.page, site.file, start - first.address
         if key not in self._code_writers:
             assert self._maps is not None
             # Before anything in it is asked for its address.
             maps = dict(self._maps.places(memory.region, self._borrowed, memory.others))
             maps[MapName.ENTRIES] = MapPlace(memory.page + PAGE_SIZE)
+            known = self._modules.get(site.file)
+            bias = start - first.address
+            code = ModuleCode.of(site.resolved.module, bias) if known is None else known.mapped_at(bias)
+            self._modules[site.file] = code
             self._code_writers[key] = CodeWriter(
-                ModuleCode.of(site.resolved.module, start - first.address),
+                code,
                 AddressSpace(mappings, min(m.start for m in mine), max(m.end for m in mine)),
                 self._facts(memory, mappings),
                 maps,

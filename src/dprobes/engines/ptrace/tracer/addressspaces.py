@@ -214,11 +214,13 @@ class AddressSpace:
                 if reader.read(address, 1) == bytes([breakpoint_.original]):
                     os.pwrite(self.memory, INT3, address)
 
-    def write_unwritten(self) -> None:
-        """Write the breakpoints for which no jumps have come."""
+    def write_unwritten(self) -> list[Breakpoint]:
+        """Write the breakpoints for which no jumps have come, and return them."""
+        late = [self.breakpoints[address] for address in self.unwritten if address in self.breakpoints]
         if self.unwritten:
             self.unwritten.clear()  # what has a jump now needs none
             self.renew()
+        return [breakpoint_ for breakpoint_ in late if breakpoint_.address not in self.patches.by_site]
 
     def close(self) -> None:
         """Close the memory; the breakpoints in it are no longer ours to restore."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
+    from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import Handled
@@ -71,8 +72,10 @@ class HitHandler:
         detacher: Detacher,
         dumps: CoreDumps,
         patcher: Patcher,
+        jump_waits: JumpWaits,
     ) -> None:
         self._patcher = patcher
+        self._jump_waits = jump_waits
         self._connection = state.connection
         self._programs = state.programs
         self._modules = modules
@@ -339,7 +342,8 @@ class HitHandler:
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:
-            self._modules.update(thread.space, thread)
+            self._modules.begin(thread.space, thread)
+            self._jump_waits.begin(thread)
         if Role.UNWINDING in breakpoint_.own:
             self._returns.unwinding(thread)
 

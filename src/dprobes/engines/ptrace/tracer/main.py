@@ -30,8 +30,10 @@ from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.identities import Identities
 from dprobes.engines.ptrace.tracer.insertions import Inserter
+from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.patcher import Patcher
+from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.removal import Remover
@@ -104,12 +106,14 @@ class Tracer:
         detacher = Detacher(state, tree, stopper, stepper, debug_registers, counter)
         dumps = CoreDumps(state, stopper)
         settler = Settler(stopper, counter)
+        jump_waits = JumpWaits(state.threads, stopper)
         self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
         self._seizer, self._patcher = Seizer(state.threads, stopper), patcher
+        self._jump_waits = jump_waits
         self._hits = HitHandler(
-            state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps, patcher
+            state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps, patcher, jump_waits
         )
         self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher)
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
@@ -153,6 +157,7 @@ class Tracer:
         self._stopper.waits.look_after()
         self._look_after_load()
         self._patcher.look_after()
+        self._jump_waits.look_after()
         self._finish_attaching()
         self._connection.flush_if_due()
         return True
@@ -182,7 +187,12 @@ class Tracer:
             self._take_messages()
         # What is found out about hits makes records, which have to be sent in time: so that comes last.
         delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._look_after_load()]
-        delays += [self._patcher.look_after(), self._finish_attaching(), self._connection.flush_if_due()]
+        delays += [
+            self._patcher.look_after(),
+            self._jump_waits.look_after(),
+            self._finish_attaching(),
+            self._connection.flush_if_due(),
+        ]
         if self._tree.has_unreported:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
@@ -275,7 +285,7 @@ class Tracer:
         if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
             return remaining
         for space in self._threads.spaces():
-            space.write_unwritten()
+            write_unwritten(space)
         self._attaching = None
         self._connection.send(Attached(pid))
         return None
@@ -337,7 +347,7 @@ class Tracer:
 
     def _on_event(self, thread: Thread, event: Event) -> None:
         if event is Event.STOP:
-            if not self._dismissed(thread):
+            if not self._dismissed(thread) and not self._jump_waits.take(thread):
                 self._stopper.release(thread)
             return
         if event in stops.NEW_TASK_EVENTS:
@@ -389,7 +399,8 @@ class Tracer:
         self._stopper.waits.forget(thread)
         thread.begin_program(space)
         if not thread.is_outside:
-            self._modules.update(space, thread)
+            self._modules.begin(space, thread)
+            self._jump_waits.begin(thread)
 
 
 def main(arguments: list[str]) -> int:

@@ -152,9 +152,10 @@ class ModuleBreakpoints:
 
     def begin(self, space: AddressSpace, thread: Thread) -> None:
         """
-        Do as ``update`` for a process that runs already: it can go on as it is until jumps are there.
+        Do as ``update`` where no breakpoint is needed until jumps are there.
 
-        So no thread meets a breakpoint before, of which it would die if we were killed.
+        So it is in a process that runs already, and can go on as it is: no thread meets a breakpoint before, of which
+        it would die if we were killed. And so it is with code that nobody executes before (``JumpWaits``).
         """
         self._awaits_jumps = True
         try:

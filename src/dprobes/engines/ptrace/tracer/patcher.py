@@ -26,7 +26,8 @@ from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import list_in_manifest, map_code, share_memory
 from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.nativestops import move_fault
-from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.engines.ptrace.tracer.placement import write_unwritten
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
 from dprobes.errors import reason_of
@@ -146,7 +147,7 @@ class Patcher:
     def _write_breakpoints(self, pid: int) -> None:
         """Write the breakpoints of a process in whose place no jumps come."""
         for thread in self._threads.of_process(pid)[:1]:
-            thread.space.write_unwritten()
+            write_unwritten(thread.space)
 
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
         """Write code and jumps into a process, and say which."""
@@ -294,8 +295,8 @@ class Patcher:
         """
         Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
 
-        That is one that has stopped for nothing else, or one that has just run into a breakpoint: its trap is taken
-        already, and it stands where it can go on.
+        That is one that has stopped for nothing else, one that waits for jumps, or one that has just run into a
+        breakpoint: its trap is taken already, and it stands where it can go on.
         """
         threads = self._threads.of_process(pid)
         held = self._stopper.stop(self._threads.in_space(threads[0].space)) if threads else []
@@ -305,6 +306,8 @@ class Patcher:
                 self._stopper.waits.hide_interruption(thread)
                 ready.append(thread)
                 break
+        if not ready:
+            ready = [thread for thread in threads if thread.awaits_jumps and thread.state is ThreadState.STOPPED][:1]
         if not ready:
             ready = [thread for thread in threads if thread.trapped and thread.tid in self._stopper.deferred][:1]
         try:

@@ -187,7 +187,7 @@ class Patches:
     def hide(self, address: int, data: bytearray) -> None:
         """Let ``data``, which was read at ``address``, show the code of the file."""
         end = address + len(data)
-        for patch in self.by_site.values():
+        for patch in self.near(address, end):
             for (start, written), original in zip(patch.writes, patch.originals, strict=True):
                 first, last = max(start, address), min(start + len(written), end)
                 if first < last:

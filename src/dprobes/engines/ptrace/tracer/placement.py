@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["Placer", "note_placement", "why_not"]
+__all__ = ["Placer", "note_placement", "why_not", "write_unwritten"]
 
 _Use = tuple["Site", int, "Probe | None", str]
 """A site of a program, its address, its probepoint unless it is the engine's own, and the path of its file."""
@@ -178,7 +178,8 @@ class Placer:
                 failed |= {probe for probe, _ in (*breakpoint_.exits, *breakpoint_.entries)}
                 continue
             active |= probes
-            note_placement(space, breakpoint_, probes)
+            if breakpoint_.address not in space.unwritten:
+                note_placement(space, breakpoint_, probes)
         for probe in failed:
             space.drop(probe)
         return active - failed
@@ -204,6 +205,12 @@ class Placer:
         self._connection.send(
             ProbeStatus(program.number, (number,), thread.pid, state, path, site.offset, found, reason)
         )
+
+
+def write_unwritten(space: AddressSpace) -> None:
+    """Write the breakpoints of a space for which no jumps have come."""
+    for breakpoint_ in space.write_unwritten():
+        note_placement(space, breakpoint_, breakpoint_.probes())
 
 
 def why_not(found: bytes) -> ProbeState:

@@ -194,6 +194,8 @@ class Thread:
     """Whether it has come there from a handler in the process, which leaves the hit to the tracer."""
     parked: NativeStop | None = None
     """What its handler in the process has ended with, if the tracer is to see to that."""
+    awaits_jumps: bool = False
+    """Whether it is to stop before it runs on, until there are jumps in the code that it has mapped (``JumpWaits``)."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
     restarted: RestartedCall | None = None
@@ -226,7 +228,8 @@ class Thread:
         self.space = space
         self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}
         self.rseq = self.trapped = self.restarting = 0
-        self.is_left_to_us, self.parked = False, None
+        self.is_left_to_us = self.awaits_jumps = False
+        self.parked = None
         self.restarted = None
         self.uid = self.exit_request = None
 

@@ -355,6 +355,8 @@ class Stopper:
                 self.waits.hide_interruption(thread, number)
             if thread.debug.programmed is not thread.space.watchpoints:
                 self._prepare(thread)
+            if thread.awaits_jumps:
+                ptracecalls.interrupt(thread.tid)
             if thread.hit.state and not number and step_on(thread, self._held_registers):
                 return
             if thread.wait is None:

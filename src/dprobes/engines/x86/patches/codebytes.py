@@ -91,8 +91,12 @@ class ModuleCode:
 
     def unchanged(self) -> ModuleCode:
         """Return the same code without any jump in it."""
+        return self.mapped_at(self.bias)
+
+    def mapped_at(self, bias: int) -> ModuleCode:
+        """Return the code of the same module where it is mapped elsewhere, without any jump in it."""
         ranges = [CodeRange(code.start - self.bias, code.end - self.bias, code.original) for code in self.ranges]
-        return ModuleCode(ranges, self.flow, self.bias, self.size)
+        return ModuleCode(ranges, self.flow, bias, self.size)
 
     def around(self, address: int) -> CodeBytes | None:
         """Return the code that holds an address."""

@@ -53,6 +53,9 @@ def test_unchanged_code_is_another_one() -> None:
     assert bytes(fresh.ranges[0].current) == b"abcd"
     assert bytes(module.ranges[0].current) == b"Xbcd"
     assert (fresh.bias, fresh.size, fresh.flow) == (0x7000, 0x1000, module.flow)
+    moved = module.mapped_at(0x9000)
+    assert (moved.ranges[0].start, bytes(moved.ranges[0].current)) == (0x9100, b"abcd")
+    assert (moved.bias, moved.size, moved.flow) == (0x9000, 0x1000, module.flow)
 
 
 @pytest.mark.parametrize("name", ["libsqlite3.so.0", "python3"])

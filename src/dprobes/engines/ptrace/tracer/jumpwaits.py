@@ -1,0 +1,70 @@
+"""
+The waits of threads for jumps: until they are there, nobody executes code that a thread has just mapped.
+
+That is so after an exec, and while the program's loader says that a library is mapped, which nobody has been told of
+yet. The thread is asked to stop as it runs on; the breakpoints for which jumps come are not written meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.tracer.placement import write_unwritten
+from dprobes.engines.ptrace.tracer.state import ThreadState
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.tracer.state import Thread, ThreadTable
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+
+__all__ = ["JumpWaits"]
+
+_PATIENCE = 10.0
+"""Seconds for which a thread waits, before breakpoints are written instead."""
+
+
+class JumpWaits:
+    """The threads that wait for jumps."""
+
+    def __init__(self, threads: ThreadTable, stopper: Stopper) -> None:
+        self._threads = threads
+        self._stopper = stopper
+        self._until: dict[Thread, float] = {}
+        """By thread, when it waits no more."""
+        self._held: set[Thread] = set()
+        """Those that have stopped for it."""
+
+    def begin(self, thread: Thread) -> None:
+        """Let a stopped thread wait, once it is let run, if there are jumps to wait for."""
+        if thread.space.unwritten and not thread.space.shared_with:
+            thread.awaits_jumps = True
+            self._until[thread] = time.monotonic() + _PATIENCE
+
+    def take(self, thread: Thread) -> bool:
+        """Return whether a thread that has stopped because it was asked to stays where it is."""
+        if not thread.awaits_jumps:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            self._stopper.waits.hide_interruption(thread)
+        self._held.add(thread)
+        return True
+
+    def look_after(self) -> float | None:
+        """Let threads run whose jumps are there; return in how many seconds to look again, None if nobody waits."""
+        if not self._until:
+            return None
+        now = time.monotonic()
+        for thread, until in list(self._until.items()):
+            is_there = self._threads.get(thread.tid) is thread
+            if is_there and thread.awaits_jumps and thread.space.unwritten and now < until:
+                continue
+            del self._until[thread]
+            is_held = thread in self._held
+            self._held.discard(thread)
+            thread.awaits_jumps = False
+            if is_there:
+                write_unwritten(thread.space)
+                if is_held and thread.state is ThreadState.STOPPED:
+                    self._stopper.release(thread)
+        return min((until - now for until in self._until.values()), default=None)

@@ -1,0 +1,87 @@
+"""A thread that has mapped code waits for its jumps, but not for ever, and not where there is nothing to wait for."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+
+PLACE = 0x1000
+
+
+class Tracer:
+    """A tracer of one thread, whose space has a breakpoint that is not written; ``now`` is the time."""
+
+    def __init__(self) -> None:
+        self.released: list[Thread] = []
+        self.threads = ThreadTable()
+        self.thread = self.threads[7] = Thread(7, 7, AddressSpace.closed(8), ThreadState.STOPPED)
+        self.thread.space.unwritten.add(PLACE)
+        waits = SimpleNamespace(hide_interruption=lambda _: None)
+        stopper = SimpleNamespace(release=self.released.append, waits=waits)
+        self.waits = JumpWaits(self.threads, cast("Stopper", stopper))
+        self.now = 100.0
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    made = Tracer()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_a_thread_waits_until_its_jumps_are_there(tracer: Tracer) -> None:
+    assert tracer.waits.look_after() is None
+    tracer.waits.begin(tracer.thread)
+    assert tracer.waits.take(tracer.thread)
+    assert tracer.waits.look_after() == pytest.approx(10.0)
+    tracer.thread.space.unwritten.clear()
+    assert tracer.waits.look_after() is None
+    assert tracer.released == [tracer.thread]
+    assert not tracer.thread.awaits_jumps
+
+
+def test_breakpoints_are_written_if_none_come(tracer: Tracer) -> None:
+    tracer.waits.begin(tracer.thread)
+    assert tracer.waits.take(tracer.thread)
+    tracer.now += 9.5
+    assert tracer.waits.look_after() == pytest.approx(0.5)
+    tracer.now += 0.6
+    assert tracer.waits.look_after() is None
+    assert tracer.released == [tracer.thread]
+    assert tracer.thread.space.unwritten == set()
+
+
+def test_a_thread_that_has_not_stopped_yet_is_not_let_run(tracer: Tracer) -> None:
+    tracer.waits.begin(tracer.thread)
+    tracer.thread.space.unwritten.clear()
+    assert tracer.waits.look_after() is None
+    assert tracer.released == []
+    assert not tracer.waits.take(tracer.thread)
+
+
+def test_nobody_waits_without_a_reason(tracer: Tracer) -> None:
+    tracer.thread.space.unwritten.clear()
+    tracer.waits.begin(tracer.thread)
+    assert not tracer.waits.take(tracer.thread)
+    tracer.thread.space.unwritten.add(PLACE)
+    tracer.thread.space.shared_with.add(8)  # its parent waits for it (vfork)
+    tracer.waits.begin(tracer.thread)
+    assert not tracer.waits.take(tracer.thread)
+
+
+def test_a_thread_that_has_been_killed_is_forgotten(tracer: Tracer) -> None:
+    tracer.waits.begin(tracer.thread)
+    assert tracer.waits.take(tracer.thread)
+    del tracer.threads[7]
+    assert tracer.waits.look_after() is None
+    assert tracer.released == []
