@@ -17,6 +17,7 @@ from integration.support import (
     DPROBES,
     TIMEOUT,
     await_line,
+    await_message,
     await_traced,
     await_true,
     code_is_original,
@@ -24,6 +25,7 @@ from integration.support import (
     is_traced,
     memory_at,
     running,
+    tracer_of,
 )
 
 if TYPE_CHECKING:
@@ -170,6 +172,26 @@ def test_a_killed_tracer_leaves_a_program_that_goes_on_without_jumps(build: Buil
         assert "Traceback" not in stderr, stderr
         assert target.poll() is None
         assert code_is_original(target.pid, program)
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_a_tracer_that_somebody_stops_goes_on_afterwards(build: Builder, run: Runner, engine: str) -> None:
+    source = "name = torture\noffset = stepped\nminor = 1\nabort\n"
+    with running(build("torture.c"), 600, 2) as target:
+        await_line(target)
+        client, output = run.start(source, ["-p", str(target.pid)], ["--engine", engine])
+        tracer = await_traced(target.pid)
+        await_message(client, "active")
+        for _ in range(2):
+            os.kill(tracer, signal.SIGSTOP)
+            time.sleep(1.2)  # longer than it waits for anything
+            os.kill(tracer, signal.SIGCONT)
+            time.sleep(0.1)
+        assert is_traced(target.pid)
+        assert tracer_of(target.pid) == tracer
+        result = run.end(client, output)
+        assert "was told to end" not in result.stderr
+        assert result.counts[1].hits > 0
 
 
 def test_what_no_jump_is_good_for_has_a_breakpoint(build: Builder, run: Runner) -> None:

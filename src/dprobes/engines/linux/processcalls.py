@@ -7,10 +7,15 @@ The only file that makes these system calls, through ctypes. x86-64 Linux only.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from dprobes.errors import system_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "RemoteMemory",
@@ -22,6 +27,7 @@ __all__ = [
     "send_signal",
     "set_process_name",
     "socket_timeout",
+    "take_signal",
 ]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -163,3 +169,29 @@ def end_with_parent() -> None:
 def send_signal(pid: int, tid: int, number: int) -> None:
     """Send a signal to one thread (tgkill(2))."""
     _check(_libc.syscall(_SYS_TGKILL, pid, tid, number))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_SIGNAL_SET_WORDS = 16
+"""How many words a ``sigset_t`` of the C library has; signal n is bit n - 1."""
+
+_sigtimedwait = _libc.sigtimedwait
+_sigtimedwait.argtypes = (ctypes.POINTER(ctypes.c_ulong), ctypes.c_void_p, ctypes.POINTER(_Timespec))
+
+
+def take_signal(signals: Iterable[int], seconds: float) -> int:
+    """
+    Wait for one of some blocked signals and take it (sigtimedwait(2)).
+
+    Return its number, or 0 if none has come in time, or a stop has interrupted the wait. ``signal.sigtimedwait`` makes
+    up a signal then, if the time is over as well: it returns what happens to be in its memory (CPython 3.11 to 3.13).
+    """
+    wanted = (ctypes.c_ulong * _SIGNAL_SET_WORDS)(sum(1 << number - 1 for number in signals))
+    whole = int(seconds)
+    found: int = _sigtimedwait(wanted, None, _Timespec(whole, int((seconds - whole) * 1_000_000_000)))
+    if found < 0 and (reason := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
+        raise system_error(reason)
+    return max(found, 0)

@@ -200,13 +200,13 @@ class Tracer:
 
     def _check_signals(self, timeout: float) -> None:
         # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
-        info = signal.sigtimedwait(_SIGNALS, timeout)
-        messages = info is None
-        while info is not None:
-            if info.si_signo in _ENDING_SIGNALS:
+        number = processcalls.take_signal(_SIGNALS, timeout)
+        messages = not number
+        while number:
+            if number in _ENDING_SIGNALS:
                 raise _EndedError
-            messages = messages or info.si_signo == signal.SIGIO
-            info = signal.sigtimedwait(_SIGNALS, 0)
+            messages = messages or number == signal.SIGIO
+            number = processcalls.take_signal(_SIGNALS, 0)
         if messages:
             self._take_messages()
 
