@@ -13,19 +13,20 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-import time
 import traceback
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import processcalls, ptracecalls, stops
 from dprobes.engines.linux.oomscore import spare_process
-from dprobes.engines.linux.procfs import living_thread, thread_state
+from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.attachment import Attachment
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.detachment import Detacher
+from dprobes.engines.ptrace.tracer.handlerends import HandlerEnds
 from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.identities import Identities
@@ -33,8 +34,7 @@ from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.patcher import Patcher
-from dprobes.engines.ptrace.tracer.placement import write_unwritten
-from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
+from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.removal import Remover
 from dprobes.engines.ptrace.tracer.segments import LocalTables
@@ -47,11 +47,9 @@ from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watchpoints
 from dprobes.engines.ptrace.wire import (
     Attach,
-    Attached,
     ChangeRequest,
     Done,
     End,
-    Failed,
     Insert,
     Overloaded,
     PatchSites,
@@ -63,7 +61,7 @@ from dprobes.engines.ptrace.wire import (
     Start,
     Warned,
 )
-from dprobes.errors import EngineError, reason_of
+from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 
 __all__ = ["Tracer", "main"]
@@ -76,10 +74,6 @@ _CHECK_INTERVAL = 64
 
 _RETRY = 0.005
 """Seconds after which a full pipe to the client is tried again."""
-
-
-_JUMPS_PATIENCE = 30.0
-"""Seconds for which jumps are awaited in a process that is attached to, before breakpoints are written instead."""
 
 
 class _EndedError(Exception):
@@ -110,8 +104,8 @@ class Tracer:
         self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
-        self._seizer, self._patcher = Seizer(state.threads, stopper), patcher
-        self._jump_waits = jump_waits
+        self._attachment, self._patcher = Attachment(state, stopper, modules), patcher
+        self._jump_waits, self._handler_ends = jump_waits, HandlerEnds(state, stopper)
         self._hits = HitHandler(
             state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps, patcher, jump_waits
         )
@@ -119,8 +113,6 @@ class Tracer:
         self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
         self._registers = ptracecalls.Registers()
         self._attached = False
-        self._attaching: tuple[int, float] | None = None
-        """The process for which jumps are awaited, and until when."""
 
     # The loop
 
@@ -158,7 +150,7 @@ class Tracer:
         self._look_after_load()
         self._patcher.look_after()
         self._jump_waits.look_after()
-        self._finish_attaching()
+        self._attachment.look_after()
         self._connection.flush_if_due()
         return True
 
@@ -190,7 +182,7 @@ class Tracer:
         delays += [
             self._patcher.look_after(),
             self._jump_waits.look_after(),
-            self._finish_attaching(),
+            self._attachment.look_after(),
             self._connection.flush_if_due(),
         ]
         if self._tree.has_unreported:
@@ -214,7 +206,8 @@ class Tracer:
         while (message := self._connection.receive()) is not None:
             match message:
                 case Attach(pid, launching):
-                    self._attach(pid, launching=launching)
+                    self._attached = True
+                    self._attachment.begin(pid, launching=launching)
                 case Sites():
                     self._modules.answered(message)
                 case Remove(number, numbers, state):
@@ -228,13 +221,13 @@ class Tracer:
                 case PatchSites():
                     self._patcher.patch(message)
                 case ReleaseMemory():
-                    self._patcher.release(message)
+                    self._handler_ends.release(message)
                 case Insert():
                     with self._patcher.without_jumps():
                         self._inserter.insert(message)
                 case Replace():
                     with self._patcher.without_jumps():
-                        self._patcher.let_end(self._handle_reported)
+                        self._handler_ends.let_end(self._handle_reported)
                         self._replacer.replace(message)
                 case End(number):
                     if self._programs.is_the_end(message):
@@ -250,45 +243,6 @@ class Tracer:
                 self._connection.send(Overloaded(program.number, verdict, rates))
             self._remover.remove([program.probes[number] for number in verdict.disabled], ProbeState.DISABLED)
         return delay
-
-    # Taking processes over
-
-    def _attach(self, pid: int, *, launching: bool) -> None:
-        self._attached = True
-        held: list[Thread] = []
-        try:
-            if not launching:
-                # What takes time comes first, while the process runs.
-                self._modules.learn(living_thread(pid))
-            held = self._seizer.seize_all(pid)
-            for program in self._programs:
-                program.reach.pids |= {thread.pid for thread in self._threads.values()}
-            if not launching:
-                leader = next(iter(self._threads.values()))
-                self._modules.begin(leader.space, leader)
-        except OSError as error:
-            self._connection.send(Failed(pid, reason_of(error), error.errno or 0))
-            return
-        finally:
-            for thread in held:
-                self._stopper.release(thread)
-        self._attaching = pid, time.monotonic() + _JUMPS_PATIENCE
-        self._finish_attaching()
-
-    def _finish_attaching(self) -> float | None:
-        """Say that a process is attached once its jumps are there; return in how many seconds to look again."""
-        if self._attaching is None:
-            return None
-        pid, until = self._attaching
-        remaining = until - time.monotonic()
-        # Children that are born meanwhile get no jumps of their own.
-        if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
-            return remaining
-        for space in self._threads.spaces():
-            write_unwritten(space)
-        self._attaching = None
-        self._connection.send(Attached(pid))
-        return None
 
     # Stops
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,17 +23,16 @@ from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, fitting, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.nativememory import list_in_manifest, map_code, share_memory
-from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
-from dprobes.engines.ptrace.wire import MemoryReleased, MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
+from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -44,19 +42,12 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.wire import ReleaseMemory
 
 __all__ = ["Patcher"]
 
 _GONE = "the process is not traced any more"
 _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
-_TRIES = 20
-"""How often threads are looked at that may be in handlers: of a program that does little else many are."""
-_HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.05
-"""Seconds for which a thread in a handler is let run before it is looked at again: at first, and at most."""
-_HANDLER_PATIENCE = 2.0
-"""Seconds for which handlers are let end: a thread may have to wait for a processor."""
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
 _PAUSE, _PAUSE_MAX = 0.01, 2.0
@@ -379,71 +370,6 @@ class Patcher:
         yield
         for space, jumps in taken:
             self.bring_back(space, jumps)
-
-    def let_end(self, go_on: Callable[[], int]) -> int:
-        """
-        Let the handlers end that are under way, while there are no jumps; return how many threads are still in theirs.
-
-        So whoever looks at what a program has counted and recorded finds all of it. ``go_on`` handles stops, and
-        returns how many: a thread may have stopped in its handler for a signal, or at a breakpoint in the program's
-        signal handler, and leaves that only when somebody sees to it.
-        """
-        spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.code]
-        waiting = self._in_handlers([thread for space in spaces for thread in self._threads.in_space(space)])
-        pause, until = _HANDLER_PAUSE, time.monotonic() + _HANDLER_PATIENCE
-        while waiting and time.monotonic() < until:
-            look = time.monotonic() + pause
-            while (left := look - time.monotonic()) > 0:
-                if not go_on():
-                    signal.sigtimedwait([signal.SIGCHLD], left)
-            # A thread that has to wait for a processor gets nowhere if it is stopped whenever it has one.
-            pause = min(2 * pause, _HANDLER_PAUSE_MAX)
-            present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
-            waiting = self._in_handlers([thread for thread in present if thread.space in spaces])
-        return len(waiting)
-
-    def _in_handlers(self, threads: list[Thread]) -> list[Thread]:
-        """Return those of some threads that may be in a handler just now."""
-        held = self._stopper.stop(threads)
-        try:
-            return [thread for thread in threads if not is_outside(thread.space, thread)]
-        finally:
-            for thread in held:
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
-
-    def release(self, message: ReleaseMemory) -> None:
-        """
-        Release what handlers of a program have left without an end, and say whether that could be done.
-
-        A handler that was under way has ended, or was left, once its thread has been seen elsewhere. The words may be
-        taken again meanwhile: they need a moment in which no thread is in a handler.
-        """
-        spaces = [s for s in self._threads.spaces() if s.is_open and message.program in s.patches.memories]
-        waiting: set[int] | None = None
-        for _ in range(_TRIES):
-            inside = self._inside(message, spaces)
-            waiting = inside if waiting is None else waiting & inside
-            if not waiting and not (inside and message.words):
-                break
-        self._connection.send(MemoryReleased(message.program, not waiting))
-
-    def _inside(self, message: ReleaseMemory, spaces: Sequence[AddressSpace]) -> set[int]:
-        """Return the threads that may be in a handler just now; if there are none, the words of a message become 0."""
-        threads = {space: list(self._threads.in_space(space)) for space in spaces}
-        held = self._stopper.stop([thread for mine in threads.values() for thread in mine])
-        try:
-            inside = {t.tid for space, mine in threads.items() for t in mine if not is_outside(space, t)}
-            for space in spaces[:1] if not inside else ():
-                region = space.patches.memories[message.program].region
-                for offset, size in message.words:
-                    with contextlib.suppress(OSError):
-                        space.write(region + offset, bytes(size))
-            return inside
-        finally:
-            for thread in held:
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
 
     def keep_call(self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, frame: int, entry: Entry) -> bool:
         """
