@@ -37,7 +37,7 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
     [
         (["--help"], 125, 13),
         (["check", "{source}"], 218, 107),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 326, 187),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 327, 188),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 421, 290),
         (ONE_LINER, 490, 359),
     ],

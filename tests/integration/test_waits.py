@@ -19,7 +19,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer.waits import Waits
+from dprobes.engines.ptrace.tracer.steps.waits import Waits
 from integration.ebpf.insessions import on_demand
 from integration.support import PATIENCE, TIMEOUT, await_line, await_traced, await_true, is_traced, running
 

@@ -23,7 +23,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.ptrace.sitepatch import SitePatch
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sitepatch import SitePatch
-    from dprobes.engines.ptrace.tracer.patches import NativeMemory
+    from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 
 __all__ = ["FOR_RESTORERS", "JumpsCopied", "JumpsPlanned", "PagesMapped", "TracerBegun"]
 

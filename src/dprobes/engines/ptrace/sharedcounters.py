@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from dprobes.engines.interface import Counts, TableChange, VariableChange
 from dprobes.engines.linux.cpus import cpu_limit
-from dprobes.engines.ptrace.tracer.slots import Placement
+from dprobes.engines.ptrace.tracer.steps.slots import Placement
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, MAGIC, SIZE, entries_in, entry_of, length_in
 from dprobes.engines.ptrace.sitepatch import SitePatch
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 
 MEMORY = NativeMemory(0x1000, 8192, 0x10000, 1 << 20, None, ((0x20000, 4096),), (0x30000, SIZE))
 CODE = ((0x5000, 0x6000), (0x8000, 0x9000))

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.engines.interface import Counts
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
-from dprobes.engines.ptrace.tracer.slots import Placement
+from dprobes.engines.ptrace.tracer.steps.slots import Placement
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence

@@ -18,7 +18,7 @@ from dprobes.engines.ptrace.wire import Kind, Lowered, Placed, Raised, Removed, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dprobes.engines.ptrace.tracer.patches import Patches
+    from dprobes.engines.ptrace.tracer.native.patches import Patches
     from dprobes.engines.x86.debugregs import Watch
 
 __all__ = ["CrashRestorer"]

@@ -16,7 +16,7 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
 from dprobes.engines.ptrace.client.memoryremoval import unmap_left_memory
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, entries_in, length_in
-from dprobes.engines.ptrace.tracer.patches import Patches
+from dprobes.engines.ptrace.tracer.native.patches import Patches
 from dprobes.errors import DprobesError
 from dprobes.native.lifemark import HAS_ENDED
 from dprobes.target.processmaps import parse_maps, read_maps

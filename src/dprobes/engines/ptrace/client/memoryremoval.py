@@ -18,7 +18,7 @@ from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.client.watchpointremoval import PATIENCE, seize_again
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.nativeremoval import is_left, unmap_native
+from dprobes.engines.ptrace.tracer.native.nativeremoval import is_left, unmap_native
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState, ThreadTable
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
@@ -26,7 +26,7 @@ from dprobes.errors import DprobesError
 from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.patches import Patches
+    from dprobes.engines.ptrace.tracer.native.patches import Patches
 
 __all__ = ["unmap_left_memory"]
 

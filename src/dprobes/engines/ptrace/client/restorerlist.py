@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
 from dprobes.engines.ptrace.client.memoryremoval import unmap_left_memory
 from dprobes.engines.ptrace.restorerwire import JumpsCopied, JumpsPlanned, PagesMapped
-from dprobes.engines.ptrace.tracer.patches import Patches
+from dprobes.engines.ptrace.tracer.native.patches import Patches
 from dprobes.engines.ptrace.wire import Removed
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.lifemark import HAS_ENDED

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.tracer.entries import Entries
-from dprobes.engines.ptrace.tracer.patches import Patches
-from dprobes.engines.ptrace.tracer.slots import Slots
+from dprobes.engines.ptrace.tracer.native.patches import Patches
+from dprobes.engines.ptrace.tracer.steps.slots import Slots
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE

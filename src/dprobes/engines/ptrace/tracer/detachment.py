@@ -23,7 +23,7 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.nativestops import STOPPING, fix_up, is_in_native_stop
+from dprobes.engines.ptrace.tracer.native.nativestops import STOPPING, fix_up, is_in_native_stop
 from dprobes.engines.ptrace.tracer.removal import give_back_all
 from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.wire import Left, Warned
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.state import TracerState
-    from dprobes.engines.ptrace.tracer.stepper import Stepper
+    from dprobes.engines.ptrace.tracer.steps.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 

@@ -17,13 +17,13 @@ from dprobes.engines.hits.probes import CORE_DUMP
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
-from dprobes.engines.ptrace.tracer.latesteps import has_entered
-from dprobes.engines.ptrace.tracer.nativestops import fix_up
+from dprobes.engines.ptrace.tracer.native.nativestops import fix_up
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns, functions_of
 from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
-from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
+from dprobes.engines.ptrace.tracer.steps.heldsignals import FAULTS
+from dprobes.engines.ptrace.tracer.steps.latesteps import has_entered
+from dprobes.engines.ptrace.tracer.steps.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
 from dprobes.engines.x86.emulation import Action, emulate, uses_return_addresses
 from dprobes.vm import Ending
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
-    from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
-    from dprobes.engines.ptrace.tracer.patcher import Patcher
+    from dprobes.engines.ptrace.tracer.native.jumpwaits import JumpWaits
+    from dprobes.engines.ptrace.tracer.native.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import Handled
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
-    from dprobes.engines.ptrace.tracer.stepper import Stepper
+    from dprobes.engines.ptrace.tracer.steps.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
     from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits

@@ -23,8 +23,8 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.engines.ptrace.tracer.steps.timedwaits import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
 from dprobes.engines.ptrace.tracer.stopper import await_stop
-from dprobes.engines.ptrace.tracer.timedwaits import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
 from dprobes.engines.x86.cpuid import cpuid_of_leaf
 from dprobes.engines.x86.signalframe import TILE_DATA, frame_32, frame_64, restorable
 from dprobes.errors import TargetError

@@ -26,20 +26,20 @@ from dprobes.engines.ptrace.tracer.attachment import Attachment
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.detachment import Detacher
-from dprobes.engines.ptrace.tracer.handlerends import HandlerEnds
 from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.identities import Identities
 from dprobes.engines.ptrace.tracer.insertions import Inserter
-from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
-from dprobes.engines.ptrace.tracer.patcher import Patcher
+from dprobes.engines.ptrace.tracer.native.handlerends import HandlerEnds
+from dprobes.engines.ptrace.tracer.native.jumpwaits import JumpWaits
+from dprobes.engines.ptrace.tracer.native.patcher import Patcher
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.removal import Remover
 from dprobes.engines.ptrace.tracer.segments import LocalTables
 from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState, ThreadTable, TracerState
-from dprobes.engines.ptrace.tracer.stepper import Stepper
+from dprobes.engines.ptrace.tracer.steps.stepper import Stepper
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.switchover import Replacer
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext

@@ -14,7 +14,7 @@ from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.memorywrites import is_mapped_writable
-from dprobes.engines.ptrace.tracer.slots import Placement
+from dprobes.engines.ptrace.tracer.steps.slots import Placement
 from dprobes.engines.ptrace.wire import Placed, ProbeStatus, Raised
 from dprobes.engines.x86.emulation import is_emulated
 from dprobes.errors import reason_of

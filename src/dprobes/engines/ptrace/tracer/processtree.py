@@ -20,7 +20,7 @@ from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.nativememory import own_pages
+from dprobes.engines.ptrace.tracer.native.nativememory import own_pages
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.wire import Forked, Placed, Raised, Removed, Watched
@@ -30,7 +30,7 @@ from dprobes.errors import system_error
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.identities import Identities
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
-    from dprobes.engines.ptrace.tracer.patcher import Patcher
+    from dprobes.engines.ptrace.tracer.native.patcher import Patcher
     from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 

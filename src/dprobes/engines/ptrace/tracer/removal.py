@@ -14,9 +14,9 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.nativeremoval import is_left, unmap_native
-from dprobes.engines.ptrace.tracer.slots import Slots
+from dprobes.engines.ptrace.tracer.native.nativeremoval import is_left, unmap_native
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.engines.ptrace.tracer.steps.slots import Slots
 from dprobes.engines.ptrace.wire import Lowered, ProbeStatus, Removed
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import PAGE_SIZE
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.injection import Call
-    from dprobes.engines.ptrace.tracer.patcher import Patcher
+    from dprobes.engines.ptrace.tracer.native.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper

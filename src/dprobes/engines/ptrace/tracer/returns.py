@@ -17,7 +17,7 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sites import Role, Site
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.entries import Entry
-from dprobes.engines.ptrace.tracer.nativecalls import take_call
+from dprobes.engines.ptrace.tracer.native.nativecalls import take_call
 from dprobes.engines.ptrace.tracer.state import PendingReturn
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.plan import plan
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.patcher import Patcher
+    from dprobes.engines.ptrace.tracer.native.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.entries import Entry
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe, Programs
-    from dprobes.engines.ptrace.tracer.slots import Slot
+    from dprobes.engines.ptrace.tracer.steps.slots import Slot
 
 __all__ = [
     "STRANGE",

@@ -28,10 +28,10 @@ from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.latesteps import step_on
-from dprobes.engines.ptrace.tracer.nativestops import STOPPING, leave_to_us
+from dprobes.engines.ptrace.tracer.native.nativestops import STOPPING, leave_to_us
 from dprobes.engines.ptrace.tracer.state import ThreadState
-from dprobes.engines.ptrace.tracer.waits import Waits
+from dprobes.engines.ptrace.tracer.steps.latesteps import step_on
+from dprobes.engines.ptrace.tracer.steps.waits import Waits
 from dprobes.errors import system_error
 
 if TYPE_CHECKING:

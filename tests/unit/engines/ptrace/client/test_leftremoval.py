@@ -20,7 +20,7 @@ LISTING = """
 import ctypes, mmap, os, sys
 from dprobes.engines.ptrace import leftmanifest as m
 from dprobes.engines.ptrace.sitepatch import SitePatch
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.native.lifemark import HAS_ENDED
 
 def mapped(name, size, data, flags):

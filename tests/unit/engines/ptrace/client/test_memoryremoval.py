@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from dprobes.engines.ptrace.client.memoryremoval import unmap_left_memory
-from dprobes.engines.ptrace.tracer.patches import NativeMemory, Patches
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 
 SIZE = 2 * mmap.PAGESIZE
 

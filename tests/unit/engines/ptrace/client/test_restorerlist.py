@@ -7,7 +7,7 @@ import os
 
 from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
 from dprobes.engines.ptrace.restorerwire import JumpsCopied, JumpsPlanned, PagesMapped
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.engines.ptrace.wire import Placed, Removed
 
 ME = os.getpid()

@@ -16,8 +16,8 @@ from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
 from dprobes.engines.ptrace.tracer.programs import Handled
-from dprobes.engines.ptrace.tracer.slots import Placement, Slot
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
+from dprobes.engines.ptrace.tracer.steps.slots import Placement, Slot
 from dprobes.vm import Point
 from ptrace_programs import inserted_program, probe_of
 

@@ -9,7 +9,7 @@ from typing import Any
 from dprobes.engines.linux.threadidentity import identity_of, program_of
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.identities import Identities
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 
 PID = os.getpid()

@@ -19,10 +19,10 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
-from dprobes.engines.ptrace.tracer.heldsignals import FAULTS, HeldSignals, move_signal_address
-from dprobes.engines.ptrace.tracer.slotmemory import SlotMaker
-from dprobes.engines.ptrace.tracer.slots import Placement
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer.steps.heldsignals import FAULTS, HeldSignals, move_signal_address
+from dprobes.engines.ptrace.tracer.steps.slotmemory import SlotMaker
+from dprobes.engines.ptrace.tracer.steps.slots import Placement
 from dprobes.engines.ptrace.wire import Placed, Removed
 from dprobes.engines.x86.debugregs import STATUS, slots_hit
 from dprobes.engines.x86.emulation import Action
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
-    from dprobes.engines.ptrace.tracer.slots import Slot
     from dprobes.engines.ptrace.tracer.state import Thread
+    from dprobes.engines.ptrace.tracer.steps.slots import Slot
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
     from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits

@@ -14,7 +14,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
-from dprobes.engines.ptrace.tracer.patches import Patches
+from dprobes.engines.ptrace.tracer.native.patches import Patches
 from dprobes.errors import TargetError
 from dprobes.target.processmaps import parse_maps, read_maps
 

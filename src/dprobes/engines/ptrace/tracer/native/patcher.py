@@ -20,13 +20,13 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.leftmanifest import entry_of
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
-from dprobes.engines.ptrace.tracer.jumpwriter import DIFFERS, fitting, groups_of, obstacle_to, write_jump
-from dprobes.engines.ptrace.tracer.nativecalls import add_calls
-from dprobes.engines.ptrace.tracer.nativememory import list_in_manifest, map_code, share_memory
-from dprobes.engines.ptrace.tracer.nativestops import move_fault
+from dprobes.engines.ptrace.tracer.native.jumpwriter import DIFFERS, fitting, groups_of, obstacle_to, write_jump
+from dprobes.engines.ptrace.tracer.native.nativecalls import add_calls
+from dprobes.engines.ptrace.tracer.native.nativememory import list_in_manifest, map_code, share_memory
+from dprobes.engines.ptrace.tracer.native.nativestops import move_fault
+from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.entries import Entry
-    from dprobes.engines.ptrace.tracer.patches import NativeMemory
+    from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper

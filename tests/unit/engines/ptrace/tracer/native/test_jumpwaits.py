@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.jumpwaits import JumpWaits
+from dprobes.engines.ptrace.tracer.native.jumpwaits import JumpWaits
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.restorerwire import PagesMapped
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.tracer.steps.slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.emulation import Action
 from dprobes.engines.x86.relocation import relocated
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.slots import Slots
     from dprobes.engines.ptrace.tracer.state import Thread
+    from dprobes.engines.ptrace.tracer.steps.slots import Slots
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
 __all__ = ["SlotMaker"]

@@ -13,10 +13,10 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.latesteps import has_entered, step_on
-from dprobes.engines.ptrace.tracer.slots import Placement, Slot
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer.stepper import Stepper
+from dprobes.engines.ptrace.tracer.steps.latesteps import has_entered, step_on
+from dprobes.engines.ptrace.tracer.steps.slots import Placement, Slot
+from dprobes.engines.ptrace.tracer.steps.stepper import Stepper
 from dprobes.engines.x86.emulation import Action
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
-from dprobes.engines.ptrace.tracer import threadplaces
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.slots import Placement, Slot
+from dprobes.engines.ptrace.tracer.native import threadplaces
+from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces, stack_words
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces, stack_words
+from dprobes.engines.ptrace.tracer.steps.slots import Placement, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

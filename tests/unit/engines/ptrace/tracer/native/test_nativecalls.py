@@ -10,8 +10,8 @@ import pytest
 from dprobes.bpf.calltable import WINDOW, CallTable, call_key
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.entries import Entry
-from dprobes.engines.ptrace.tracer.nativecalls import add_calls, take_call
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.nativecalls import add_calls, take_call
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.target.processmaps import PAGE_SIZE
 from ptrace_programs import inserted_program, probe_of
 

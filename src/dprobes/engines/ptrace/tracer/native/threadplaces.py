@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-    from dprobes.engines.ptrace.tracer.slots import Slot
     from dprobes.engines.ptrace.tracer.state import Thread
+    from dprobes.engines.ptrace.tracer.steps.slots import Slot
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["ThreadPlaces", "stack_words"]

@@ -11,8 +11,8 @@ import pytest
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, LENGTH, MAGIC, entries_in, entry_of
 from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.patcher import Patcher
-from dprobes.engines.ptrace.tracer.patches import NativeMemory, Patches
+from dprobes.engines.ptrace.tracer.native.patcher import Patcher
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 from dprobes.engines.ptrace.tracer.programs import Programs
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
 from dprobes.engines.ptrace.wire import MemoryShared, ShareMemory, Warned

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-    from dprobes.engines.ptrace.tracer.threadplaces import ThreadPlaces
+    from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
 
 __all__ = ["DIFFERS", "fitting", "groups_of", "obstacle_to", "write_jump"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.engines.ptrace.tracer.slots import Placement, Slot, SlotArea, Slots
+from dprobes.engines.ptrace.tracer.steps.slots import Placement, Slot, SlotArea, Slots
 
 
 def slots_at(*addresses: int) -> Slots:

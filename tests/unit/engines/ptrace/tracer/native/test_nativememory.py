@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.ptrace.tracer import nativememory
 from dprobes.engines.ptrace.tracer.injection import MUNMAP, InjectionError
-from dprobes.engines.ptrace.tracer.patches import Patches
+from dprobes.engines.ptrace.tracer.native import nativememory
+from dprobes.engines.ptrace.tracer.native.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

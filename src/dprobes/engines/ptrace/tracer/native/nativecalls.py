@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-    from dprobes.engines.ptrace.tracer.patches import NativeMemory
+    from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
     from dprobes.engines.ptrace.tracer.programs import Probe
 
 __all__ = ["add_calls", "take_call"]

@@ -11,7 +11,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.tracer.nativeremoval import is_outside
+from dprobes.engines.ptrace.tracer.native.nativeremoval import is_outside
 from dprobes.engines.ptrace.wire import MemoryReleased
 
 if TYPE_CHECKING:

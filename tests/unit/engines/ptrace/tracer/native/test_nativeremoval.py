@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.nativeremoval import is_outside, names_address
+from dprobes.engines.ptrace.tracer.native.nativeremoval import is_outside, names_address
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 
 START, END = 0x7F12_3456_F000, 0x7F12_3457_2000

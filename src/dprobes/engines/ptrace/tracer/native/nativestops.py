@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, Register
-from dprobes.engines.ptrace.tracer.heldsignals import move_signal_address
+from dprobes.engines.ptrace.tracer.steps.heldsignals import move_signal_address
 
 if TYPE_CHECKING:
     import ctypes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ptrace.sitepatch import CodeCopy, NativeStop, SitePatch
-from dprobes.engines.ptrace.tracer.patches import NativeMemory, Patches
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

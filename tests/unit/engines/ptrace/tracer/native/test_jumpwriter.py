@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.jumpwriter import fitting, groups_of, obstacle_to
+from dprobes.engines.ptrace.tracer.native.jumpwriter import fitting, groups_of, obstacle_to
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux.processcalls import copy_descriptor
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, LENGTH, MAGIC, SIZE, length_in
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
-from dprobes.engines.ptrace.tracer.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.errors import reason_of, reason_of_number
 from dprobes.native.processpage import PROCESS_PID
 from dprobes.target.processmaps import PAGE_SIZE

@@ -17,7 +17,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.state import RestartedCall, ThreadState
-from dprobes.engines.ptrace.tracer.timedwaits import EINTR, RESTART_NO_HANDLER, interrupted_wait, is_restarted
+from dprobes.engines.ptrace.tracer.steps.timedwaits import EINTR, RESTART_NO_HANDLER, interrupted_wait, is_restarted
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread

@@ -12,9 +12,9 @@ import pytest
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sitepatch import NativeStop
-from dprobes.engines.ptrace.tracer import nativestops
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.nativestops import is_in_native_stop, set_back, stop_of
+from dprobes.engines.ptrace.tracer.native import nativestops
+from dprobes.engines.ptrace.tracer.native.nativestops import is_in_native_stop, set_back, stop_of
 from dprobes.native.x86 import trampoline
 from dprobes.native.x86.assembler import Gpr
 
