@@ -8,11 +8,13 @@ engine is ready for it, so that it is probed from its first instruction on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.errors import TargetError, reason_of_number
+from dprobes.errors import DprobesError, TargetError, reason_of_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,14 +76,26 @@ class Command:
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
             if number := os.read(self._failure, 16):
-                raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason_of_number(int(number))}")
+                raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
         return self._status
 
     def check_started(self) -> None:
         """Wait until the child has executed its program; raise ``TargetError`` if it could not."""
         if number := os.read(self._failure, 16):
             self._status = os.waitpid(self.pid, 0)[1]
-            raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason_of_number(int(number))}")
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
+
+    def _reason(self, number: int) -> str:
+        """Return why the program was not executed: the kernel does not tell a missing loader from a missing program."""
+        if number == errno.ENOENT:
+            from dprobes.target.elf.file import ElfFile
+            from dprobes.target.executables import executable_of
+
+            with contextlib.suppress(DprobesError):
+                loader = ElfFile.open(executable_of(self._arguments[0])).interpreter
+                if loader is not None and not Path(loader).exists():
+                    return f"'{loader}', which loads it, does not exist"
+        return reason_of_number(number)
 
     @property
     def has_ended(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from dprobes.engines.launcher import Command
+from dprobes.errors import TargetError
 
 
 def test_a_command_that_is_never_let_go_ends_also_if_another_process_holds_its_pipe() -> None:
@@ -18,3 +20,23 @@ def test_a_command_that_is_never_let_go_ends_also_if_another_process_holds_its_p
             os.kill(command.pid, 0)
     finally:
         os.close(held)
+
+
+def test_a_program_whose_loader_is_missing_is_told_from_one_that_does_not_exist(tmp_path: Path) -> None:
+    program = bytearray(Path("/bin/true").resolve().read_bytes())
+    loader = b"/lib64/ld-linux-x86-64.so.2\0"
+    place = program.index(loader)
+    program[place : place + len(loader)] = b"/nowhere".ljust(len(loader), b"\0")
+    path = tmp_path / "program"
+    path.write_bytes(program)
+    path.chmod(0o755)
+    for arguments, why in (
+        ([str(path)], f"'{path}' cannot be started: '/nowhere', which loads it, does not exist"),
+        ([str(tmp_path / "none")], f"'{tmp_path}/none' cannot be started: no such file or directory"),
+    ):
+        command = Command(arguments)
+        command.go()
+        with pytest.raises(TargetError) as raised:
+            command.wait()
+        assert raised.value.message == why
+        command.close()
