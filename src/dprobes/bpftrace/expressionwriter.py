@@ -283,6 +283,8 @@ class ExpressionWriter:
         if binary.operator in ("==", "!="):
             left, right = self.value(binary.left), self.value(binary.right)
             if Form.LITERAL in (left.form, right.form) and Form.TEXT in (left.form, right.form):
+                if CONDITIONAL in (left.precedence, right.precedence):
+                    return self.wrong(binary.span, "a string that a condition chooses cannot be compared", "use 'if'")
                 return Value(f"{left.text} {binary.operator} {right.text}", precedence)
             if not {left.form, right.form} <= {Form.NUMBER, Form.SYMBOL}:
                 return self.wrong(binary.span, "only a string and a text in quotes can be compared")
@@ -295,6 +297,8 @@ class ExpressionWriter:
 
     def _conditional(self, condition: tree.Expression, then: tree.Expression, otherwise: tree.Expression) -> Value:
         test, one, other = self.number(condition, CONDITIONAL + 1), self.value(then), self.value(otherwise)
+        if one.form is other.form is Form.LITERAL and self._places:  # blocks of the tool choose between numbers only
+            return Value(f"{test} ? {one.text} : {other.text}", CONDITIONAL, Form.TEXT)
         for value, expression in ((one, then), (other, otherwise)):
             if value.form is not Form.NUMBER:
                 return self.wrong(expression.span, f"{value.form.value} cannot be chosen by a condition", "use 'if'")

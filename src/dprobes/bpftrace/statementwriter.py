@@ -248,8 +248,6 @@ class StatementWriter:
         match self._maps.kept[target.name]:
             case Kept.NUMBER | Kept.SYMBOL:
                 yield f"{table} {operator}= {values.number(value)};"
-            case Kept.NAMES if not operator and isinstance(value, tree.String) and not self._in_tool:
-                values.wrong(value.span, "a hit keeps no text in quotes", "put it there in BEGIN")
             case Kept.TEXT | Kept.NAMES | Kept.STACK | Kept.USER_STACK if not operator:
                 yield f"{table} = {self._kept(value)};"
             case kept:
@@ -260,7 +258,7 @@ class StatementWriter:
         found = self._values.value(value)
         if found.form is Form.NUMBER:  # an array of characters
             return f"str({found.text})"
-        if found.form not in (Form.TEXT, Form.STACK) and not (self._in_tool and found.form is Form.LITERAL):
+        if found.form not in (Form.TEXT, Form.LITERAL, Form.STACK):
             self._values.wrong(value.span, f"a table does not keep {found.form.value}")
         return found.text
 

@@ -82,6 +82,19 @@ def test_maps_keep_strings_and_call_stacks() -> None:
     ]
 
 
+def test_hits_keep_texts_in_quotes_and_choose_between_them() -> None:
+    assert body_of('kprobe:f { @state[tid] = "open"; @n = arg0 > 5 ? "big" : "small"; printf("%s", @n) }') == [
+        '@state[tid] = "open";',
+        '@n = arg0 > 5 ? "big" : "small";',
+        'printf("%s", @n);',
+    ]
+    script = 'kprobe:f { $s = arg0 ? "a" : "b"; @[$s, pid] = count(); printf("%s %d", $s, pid) }'
+    assert body_of(script) == [
+        '@[arg0 ? "a" : "b", pid] = count();',
+        'printf("%s %d", arg0 ? "a" : "b", pid);',
+    ]
+
+
 def test_what_follows_a_choice_of_strings_is_written_for_each() -> None:
     script = """
     kprobe:f {
@@ -386,9 +399,13 @@ def test_what_a_program_is_run_with() -> None:
          "    uprobe:libc:f { @n[tid] = ustack; @[@n[tid]] = count() }\n"
          "                                        ^~~~~~~\n"
          "hint: have 'ustack' as a key where you print or count")),
-        ('kprobe:f { @state = "open" }',
-         ("s.bt:1:21: error: a hit keeps no text in quotes\n"
-         '    kprobe:f { @state = "open" }\n                        ^~~~~~\nhint: put it there in BEGIN')),
+        ('kprobe:f { @[arg0 ? "a" : 3] = count() }',
+         ("s.bt:1:21: error: a text in quotes cannot be chosen by a condition\n"
+         '    kprobe:f { @[arg0 ? "a" : 3] = count() }\n                        ^~~\nhint: use \'if\'')),
+        ('kprobe:f / (arg0 ? "a" : "b") == "a" / { @ = count() }',
+         ("s.bt:1:12: error: a string that a condition chooses cannot be compared\n"
+         '    kprobe:f / (arg0 ? "a" : "b") == "a" / { @ = count() }\n'
+         "               ^~~~~~~~~~~~~~~~~~~~~~~~~\nhint: use 'if'")),
         ("kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }",
          ("s.bt:1:34: error: how many bytes '$p' has is not known\n"
          "    kprobe:f { $p = arg0; $p = bswap($p); @ = sum($p) }\n                                     ^~\n"
