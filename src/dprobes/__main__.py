@@ -66,8 +66,9 @@ def _run() -> int:
 
         head_start = HeadStart(sys.argv[1:])
         head_start.begin()
-    from dprobes.cli.main import run
+    from dprobes.cli.main import buffer_standard_files, run
 
+    buffer_standard_files()
     return run(sys.argv[1:], head_start)
 
 

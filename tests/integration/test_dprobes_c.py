@@ -102,6 +102,16 @@ def test_texts_in_quotes_are_keys_and_kept(engine: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("engine", [*ENGINES, "inline"])
+def test_bytes_of_memory_are_keys(engine: str) -> None:
+    text = """
+    libc.so.6:chdir(char *path) when (startswith(str(path), "/usr")) {
+        @[mem(path, 4)] = count(); @of[mem(path + 1, 3), str(path, 2), mem(path + 7, 2)] = count();
+    }
+    """
+    assert printed(text, "--engine", engine) == ["@[/usr]: 1", r"@of[usr, /u, b\x00]: 1"]
+
+
 LEAKS = """
 static long kept;
 return take(size) { @stack[retval] = ustack(2); @size[retval] = size; @live[@stack[retval]] = sum(size); }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.cli.headstarts import HeadStart
 
-__all__ = ["COMPLETE_VARIABLE", "VERBS", "command_group", "command_of", "run"]
+__all__ = ["COMPLETE_VARIABLE", "VERBS", "buffer_standard_files", "command_group", "command_of", "run"]
 
 VERBS = {
     "run": "Run a probe program on a command or a process.",
@@ -126,11 +126,12 @@ def _open_standard_files() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
-def _buffer_standard_files() -> None:
+def buffer_standard_files() -> None:
     """
     Have all be written that is printed, also with PYTHONUNBUFFERED.
 
-    Without a buffer Python forgets what a write leaves over that a signal has interrupted; with one it goes on.
+    Without a buffer Python forgets what a write leaves over that a signal has interrupted; with one it goes on. Only
+    for who owns the process: the files that it has had are closed with the new ones.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -159,7 +160,6 @@ def run(arguments: Sequence[str], head_start: HeadStart | None = None) -> int:
     from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
-    _buffer_standard_files()
     is_translated = False
     try:
         if arguments and arguments[0].startswith("-"):

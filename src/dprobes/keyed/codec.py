@@ -84,7 +84,7 @@ def _decoded(data: bytes) -> tuple[TableContents, ...]:
 
 def _swapped_value(value: bytes, table: Table) -> bytes:
     """Return the cells of a value, whose bytes in memory are those of a string, in the order of a file."""
-    if sys.byteorder == "little" or table.value is None or not table.value.kind.is_string:
+    if sys.byteorder == "little" or table.value is None or not table.value.kind.is_in_memory_order:
         return value
     return b"".join(value[n : n + 8][::-1] for n in range(0, len(value), 8))
 
@@ -97,7 +97,7 @@ def _swapped(key: bytes, keys: Sequence[Key]) -> bytes:
     for each in keys:
         part = key[position : position + each.bytes]
         position += each.bytes
-        if not each.kind.is_string:
+        if not each.kind.is_in_memory_order:
             part = b"".join(part[n : n + 8][::-1] for n in range(0, len(part), 8))
         parts.append(part)
     return b"".join(parts)

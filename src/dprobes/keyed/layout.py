@@ -233,6 +233,8 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
         match key.kind:
             case KeyKind.STRING | KeyKind.COMM | KeyKind.TEXT:
                 parts.append(field.partition(b"\0")[0])
+            case KeyKind.BYTES:
+                parts.append(field[: key.size])
             case KeyKind.USER_STACK | KeyKind.USER_FRAMES | KeyKind.KERNEL_STACK | KeyKind.FRAMES:
                 words = list(memoryview(field).cast("Q"))
                 while words and not words[-1]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_NAMES", "STACK_ENDS", "Names", "Part", "kept_part", "parts_of"]
 
+_BACKSLASH = 0x5C
+
 Part = int | str | list[str]
 
 STACK_ENDS = {
@@ -74,6 +76,8 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
     found: list[Part] = []
     for each, part in zip(keys, key_parts(keys, key), strict=True):
         match each.kind, part:
+            case KeyKind.BYTES, bytes():
+                found.append(shown_bytes(part))
             case _, bytes():
                 found.append(part.decode("utf-8", "backslashreplace"))
             case KeyKind.ADDRESS, int():
@@ -86,6 +90,11 @@ def _parts(keys: Sequence[Key], key: bytes, names: Names) -> tuple[Part, ...]:
             case _, int():
                 found.append(part)
     return tuple(found)
+
+
+def shown_bytes(data: bytes) -> str:
+    """Return bytes as text: printable ASCII but a backslash as it is, others as numbers (``x00`` after one)."""
+    return "".join(chr(byte) if 0x20 <= byte < 0x7F and byte != _BACKSLASH else f"\\x{byte:02x}" for byte in data)
 
 
 def _frames(stack: Sequence[int], pid: int | None, names: Names) -> list[str]:

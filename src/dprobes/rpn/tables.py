@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUCKETS_MAX",
+    "BYTES_SIZE",
     "FAULTS",
     "HIST_BUCKETS",
     "KEYS_MAX",
@@ -59,6 +60,9 @@ ROOM, ROOM_MAX = 4096, 1 << 20
 
 STRING_SIZE, STRING_SIZE_MAX = 64, 512
 """How many bytes of a string count where a key does not say, and at most."""
+
+BYTES_SIZE = 16
+"""How many bytes of memory count where a key does not say."""
 
 BUCKETS_MAX = 1000
 """How many buckets a linear histogram may have, apart from those below and above its range."""
@@ -99,6 +103,8 @@ class KeyKind(Enum):
     WORD = "word"
     ADDRESS = "address"
     STRING = "str"
+    BYTES = "bytes"
+    """Bytes of memory, as many as are said."""
     COMM = "comm"
     USER_STACK = "ustack"
     KERNEL_STACK = "kstack"
@@ -117,6 +123,11 @@ class KeyKind(Enum):
         return self in (KeyKind.STRING, KeyKind.COMM, KeyKind.TEXT)
 
     @property
+    def is_in_memory_order(self) -> bool:
+        """Whether its bytes stand in a table as in memory, and make no numbers."""
+        return self.is_string or self is KeyKind.BYTES
+
+    @property
     def is_kernel_stack(self) -> bool:
         """Whether it is addresses of the kernel."""
         return self in (KeyKind.KERNEL_STACK, KeyKind.FRAMES)
@@ -129,6 +140,7 @@ class KeyKind(Enum):
 
 _SIZES = {
     KeyKind.STRING: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.BYTES: (BYTES_SIZE, STRING_SIZE_MAX),
     KeyKind.USER_STACK: (USER_FRAMES_MAX, USER_FRAMES_MAX),
     KeyKind.KERNEL_STACK: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
     KeyKind.TEXT: (STRING_SIZE, STRING_SIZE_MAX),
@@ -159,7 +171,7 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A part of what a table is keyed by, or what it keeps; ``size`` is bytes of a string, or frames of a stack."""
+    """A part of what a table is keyed by, or what it keeps; ``size`` is bytes, or frames of a stack."""
 
     kind: KeyKind
     size: int = 0
@@ -181,6 +193,8 @@ class Key:
         match self.kind:
             case KeyKind.STRING | KeyKind.TEXT:
                 return (self.size // 8 + 1) * 8
+            case KeyKind.BYTES:
+                return -(-self.size // 8) * 8
             case KeyKind.COMM:
                 return PROCESS_NAME_SIZE
             case KeyKind.USER_STACK | KeyKind.USER_FRAMES:
@@ -199,7 +213,7 @@ class Key:
     def popped(self, word_size: int) -> int:
         """Return how many cells an instruction pops for it."""
         match self.kind:
-            case KeyKind.WORD | KeyKind.ADDRESS | KeyKind.STRING:
+            case KeyKind.WORD | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES:
                 return 1
             case KeyKind.LONG | KeyKind.TEXT | KeyKind.FRAMES | KeyKind.USER_FRAMES:
                 return self.bytes // word_size

@@ -44,6 +44,8 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
         case KeyKind.STRING:
             text = read_string(machine.context, cells[0], key.size, machine.mask).removesuffix(b"\0")
             return text.ljust(key.bytes, b"\0")
+        case KeyKind.BYTES:
+            return machine.context.read(cells[0], key.size).ljust(key.bytes, b"\0")
         case KeyKind.TEXT:
             return b"".join([cell.to_bytes(machine.word_size, "little") for cell in cells])
         case KeyKind.LONG | KeyKind.FRAMES | KeyKind.USER_FRAMES:

@@ -21,3 +21,13 @@ def test_what_is_kept() -> None:
     assert kept_part(names, [int.from_bytes(b"ab\0\0\0\0\0\0", "little")]) == "ab"
     stacks = Table("s", TableKind.LAST, value=Key(KeyKind.FRAMES, 3))
     assert kept_part(stacks, [0x1000, 0x2000, 0]) == ["0x1000", "0x2000"]
+
+
+def test_bytes_that_are_no_text_are_numbers() -> None:
+    table = Table("t", TableKind.COUNT, (Key(KeyKind.BYTES, 5), Key(KeyKind.BYTES, 8), Key(KeyKind.WORD)))
+    assert table.key_size == 24
+    assert parts_of(table, b"a\0\\ ~~~~" + b"\x7f\xc3\xa9\n\x1fAZ\xff" + (5).to_bytes(8, "little")) == (
+        r"a\x00\x5c ~",
+        r"\x7f\xc3\xa9\x0a\x1fAZ\xff",
+        5,
+    )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import power_of_two
+from dprobes.bpf.lower.rows.world import throw_fault
 from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.tables import STRING_SIZE_MAX, KeyKind
@@ -23,8 +24,8 @@ _R = Register
 
 _ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
 """
-The words of work: the addresses of up to 8 strings, of keys and what is kept; bytes of a string that are read, the
-address of the next one; four words for a snapshot.
+The words of work: the addresses of up to 8 strings and bytes, of keys and what is kept; bytes of a string that are
+read, the address of the next one; four words for a snapshot.
 """
 
 _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
@@ -43,20 +44,21 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
         places.append(w.state.key + end)
         end += key.bytes
     parts = list(zip(keys, places, strict=True))
-    strings = [place for key, place in parts if key.kind is KeyKind.STRING]
+    read = [place for key, place in parts if key.kind in (KeyKind.STRING, KeyKind.BYTES)]
+    has_strings = any(key.kind is KeyKind.STRING for key in keys)
     word_size = 8 if w.wide else 4
     for key, place in reversed(parts):
         for number in range(key.popped(word_size)):
             cell = w.stack.pop_register()
-            if key.kind is KeyKind.STRING:
-                asm.store(SCRATCH, w.work(_ADDRESS + strings.index(place)), cell)
+            if place in read:
+                asm.store(SCRATCH, w.work(_ADDRESS + read.index(place)), cell)
             else:
                 asm.mov(_R.R9, SCRATCH)
                 asm.alu(Alu.ADD, _R.R9, place)
                 whole = key.kind in (KeyKind.WORD, KeyKind.ADDRESS)
                 asm.store(_R.R9, word_size * number, cell, Size.DW if whole else Size.of(word_size))
             w.stack.release()
-    if strings:
+    if has_strings:
         w.open_loop()
     else:
         w.stack.settle()
@@ -64,7 +66,10 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
         match key.kind:
             case KeyKind.STRING:
                 clear(w, place, key.bytes)
-                _read_string(w, place, key.size, w.work(_ADDRESS + strings.index(place)))
+                _read_string(w, place, key.size, w.work(_ADDRESS + read.index(place)))
+            case KeyKind.BYTES:
+                clear(w, place, key.bytes)
+                _read_bytes(w, place, key.size, w.work(_ADDRESS + read.index(place)), in_loop=has_strings)
             case KeyKind.COMM:
                 _point_to(w, _R.R1, place)
                 w.host.process_name()
@@ -81,7 +86,7 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
                 _point_to(w, _R.R1, place)
                 asm.mov(_R.R2, key.bytes)
                 w.host.kernel_stack()
-    if strings:
+    if has_strings:
         w.close_loop()
 
 
@@ -95,6 +100,17 @@ def clear(w: Writer, place: int, size: int) -> None:
     _point_to(w, _R.R1, place)
     for position in range(0, size, 8):
         w.asm.store(_R.R1, position, 0)
+
+
+def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
+    """Read ``size`` bytes at the address that a field holds; zeros are behind them already."""
+    asm, fault = w.asm, w.asm.label()
+    _point_to(w, _R.R1, place)
+    asm.mov(_R.R2, size)
+    asm.load(_R.R3, SCRATCH, address)
+    w.host.read_memory()
+    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+    w.defer(lambda: throw_fault(w, fault, size, address, in_loop=in_loop))
 
 
 def _read_string(w: Writer, place: int, size: int, address: int) -> None:

@@ -43,7 +43,7 @@ class TableEmitter:
         cells = 0
         for part in parts:
             match part:
-                case typed.Text(address):
+                case typed.Text(address) | typed.Bytes(address):
                     self._values.exact(address)
                     cells += 1
                 case typed.Kept(table, keys, count, _, padding):
@@ -53,7 +53,7 @@ class TableEmitter:
                     cells += padding + count
                 case typed.Literal() | typed.TextChoice():
                     cells += self._text(part)
-                case typed.CommName() | typed.StackTrace() | typed.Bytes() | typed.NetworkAddress():
+                case typed.CommName() | typed.StackTrace() | typed.NetworkAddress():
                     pass
                 case _:
                     self._values.exact(part)

@@ -68,7 +68,7 @@ ACTIONS = ("printf", "debugger", "crash", "core", "remove", "delete", "skip", *T
 
 RESERVED_CALLS = {
     "str": "makes a string: print it, compare it, or use it as a key",
-    "mem": "makes bytes: print them",
+    "mem": "makes bytes: print them, or use them as a key",
     "ustack": "is a call stack: print it, or use it as a key",
     "kstack": "is a call stack: print it, or use it as a key",
     "reg": "takes the name of a register",

@@ -324,7 +324,7 @@ class TableTyper:
         """Return the kind of a key, and its value; ``known`` and ``size`` as ``_fitting`` has them."""
         text = self._strings.text(key, limit=KEY_STRING)
         if isinstance(text, typed.Bytes):
-            raise self._values.wrong(key.span, "bytes are no key", "use str(p, n)")
+            return f"bytes[{self._byte_count(text, key.span)}]", text
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is no key", "use its number")
         if text is not None:
@@ -342,6 +342,14 @@ class TableTyper:
                 is_address = is_code or (isinstance(key, tree.Call) and key.function == "sym")
                 return "address" if is_address else "word", value
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
+
+    def _byte_count(self, value: typed.Bytes, span: Span) -> int:
+        """Return how many bytes are a key, which has to be the same for all."""
+        match value.size:
+            case typed.Constant(count) if 1 <= count <= STRING_SIZE_MAX:
+                return count
+        message = f"as a key, 'mem' takes a constant number of bytes, from 1 to {STRING_SIZE_MAX}"
+        raise self._values.wrong(span, message, "use str(p, n) for a string")
 
     def _fitting(self, text: Argument, known: str, size: int | None, span: Span) -> tuple[str, Argument]:
         """

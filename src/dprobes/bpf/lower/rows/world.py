@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
 
-__all__ = ["PAGE", "TEMPLATES", "accessed_register", "next_page", "nobody", "read_byte", "read_value"]
+__all__ = ["PAGE", "TEMPLATES", "accessed_register", "next_page", "nobody", "read_byte", "read_value", "throw_fault"]
 
 PAGE = 4096
 _R = Register
@@ -119,25 +119,27 @@ def read_value(w: Writer, address: Register, size: int) -> None:
     w.host.read_memory()
     fault = asm.label()
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-    w.defer(lambda: _throw_fault(w, fault, size))
+    w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
 
 
-def _throw_fault(w: Writer, label: int, size: int) -> None:
-    """Raise INVALID_ADDR for the first byte that is not there, of ``size`` bytes at the address in work word 0."""
+def throw_fault(w: Writer, label: int, size: int, address: int, *, in_loop: bool = False) -> None:
+    """Raise INVALID_ADDR for the first byte that is not there, of up to a page of bytes at the address in a field."""
     asm = w.asm
     asm.place(label)
+    if in_loop:
+        w.close_loop()
     if size > 1:
         # It is the second page that is not there only if the access reaches into it, and the first one can be read.
         first = asm.label()
-        asm.load(_R.R1, SCRATCH, w.work(0))
+        asm.load(_R.R1, SCRATCH, address)
         asm.alu(Alu.AND, _R.R1, PAGE - 1)
         asm.jump_if(Jump.JLE, _R.R1, PAGE - size, first)
-        read_byte(w, w.work(0))
+        read_byte(w, address)
         asm.jump_if(Jump.JNE, _R.R0, 0, first)
-        next_page(w, _R.R1, w.work(0))
-        asm.store(SCRATCH, w.work(0), _R.R1)
+        next_page(w, _R.R1, address)
+        asm.store(SCRATCH, address, _R.R1)
         asm.place(first)
-    asm.load(_R.R1, SCRATCH, w.work(0))
+    asm.load(_R.R1, SCRATCH, address)
     w.throw(ExceptionCode.INVALID_ADDR, _R.R1)
 
 
@@ -180,7 +182,7 @@ def _pop_memory(size: int) -> Template:
         w.host.write_memory()
         fault = asm.label()
         asm.jump_if(Jump.JNE, _R.R0, 0, fault)
-        w.defer(lambda: _throw_fault(w, fault, size))
+        w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
 
     return template
 
