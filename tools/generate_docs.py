@@ -14,6 +14,7 @@ from dprobes.rpn import isa
 from dprobes.rpn.keywords import KEYWORD_ALIASES, Header, Keyword, keywords_of
 from dprobes.rpn.tables import (
     BUCKETS_MAX,
+    BYTES_SIZE,
     KEYS_MAX,
     MEMORY_MAX,
     ROOM,
@@ -84,6 +85,7 @@ with variables, a `tally` counts even if the probed instruction faults. [tables.
 | `word` | the number | a word, without a sign |
 | `address` | the address | a word that people see as an address |
 | `str[N]` | the address | the string there, up to its NUL, at most N bytes ({STRING_SIZE} if nothing is said, up to {STRING_SIZE_MAX}); INVALID_ADDR if it cannot be read |
+| `bytes[N]` | the address | N bytes of memory there ({BYTES_SIZE} if nothing is said, up to {STRING_SIZE_MAX}), shown as text with `\\x00` for what is not printable; INVALID_ADDR if one cannot be read |
 | `comm` | | the name of the thread |
 | `ustack[N]` | | the process, and its call stack, as `log ustack` has it |
 | `kstack[N]` | | the call stack in the kernel, as `log kstack` has it |
