@@ -25,6 +25,7 @@ from integration.support import (
     is_traced,
     memory_at,
     running,
+    symbols_of,
     tracer_of,
 )
 
@@ -73,6 +74,15 @@ def test_what_a_command_starts_or_loads_meets_no_breakpoint(build: Builder, run:
     source = f'name = "{library}"\noffset = plugin_call\nminor = 1\nabort\n'
     result = run(source, ["--exit-status", "--", str(build("loader.c", "-ldl")), str(library), "9"], INLINE)
     assert (result.status, result.counts[1].hits, ways(result)) == (0, 27, {"inline"})
+
+
+def test_children_of_a_process_whose_loader_waits_miss_no_hit(build: Builder, run: Runner) -> None:
+    library = build("plugin.c", "-shared", "-fPIC", name="libplugin.so")
+    source = f'name = "{library}"\noffset = plugin_call\nminor = 1\nabort\n'
+    command = [str(build("early_children.c", "-ldl")), str(library), str(symbols_of(library)["plugin_call"])]
+    result = run(source, ["--exit-status", "--", *command], INLINE)
+    assert result.status == 0
+    assert result.counts[1].hits == int(result.stdout) >= 3
 
 
 @pytest.mark.parametrize("rounds", [8, pytest.param(300, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])])

@@ -66,6 +66,10 @@ class BreakpointKind(enum.IntEnum):
     ACCESS = 4
 
 
+_REASON = b"?"
+"""What asks why the target stands still."""
+
+
 def _is_stop(answer: bytes) -> bool:
     """Return whether an answer to another question says that the target has stopped."""
     return answer[:1] in (b"S", b"T") and answer[1:3].isalnum() and answer[1:3].lower() == answer[1:3]
@@ -84,6 +88,8 @@ class Stub:
         self._owed: deque[bytes] = deque()
         """What of that has been sent, in its order, and is still to be answered."""
         self._is_interrupted = False
+        self._may_stop_late = True
+        """Whether a stop may still come that nobody waits for: QEMU stops a machine when somebody connects."""
         self._unknown: set[str] = set()
         self._tried: set[str] = set()
         self._selected: dict[str, str] = {}
@@ -105,10 +111,7 @@ class Stub:
             self._take(data)  # a stop that nobody asked for
         self._answers.clear()
         self._transport.send(b"+")
-        known = self.ask(f"qSupported:{_OURS}")
-        while _is_stop(known):  # it came later than we waited for: QEMU stops a machine when somebody connects
-            known = self._answer(b"qSupported", self._patience)
-        for entry in known.decode("ascii", "replace").split(";"):
+        for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
             name, equals, value = entry.partition("=")
             self.features[name if equals else entry[:-1]] = value if equals else entry[-1:]
         if self.features.get("QStartNoAckMode") == "+" and self.ask("QStartNoAckMode") == b"OK":
@@ -143,7 +146,10 @@ class Stub:
         """Return the answer to a packet; raise ``EngineError`` if there is none in time."""
         data = payload.encode("latin-1") if isinstance(payload, str) else payload
         self._send(data)
-        return self._answer(data, self._patience if patience is None else patience)
+        answer = self._answer(data, self._patience if patience is None else patience)
+        while self._may_stop_late and data != _REASON and _is_stop(answer):
+            answer = self._answer(data, self._patience)
+        return answer
 
     def ask_if_known(self, payload: str) -> bytes | None:
         """Return the answer to a packet, None if the stub does not know such."""
@@ -418,11 +424,12 @@ class Stub:
 
     def reason(self) -> StopReply:
         """Return why the target stands still now."""
-        return parse_stop_reply(self.ask("?"))
+        return parse_stop_reply(self.ask(_REASON))
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
         """Let threads go on: ``c`` or ``s`` each, None being all others; ``wait`` says what becomes of it."""
         self._selected.clear()
+        self._may_stop_late = False
         listed = list(actions)
         if self._has_vcont():
             text = "".join(f";{action}" + (f":{thread}" if thread is not None else "") for action, thread in listed)
@@ -483,8 +490,10 @@ class Stub:
         """
         Take what comes without having been asked for, while the target stands still, and forget it.
 
-        QEMU (user mode) takes what interrupts it for a refusal if it has stopped just then, and says so once more.
+        QEMU (user mode) takes what interrupts it for a refusal if it has stopped just then, and says so once more. What
+        comes later still is no answer to a question.
         """
+        self._may_stop_late = True
         while (data := self._transport.receive(_DRAIN)) is not None:
             self._take(data)
         self._answers.clear()

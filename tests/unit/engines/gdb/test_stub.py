@@ -64,6 +64,21 @@ def test_a_stop_that_comes_late_is_no_answer() -> None:
         assert started(fake).features == {"multiprocess": "+"}
 
 
+def test_the_second_stop_of_an_interrupt_is_no_answer_however_late_it_comes() -> None:
+    stop = packet(b"T05thread:p01.01;")
+    with FakeStub(script({b"?": b"T05", b"c": b"T05", b"g": stop + packet(b"0011"), b"m": b"T05"})) as fake:
+        stub = started(fake)
+        stub.resume([("c", None)])
+        stub.interrupt()
+        assert stub.wait(2.0) == Stopped(5, None, {})
+        stub.drain()
+        assert stub.ask("g") == b"0011"
+        assert stub.reason() == Stopped(5, None, {})
+        stub.resume([("c", None)])
+        assert stub.wait(2.0) == Stopped(5, None, {})
+        assert stub.ask("m0,1") == b"T05"  # nobody has interrupted it: it is a wrong answer
+
+
 def test_what_was_told_is_answered_before_a_target_is_let_go() -> None:
     with FakeStub(script({b"P": b"OK", b"z0": b"OK", b"D": b"OK"})) as fake:
         stub = started(fake)

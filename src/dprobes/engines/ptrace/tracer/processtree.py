@@ -21,6 +21,7 @@ from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.native.nativememory import own_pages
+from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.wire import Forked, Placed, Raised, Removed, Watched
@@ -92,6 +93,8 @@ class ProcessTree:
             shared = processcalls.same_memory(parent.tid, tid)
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
+                if any(thread.awaits_jumps for thread in self._threads.in_space(parent.space)):
+                    write_unwritten(space)  # no jumps will come there
             if space is parent.space and event is not Event.VFORK:
                 self._patcher.restore(space)  # handlers in memory know the one process that it belongs to
             space.pids.add(pid)
