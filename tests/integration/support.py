@@ -227,7 +227,19 @@ def kernel_state(pid: int) -> str:
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Return the children that the threads of a process have started."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: its children are another's
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, with a NUL behind each word; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="surrogateescape")
+    return ""
 
 
 def tracer_of(pid: int) -> int:

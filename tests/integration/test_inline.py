@@ -20,7 +20,9 @@ from integration.support import (
     await_message,
     await_traced,
     await_true,
+    children_of,
     code_is_original,
+    command_of,
     environment,
     is_traced,
     memory_at,
@@ -117,16 +119,6 @@ def _kill_during(program: Path, place: Path, source: str, run: Runner, dice: ran
 def tracers_of(client: int) -> list[int]:
     """Return the tracer that a client has started, if there is one."""
     return [pid for pid in children_of(client) if "dprobes.engines.ptrace.tracer.main" in command_of(pid)]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def command_of(pid: int) -> str:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
 
 
 def test_limits_are_kept(build: Builder, run: Runner) -> None:

@@ -23,6 +23,7 @@ from integration.support import (
     await_line,
     await_traced,
     await_true,
+    children_of,
     code_is_original,
     environment,
     is_traced,
@@ -75,15 +76,21 @@ def test_nothing_is_left_of_a_killed_tool(build: Builder, run: Runner, ways: tup
         assert target.wait(TIMEOUT) == 0
 
 
+def hot_without_restorer(run: Runner, pid: int, program: Path) -> tuple[subprocess.Popen[str], int]:
+    """Return a client and its tracer that have jumps in a process, after the end of the restorer."""
+    client, _ = run.start(HOT, ["-p", str(pid)], INLINE)
+    tracer = await_traced(pid)
+    await_true(lambda: jump_is_at(pid, program), "a jump")
+    (restorer,) = [child for child in children_of(client.pid) if child != tracer]
+    os.kill(restorer, signal.SIGKILL)
+    return client, tracer
+
+
 def test_handlers_do_nothing_more_if_nobody_is_left_to_take_them_out(build: Builder, run: Runner) -> None:
     program = build("torture.c")
     with running(program, 600, 2) as target:
         await_line(target)
-        client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
-        tracer = await_traced(target.pid)
-        await_true(lambda: jump_is_at(target.pid, program), "a jump")
-        (restorer,) = [pid for pid in children_of(client.pid) if pid != tracer]
-        os.kill(restorer, signal.SIGKILL)
+        client, tracer = hot_without_restorer(run, target.pid, program)
         kill(("client", "tracer"), client, tracer)
         client.communicate(timeout=TIMEOUT)
         await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
@@ -135,11 +142,7 @@ def test_a_client_that_is_left_takes_out_jumps_as_well(build: Builder, run: Runn
     program = build("torture.c")
     with running(program, 600, 2) as target:
         await_line(target)
-        client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
-        tracer = await_traced(target.pid)
-        await_true(lambda: jump_is_at(target.pid, program), "a jump")
-        (restorer,) = [pid for pid in children_of(client.pid) if pid != tracer]
-        os.kill(restorer, signal.SIGKILL)
+        client, tracer = hot_without_restorer(run, target.pid, program)
         os.kill(tracer, signal.SIGKILL)
         client.communicate(timeout=TIMEOUT)
         assert code_is_original(target.pid, program)
@@ -163,11 +166,6 @@ def test_no_thread_of_a_running_process_meets_a_breakpoint_before_there_are_jump
         await_true(has_jump, "a jump", TIMEOUT)
         assert set(seen) == {original, b"\xe9"}
         run.end(client, output)
-
-
-def children_of(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 def shared_memory(pid: int) -> bytes:

@@ -20,6 +20,7 @@ from integration.support import (
     await_true,
     children_of,
     code_is_original,
+    command_of,
     is_traced,
     kernel_state,
     read_result,
@@ -52,14 +53,7 @@ def target(build: Builder) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def helpers(client: int, name: bytes) -> list[int]:
+def helpers(client: int, name: str) -> list[int]:
     return [pid for pid in children_of(client) if name in command_of(pid)]
 
 
@@ -71,7 +65,7 @@ def guard_of(client: int) -> int:
     found: list[int] = []
 
     def look() -> bool:
-        found[:] = helpers(client, b"stopguard")
+        found[:] = helpers(client, "stopguard")
         return bool(found)
 
     await_true(look, "the guard")
@@ -84,6 +78,16 @@ def goes_on(process: subprocess.Popen[str], program: Path) -> None:
     await_true(lambda: code_is_original(process.pid, program), "the original code")
     process.send_signal(signal.SIGUSR2)
     assert process.wait(TIMEOUT) == 0
+
+
+def stays_stopped(client: subprocess.Popen[str], process: subprocess.Popen[str], program: Path) -> None:
+    """Kill a client, and see that its guard leaves a program stopped until somebody lets it go on."""
+    guard = guard_of(client.pid)
+    client.kill()
+    await_true(lambda: not command_of(guard), "the end of the guard")
+    assert kernel_state(process.pid) == "T"
+    process.send_signal(signal.SIGCONT)
+    goes_on(process, program)
 
 
 def hit_beside_a_still_client(
@@ -106,7 +110,7 @@ def test_a_client_that_is_killed_between_the_hit_and_the_writer(
     build: Builder, run: Runner, tmp_path: Path, target: subprocess.Popen[str]
 ) -> None:
     client, _ = hit_beside_a_still_client(run, tmp_path, target)
-    assert not helpers(client.pid, b"coredump")
+    assert not helpers(client.pid, "coredump")
     guard = guard_of(client.pid)
     client.kill()
     goes_on(target, build("torture.c"))
@@ -119,12 +123,7 @@ def test_a_process_that_somebody_else_stops_too_stays_stopped(
 ) -> None:
     client, _ = hit_beside_a_still_client(run, tmp_path, target)
     target.send_signal(signal.SIGSTOP)
-    guard = guard_of(client.pid)
-    client.kill()
-    await_true(lambda: not command_of(guard), "the end of the guard")
-    assert kernel_state(target.pid) == "T"
-    target.send_signal(signal.SIGCONT)
-    goes_on(target, build("torture.c"))
+    stays_stopped(client, target, build("torture.c"))
 
 
 def test_such_a_process_stays_stopped_when_its_core_is_written(
@@ -148,12 +147,7 @@ def test_a_process_that_was_never_hit_stays_as_it_was_stopped(
     target.send_signal(signal.SIGSTOP)
     client, _ = run.start(STEPPED, ["-p", str(target.pid), "--no-follow"], [*OPTIONS, "--core-dir", str(tmp_path)])
     await_true(lambda: not code_is_original(target.pid, program_of(target)), "the breakpoint")
-    guard = guard_of(client.pid)
-    client.kill()
-    await_true(lambda: not command_of(guard), "the end of the guard")
-    assert kernel_state(target.pid) == "T"
-    target.send_signal(signal.SIGCONT)
-    goes_on(target, build("torture.c"))
+    stays_stopped(client, target, build("torture.c"))
 
 
 def test_a_process_that_is_stopped_after_its_core_was_written_stays_stopped(
@@ -164,12 +158,7 @@ def test_a_process_that_is_stopped_after_its_core_was_written_stays_stopped(
     await_message(client, "is in")
     target.send_signal(signal.SIGSTOP)
     await_true(lambda: kernel_state(target.pid) == "T", "the stop")
-    guard = guard_of(client.pid)
-    client.kill()
-    await_true(lambda: not command_of(guard), "the end of the guard")
-    assert kernel_state(target.pid) == "T"
-    target.send_signal(signal.SIGCONT)
-    goes_on(target, build("torture.c"))
+    stays_stopped(client, target, build("torture.c"))
 
 
 def test_client_and_writer_that_are_both_killed(
@@ -181,7 +170,7 @@ def test_client_and_writer_that_are_both_killed(
     writers: list[int] = []
 
     def look() -> bool:
-        writers[:] = helpers(client.pid, b"coredump")
+        writers[:] = helpers(client.pid, "coredump")
         return bool(writers)
 
     await_true(look, "the writer")
