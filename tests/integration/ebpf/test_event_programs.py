@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
+from dprobes.bpf.corestops import STOPS_SIZE
 from dprobes.bpf.layout import PROBE_ENTRY_SIZE, SAMPLE_SIZE, STATUS_SIZE, MapName
 from dprobes.bpf.lower import (
     Abilities,
@@ -86,6 +87,7 @@ def maps() -> Iterator[dict[MapName, int]]:
             MapName.GLOBALS: ArrayMap(64),
             MapName.CPU_VARIABLES: ArrayMap(64 * 64),
             MapName.SAMPLES: ArrayMap(SAMPLE_SIZE * 64),
+            MapName.STOPS: ArrayMap(STOPS_SIZE),
         }
         rings = {MapName.RING: RingBuffer(4096), MapName.ARRIVALS: RingBuffer(4096)}
         found = {**hashes, **arrays, **rings}

@@ -154,10 +154,12 @@ def test_a_process_goes_on_even_if_dprobes_is_killed_meanwhile(build: Builder, r
         options = [*OPTIONS, "--core-dir", str(tmp_path)]
         client, _ = run.start(source, ["-p", str(target.pid), "--no-follow"], options)
         await_true(lambda: any(map(is_writer, children_of(client.pid))), "the writer")
+        (writer,) = filter(is_writer, children_of(client.pid))
         client.kill()
         await_true(lambda: kernel_state(target.pid) != "T" and not is_traced(target.pid), "the process going on")
         await_true(lambda: code_is_original(target.pid, program), "the original code")
         target.send_signal(signal.SIGUSR2)
         assert target.wait(TIMEOUT) == 0
+    await_true(lambda: not is_writer(writer), "the end of the writer")
     # The writer has got to know what to write, or it has not, and then there is no file.
     assert all(core.stat().st_size > 0 for core in tmp_path.glob("core.*"))

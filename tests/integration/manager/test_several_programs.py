@@ -20,6 +20,7 @@ from integration.support import (
     await_true,
     children_of,
     code_is_original,
+    command_of,
     is_traced,
     running,
     tracer_of,
@@ -115,11 +116,10 @@ def test_one_of_two_programs_is_replaced(sandbox: Sandbox, target: Service, inse
     target.end()
 
 
-def traced_below(pid: int) -> set[int]:
-    """Return the traced processes that a process has started; tracers, which clients trace, do not count."""
-    below = set(children_of(pid))
-    traced = {child for child in below if is_traced(child)}.union(*(traced_below(child) for child in below))
-    return traced - {tracer_of(child) for child in traced}
+def traced_below(pid: int, program: Path) -> list[int]:
+    """Return the traced processes of a program that a process has started, at any distance."""
+    found = [child for child in children_of(pid) if is_traced(child) and command_of(child).startswith(f"{program}\0")]
+    return found + [each for child in children_of(pid) for each in traced_below(child, program)]
 
 
 def test_a_started_command_takes_a_second_program(sandbox: Sandbox, target: Service, insert: Insertions) -> None:
@@ -127,8 +127,8 @@ def test_a_started_command_takes_a_second_program(sandbox: Sandbox, target: Serv
     process = sandbox.start(
         f"dprobes insert {source} --engine ptrace --as first -- {target.program} > inserted", stdin=subprocess.PIPE
     )
-    await_true(lambda: len(traced_below(process.pid)) == 1, "the command being traced")
-    (pid,) = traced_below(process.pid)
+    await_true(lambda: len(traced_below(process.pid, target.program)) == 1, "the command being traced")
+    (pid,) = traced_below(process.pid, target.program)
     await_true(lambda: "inserted" in (sandbox.directory / "inserted").read_text(), "the first program")
     insert(ticks(target), "--as second", pid=pid)
     process.communicate("write_file 9\n", timeout=TIMEOUT)
