@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
-from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, SNAPSHOT_REGISTERS, MapName, ProbeField, Status
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.layout import SNAPSHOT_REGISTERS, MapName, ProbeField
 from dprobes.bpf.lower.dispatch import COOKIE
+from dprobes.bpf.lower.hosts.identities import Identities
+from dprobes.bpf.lower.hosts.probetable import ProbeTable
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers
 from dprobes.bpf.lower.hosts.vma import Answer, VmaQuestions, ask_once, write_module_test
 from dprobes.bpf.lower.request import Placement, Watched
@@ -32,9 +34,6 @@ CONTEXT = Register.R6
 _EVENT_ADDRESS = 176
 """Where ``struct bpf_perf_event_data`` holds the address that a breakpoint watches."""
 
-_NAMESPACE_IDS = -32
-"""Where on the stack ``struct bpf_pidns_info`` is put: u32 thread id, u32 process id."""
-
 _FOUND = -48
 """Where on the stack the file offset of a sample and the load bias of a module wait for the state."""
 
@@ -45,7 +44,7 @@ _STOP = 19
 """SIGSTOP."""
 
 
-class Host:
+class Host(Identities, ProbeTable):
     """Write what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
 
     has_user_context = False
@@ -111,7 +110,7 @@ class Host:
         if self._keeps_ip:
             self._read_return_address()
         if self._keeps_ids:
-            self._namespace_ids()
+            self.prepare_ids()
         if self._request.module is not None:
             self._asm.load(Register.R1, Register.R10, _FOUND)
             self._asm.store(SCRATCH, Field.PLACE, Register.R1)
@@ -152,33 +151,6 @@ class Host:
         asm.mov(Register.R2, self._word_size)
         asm.load(Register.R3, CONTEXT, REGISTER_OFFSETS["esp"])
         self.read_memory()
-
-    def _namespace_ids(self) -> None:
-        asm = self._asm
-        assert self._request.namespace is not None
-        device, inode = self._request.namespace
-        other, done = asm.label(), asm.label()
-        asm.mov(Register.R1, device)
-        asm.mov(Register.R2, inode)
-        asm.mov(Register.R3, Register.R10)
-        asm.alu(Alu.ADD, Register.R3, _NAMESPACE_IDS)
-        asm.mov(Register.R4, 8)
-        asm.store(Register.R10, _NAMESPACE_IDS, 0)
-        asm.call(Helper.GET_NS_CURRENT_PID_TGID)
-        asm.jump_if(Jump.JNE, Register.R0, 0, other)
-        asm.load(Register.R1, Register.R10, _NAMESPACE_IDS + 4, Size.W)
-        asm.store(SCRATCH, Field.PID, Register.R1)
-        asm.load(Register.R1, Register.R10, _NAMESPACE_IDS, Size.W)
-        asm.store(SCRATCH, Field.TID, Register.R1)
-        asm.jump(done)
-        asm.place(other)  # a process of another namespace has no number in this one
-        asm.call(Helper.GET_CURRENT_PID_TGID)
-        asm.mov(Register.R1, Register.R0)
-        asm.alu(Alu.RSH, Register.R1, 32)
-        asm.store(SCRATCH, Field.PID, Register.R1)
-        asm.mov(Register.R0, Register.R0, wide=False)
-        asm.store(SCRATCH, Field.TID, Register.R0)
-        asm.place(done)
 
     # Registers
 
@@ -382,57 +354,6 @@ class Host:
         """Write R3 bytes at R2 to user memory at address R1; R0 is 0 if all could be written."""
         self._asm.call(Helper.PROBE_WRITE_USER)
 
-    # Identities and the clock: the result is in R0; they take R1-R5
-
-    def pid(self) -> None:
-        """Load the process id."""
-        if self._keeps_ids:
-            self._asm.load(Register.R0, SCRATCH, Field.PID)
-            return
-        self.global_pid()
-
-    def tid(self) -> None:
-        """Load the thread id."""
-        if self._keeps_ids:
-            self._asm.load(Register.R0, SCRATCH, Field.TID)
-            return
-        self.global_tid()
-
-    def global_pid(self) -> None:
-        """Load the process id of the initial namespace."""
-        self._asm.call(Helper.GET_CURRENT_PID_TGID)
-        self._asm.alu(Alu.RSH, Register.R0, 32)
-
-    def global_tid(self) -> None:
-        """Load the thread id of the initial namespace."""
-        self._asm.call(Helper.GET_CURRENT_PID_TGID)
-        self._asm.mov(Register.R0, Register.R0, wide=False)
-
-    def uid(self) -> None:
-        """Load the real user id."""
-        self._asm.call(Helper.GET_CURRENT_UID_GID)
-        self._asm.mov(Register.R0, Register.R0, wide=False)
-
-    def cpu(self) -> None:
-        """Load the number of the CPU."""
-        self._asm.call(Helper.GET_SMP_PROCESSOR_ID)
-
-    def task(self) -> None:
-        """Load the address of the kernel's task structure."""
-        self._asm.call(Helper.GET_CURRENT_TASK)
-
-    def time(self) -> None:
-        """Load CLOCK_MONOTONIC in nanoseconds."""
-        self._asm.call(Helper.KTIME_GET_NS)
-
-    def process_name(self) -> None:
-        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, zeros behind it."""
-        # Kernels have left what is behind the name as it was (seen with Linux 6.1).
-        for position in range(0, NAME_SIZE, 8):
-            self._asm.store(Register.R1, position, 0)
-        self._asm.mov(Register.R2, NAME_SIZE)
-        self._asm.call(Helper.GET_CURRENT_COMM)
-
     def note_stop(self, refused: Label) -> None:
         """Note that the process is stopped for a core; go to ``refused`` if it must not be. Takes R0-R5 and R9."""
         from dprobes.bpf import corestops
@@ -462,57 +383,3 @@ class Host:
         """Stop the process, as soon as it would go on in its own code."""
         self._asm.mov(Register.R1, _STOP)
         self._asm.call(Helper.SEND_SIGNAL)
-
-    # The probe table and the ring
-
-    def probe_entry(self, dst: Register) -> None:
-        """Let a register point to the probepoint's entry in the probe table; uses R9."""
-        asm = self._asm
-        if self._request.probe is not None:
-            asm.load_value(dst, MapName.PROBES, self._request.probe * PROBE_ENTRY_SIZE)
-            return
-        asm.load(Register.R9, SCRATCH, Field.PROBE)
-        self.entry_at(dst, Register.R9)
-
-    def entry_at(self, dst: Register, index: Register) -> None:
-        """Let a register point to the entry with an index, which is changed."""
-        asm = self._asm
-        asm.alu(Alu.AND, index, self._request.tables.probes - 1)
-        asm.alu(Alu.LSH, index, PROBE_ENTRY_SIZE.bit_length() - 1)
-        asm.load_value(dst, MapName.PROBES)
-        asm.alu(Alu.ADD, dst, index)
-
-    def probe_offset(self, dst: Register) -> None:
-        """Load the file offset of the probepoint's written place, or of a sample; uses R9."""
-        if self._request.module is not None:
-            self._asm.load(dst, SCRATCH, Field.PLACE)
-            return
-        self.probe_entry(dst)
-        self._asm.load(dst, dst, ProbeField.OFFSET)
-
-    def count(self, field: ProbeField) -> None:
-        """Add one to a counter of the probepoint; takes R1, R2 and R9."""
-        asm = self._asm
-        self.probe_entry(Register.R1)
-        asm.mov(Register.R2, 1)
-        asm.atomic(Atomic.ADD, Register.R1, field, Register.R2)
-
-    def output(self, *, wakes: bool = False) -> None:
-        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if that sleeps."""
-        asm = self._asm
-        if self._request.abilities.polled:
-            asm.mov(Register.R4, RingOutput.NO_WAKEUP)
-        elif wakes:
-            asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
-        else:
-            awake = asm.label()
-            asm.mov(Register.R4, RingOutput.NO_WAKEUP)
-            asm.load_value(Register.R1, MapName.STATUS, Status.WAITING)
-            asm.load(Register.R5, Register.R1, 0)
-            asm.jump_if(Jump.JEQ, Register.R5, 0, awake)
-            asm.mov(Register.R5, 0)
-            asm.atomic(Atomic.XCHG, Register.R1, 0, Register.R5)
-            asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
-            asm.place(awake)
-        asm.load_map(Register.R1, MapName.RING)
-        asm.call(Helper.RINGBUF_OUTPUT)
