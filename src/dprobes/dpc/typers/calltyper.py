@@ -128,9 +128,9 @@ class CallTyper:
                 return typed.TextTest(address, text, is_prefix, INT)
             case tree.TableAccess() if (kept := self._values.kept(subject)) is not None:
                 return self._kept_test(kept, text, subject.span, is_prefix=is_prefix)
-        raise self._values.wrong(
-            subject.span, "only 'comm' and str(p) are strings that can be compared", 'write str(p) == "…"'
-        )
+        written = subject.span.text if isinstance(subject, tree.Name | tree.MemberAccess) else "p"
+        hint = f'write startswith(str({written}), "…")' if is_prefix else f'write str({written}) == "…"'
+        raise self._values.wrong(subject.span, "only 'comm' and str(p) are strings that can be compared", hint)
 
     def _kept_test(self, kept: typed.Kept, text: str, span: Span, *, is_prefix: bool) -> Value:
         if not isinstance(kept.type, String):

@@ -94,7 +94,9 @@ class PrintTyper:
                 items.append(item)
             if holder is None:
                 raise self._values.wrong(
-                    expression.span, f"'%{conversion.letter}' does not print '{item.type}'", _fitting(item.type)
+                    expression.span,
+                    f"'%{conversion.letter}' does not print '{item.type}'",
+                    self._string_there(expression, item.type) or _fitting(item.type),
                 )
             if not isinstance(item, typed.CommName) and (self._is_tool or not isinstance(item, typed.Literal)):
                 holder = named(holder, field_name(expression), is_list=_is_list(item))
@@ -141,6 +143,14 @@ class PrintTyper:
         if isinstance(type_, Pointer):
             return size_of(type_.target) in (None, 1)
         return type_ == self._values.types.word
+
+    def _string_there(self, expression: tree.Expression, type_: CType) -> str | None:
+        """Return how the string is written that a field of a tracepoint, or another number, may be the address of."""
+        if not isinstance(expression, tree.Name | tree.MemberAccess):
+            return None
+        if not isinstance(type_, Integer) or type_.size != self._values.types.word_size:
+            return None
+        return f"if it is the address of a string, print str({expression.span.text}); %d, %u, %x and %p print a number"
 
     def _array(self, expression: tree.Expression) -> typed.Bytes | None:
         """Return the bytes of an array that is in memory, None of everything else."""
