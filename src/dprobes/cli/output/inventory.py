@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.cli.output.placecost import costs_at
@@ -11,7 +13,7 @@ from dprobes.globs import compile_glob, is_pattern
 from dprobes.target.demangled import Demangler
 from dprobes.target.functions import matching_functions
 from dprobes.target.instructions import first_instructions
-from dprobes.target.processmaps import executable_mappings, read_maps
+from dprobes.target.processmaps import command_name, executable_mappings, read_maps
 
 if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel
@@ -35,20 +37,31 @@ KERNEL_HEADER = ("function", "a hit at its start")
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
     """Return the files whose code a process maps, with the names that ``name =`` takes; raise ``TargetError``."""
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.modulenames import module_name
+    from dprobes.target.modules import root_of
     from dprobes.target.usdt import usdt_sites
 
+    root, called = root_of(pid), (_started_as(pid), command_name(pid))
     paths = dict.fromkeys(mapping.path for mapping in executable_mappings(read_maps(pid)) if mapping.is_file)
     matches = compile_glob(pattern).match
     rows: list[tuple[str, ...]] = []
     for path in paths:
-        name, probes = path.rpartition("/")[2], 0
+        soname, probes = None, 0
         with contextlib.suppress(TargetError):  # what is not there any more has its name still
-            elf = ElfFile.open(path)
-            name = elf.soname or name
+            elf = ElfFile.open(root + path)
+            soname = elf.soname
             probes = len({site.probe for site in usdt_sites(elf)})
+        name = module_name(path, soname, called, root)
         if matches(name):
             rows.append((name, str(probes or "-"), path))
     return rows
+
+
+def _started_as(pid: int) -> str:
+    """Return the name with which a process was started, as far as it says; see proc(5), ``cmdline``."""
+    with contextlib.suppress(OSError):
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0])
+    return ""
 
 
 def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,23 @@ def test_modules_of_a_process_have_the_names_that_programs_take(capsys: pytest.C
     }
     assert {path for *_, path in rows} == mapped
     assert any(row[0] == "libc.so.6" and row[-1] == str(LIBC.resolve()) for row in rows)
+
+
+def test_a_program_started_by_a_link_has_the_name_of_the_link(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program, link = tmp_path / "check-rdb", tmp_path / "server"
+    shutil.copy("/bin/cat", program)
+    link.symlink_to(program.name)
+    with subprocess.Popen([link], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"
+        assert run(["list", "-p", str(process.pid)]) == 0
+        process.stdin.close()
+    assert ["server", "-", str(program)] in rows_of(capsys.readouterr().out)
 
 
 def test_system_calls_match_by_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
