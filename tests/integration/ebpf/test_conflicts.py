@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from dprobes.target.instructions import decode_at
 from dprobes.target.location import Module
 from dprobes.target.processmaps import run_time_address
 from integration.ebpf.kernel import uprobes, waiting
-from integration.support import TIMEOUT, Builder, read_memory
+from integration.support import DPROBES, TIMEOUT, Builder, await_message, read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,6 +133,26 @@ def test_other_code_is_a_conflict_in_the_process_that_has_it(module: Module) -> 
         target.patch("second", b"\xe9\x00\x01\x00\x00")
         assert conflicts(module) == (Conflict(target.pid, (offset_of(module, "second"),), PATCHED),)
         assert PATCHED == "memory differs from the file: another tool has patched this code"
+
+
+def test_a_conflict_in_a_process_that_is_not_in_scope_is_said_to_be_one(module: Module) -> None:
+    with running(module) as other, running(module) as target:
+        other.patch("second", b"\xe9\x00\x01\x00\x00")
+        scope = ["-p", str(target.pid)]
+        text = f'{module.path}:second {{ printf("second"); }}'
+        with subprocess.Popen(
+            [*DPROBES, "run", "--engine", "ebpf", "-e", text, *scope], stderr=subprocess.PIPE, text=True
+        ) as client:
+            said = await_message(client, "hint: ")
+            client.send_signal(signal.SIGINT)
+            assert client.stderr is not None
+            client.stderr.read()
+        assert client.returncode == 1
+        assert said.endswith(
+            f"dprobes: note: process {other.pid} is not in the scope of this run,"
+            " but uprobes are in all processes that execute the file\n"
+            "hint: --engine ptrace inserts the probepoints in the processes in scope only\n"
+        )
 
 
 def test_a_change_beside_the_probepoints_is_no_conflict(module: Module) -> None:

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.foreign.users import ForeignUsers
+from dprobes.engines.interface import Notice
 from dprobes.engines.linux.procfs import process_field, threads_of
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 from dprobes.target.uprobes import is_replaced_by_call
 
@@ -30,14 +32,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.engines.ebpf.attach.mappers import Mapper
+    from dprobes.engines.interface import Scope, StateEvent
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["Conflict", "Conflicts", "Place", "find_conflicts"]
+__all__ = ["Conflict", "Conflicts", "Place", "find_conflicts", "notes_of_outsiders"]
 
 _INT3, _CALL = 0xCC, 0xE8
 _CALL_DISTANCE = struct.Struct("<i")
 _TRAMPOLINE = "[uprobes-trampoline]"
 """What the kernel calls the page to which it makes nops of five bytes call."""
+
+_OUTSIDERS_SHOWN = 3
 
 # Documentation/admin-guide/mm/pagemap.rst
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
@@ -113,6 +118,22 @@ def find_conflicts(
         if patched:
             found.append(Conflict(mapper.pid, tuple(patched), PATCHED))
     return Conflicts(tuple(found), tuple(hidden))
+
+
+def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope) -> list[Notice]:
+    """Return the note that code of processes outside of a scope keeps probepoints from being inserted, if it does."""
+    if not scope.is_tree:
+        return []
+    from dprobes.engines.ebpf.attach.scopecontent import descendants
+
+    inside = {0} if scope.pid is None else {0, scope.pid, *(descendants(scope.pid) if scope.follow else ())}
+    outside = sorted({state.pid for state in states if state.state is ProbeState.CONFLICT} - inside)
+    if not outside:
+        return []
+    shown = ", ".join(map(str, outside[:_OUTSIDERS_SHOWN])) + (", ..." if outside[_OUTSIDERS_SHOWN:] else "")
+    who = f"processes {shown} are" if outside[1:] else f"process {shown} is"
+    message = f"{who} not in the scope of this run, but uprobes are in all processes that execute the file"
+    return [Notice(message, "--engine ptrace inserts the probepoints in the processes in scope only", is_warning=False)]
 
 
 _Differences = tuple[list[int], list[int]]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.layout import LIMIT, MapName
 from dprobes.engines.debugger import LOOK, Debuggers
+from dprobes.engines.ebpf.attach.conflicts import notes_of_outsiders
 from dprobes.engines.ebpf.attach.faultwatch import FaultWatch
 from dprobes.engines.ebpf.attach.filesearch import find_probes
 from dprobes.engines.ebpf.attach.installation import Installation
@@ -199,7 +200,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 stack.callback(self._cpus.close)
             with Replacement.of(replaced, self._features) as replacement:
                 states = installed.attach()
-                self._notices += states
+                self._notices += [*states, *notes_of_outsiders(states, scope)]
                 self._left_out += installed.kernel.left_out
                 if replacement is not None:
                     if not installed.attached:
