@@ -27,7 +27,7 @@ _CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm",
 """Names that every probe has, whatever the parameters of its function are called."""
 
 _ARGUMENT = lazy_pattern(r"arg([0-9]+)")
-_ARGUMENTS_MAX = 6
+_ARGUMENTS_MAX, _USDT_ARGUMENTS_MAX = 6, 12
 _NTOP_MAX = 2
 _ABSENT_NAMES = {
     "gid": "the group of a process", "cgroup": "the cgroup of a process", "curtask": "the kernel's task in samplers",
@@ -106,6 +106,8 @@ class ExpressionWriter:
         self._places = places
         self._kinds = {place.kind for place in places}
         self._knows_kernel = bool(places) and all(place.knows_kernel for place in places)
+        is_usdt = bool(places) and all(place.is_usdt for place in places)
+        self._arguments_max = _USDT_ARGUMENTS_MAX if is_usdt else _ARGUMENTS_MAX
         self._maps = maps
         self._arrays = fields.arrays
         self._pointers = fields.pointers
@@ -196,7 +198,7 @@ class ExpressionWriter:
         if name in _SAME or name in self._constants:
             return Value(name)
         match = _ARGUMENT.fullmatch(name)
-        if match is not None and int(match[1]) < _ARGUMENTS_MAX:
+        if match is not None and int(match[1]) < self._arguments_max:
             return Value(name)
         match name:
             case "comm":

@@ -83,6 +83,11 @@ class Place:
     has_names: bool = False
 
     @property
+    def is_usdt(self) -> bool:
+        """Whether it is a statically defined probe, which has more arguments than registers hold."""
+        return self.text.startswith("usdt ")
+
+    @property
     def knows_kernel(self) -> bool:
         """Whether the types of the kernel are known there: in its code, at its tracepoints and calls, in samplers."""
         return self.text.removeprefix("return ").startswith(("kernel:", "kmod ", "tracepoint ", "syscall ", "sample "))

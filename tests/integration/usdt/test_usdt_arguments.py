@@ -112,6 +112,39 @@ def _compare(result: Result, word: int, rounds: int = 9) -> None:
         assert single == int.from_bytes(struct.pack("<f", n + 0.25), "little")
 
 
+IN_C = """
+usdt {program}:demo:widths(byte, letter, small, port, whole, natural, word, char *text, cell, shared) {{
+    printf("widths %d %u %d %u %d %u %ld %s %d %ld",
+           byte, letter, small, port, whole, natural, word, text, cell, shared);
+    @texts[str(text)] = count();
+}}
+usdt {program}:demo:many {{ printf("many %d %d", arg0, arg1); }}
+usdt {program}:demo:twelve(a, b, c, d, e, f, g, h, i, j, k, int l) {{ printf("twelve %d %d %d", a, l, arg11); }}
+usdt {program}:demo:guarded(n) when (n > 0) {{ @guarded[func] = sum(n); }}
+"""
+
+
+def test_programs_in_c_print_what_the_program_does(
+    usdt: Callable[..., Path], any_engine: list[str], tmp_path: Path
+) -> None:
+    program, source, output = usdt("-O2"), tmp_path / "usdt.dpc", tmp_path / "output"
+    source.write_text(IN_C.format(program=program))
+    command = [*DPROBES, "run", str(source), *any_engine, "-o", str(output), "--", str(program), "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = [line.split("]  ", 1)[1] for line in output.read_text().splitlines() if "]  " in line]
+    for name in ("widths", "many"):
+        printed = [line for line in done.stdout.splitlines() if line.startswith(f"{name} ")]
+        assert sorted(line for line in said if line.startswith(f"{name} ")) == sorted(printed)
+        assert len(printed) == 9
+    assert sorted(line for line in said if "twelve" in line) == [f"twelve {n} {n + 11} {n + 11}" for n in range(9)]
+    tables = output.read_text() + done.stdout
+    assert "@texts[above]: 5\n" in tables
+    assert "@texts[below]: 4\n" in tables
+    # That the program comes by at all is due to the semaphore.
+    assert "semaphore 1 passed 9\n" in done.stdout
+    assert re.search(r"^@guarded\[guarded\+0x[0-9a-f]+ .*\]: 36$", tables, re.MULTILINE)
+
+
 def test_sites_of_one_probe_are_counted_apart(usdt: Callable[..., Path], run: Runner, engine: list[str]) -> None:
     program = usdt("-O2")
     result = run('name = usdt\noffset = "usdt:d?mo:ma*"\nminor = 1\nexit\n', ["--", str(program), "9"], engine)

@@ -189,6 +189,11 @@ def test_places(script: str, place: str) -> None:
     assert converted(script).text == f"{place} {{\n    @ = count();\n}}\n"
 
 
+def test_usdt_probes_have_more_arguments_than_functions() -> None:
+    assert "    @ = sum(arg11);\n" in converted("usdt:/bin/py:python:line { @ = sum(arg11) }").text
+    assert "'arg6' is not known" in said_of("uprobe:/bin/py:line { @ = sum(arg6) }")
+
+
 @pytest.mark.parametrize(
     ("statement", "line"),
     [

@@ -11,7 +11,7 @@ from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typedtree.scattered import NotKnownError, Scattered
 from dprobes.dpc.typedtree.scope import ModuleSymbol, ModuleVariable, Named, ProgramVariable, SlotName, TracedField
-from dprobes.dpc.typers.provided import PROVIDED, RESERVED_CALLS, ProvidedName
+from dprobes.dpc.typers.provided import PROVIDED, RESERVED_CALLS, ProvidedName, usdt_argument
 from dprobes.dpc.types.ctype import INT, UNSIGNED, Record, is_scalar, size_of
 from dprobes.errors import TargetError
 
@@ -142,7 +142,7 @@ class NameTyper:
             found = self._asked(span, span.text, lambda: names.parameter(number, meaning.type))
             if found is not None:
                 return found
-        if number >= _ARGUMENTS:
+        if number >= _ARGUMENTS and not self._where.is_usdt:
             raise self._values.wrong(span, f"only the first {_ARGUMENTS} parameters are known: they are in registers")
         return ModuleVariable(self._argument(number, meaning.type), meaning.type)
 
@@ -166,6 +166,8 @@ class NameTyper:
             self._where.is_traced and provided.is_of_function
         ):
             return provided
+        if self._where.is_usdt and (argument := usdt_argument(name.name)) is not None:
+            return argument
         if self._where.is_traced and name.name.isupper() and (constant := self._of_module(name)) is not None:
             return constant  # an enumerator of the kernel: fields have small letters
         if self._where.is_traced and name.name not in RESERVED_CALLS and not name.name.startswith("::"):

@@ -264,22 +264,28 @@ class ProgramTyper:
 
     def _declare_parameters(self, probe: programtree.Probe, scope: Scope, names: PlaceNames | None) -> None:
         parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())
-        number = 0
+        known_max, number = _PARAMETERS_MAX, 0
+        if is_usdt := all(point.kind is programtree.PointKind.USDT for point in probe.points):
+            from dprobes.arch.arguments import ARGUMENTS_MAX
+
+            known_max = ARGUMENTS_MAX
         for parameter in parameters or ():
             first, number = number, number + 1
             try:
-                type_ = self._type_of_parameter(first, parameter, names)
+                type_ = self._type_of_parameter(first, parameter, names, known_max)
             except UnknownTypeError:
                 continue
             if type_ is None:
-                self._diagnostics.error(parameter.span, "only the first 6 parameters are known: they are in registers")
+                why = "a USDT probe has no more" if is_usdt else "they are in registers"
+                self._diagnostics.error(parameter.span, f"only the first {known_max} parameters are known: {why}")
                 return
             is_declared = parameter.type is not None
             if is_declared and not is_scalar(type_):
                 self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{type_}'")
                 continue
-            number = first + self._width(type_)  # of programs of 32 bits: all are words on the stack
-            if self._width(type_) > 1 and number > _PARAMETERS_MAX:
+            width = 1 if is_usdt else self._width(type_)  # of programs of 32 bits: all are words on the stack
+            number = first + width
+            if width > 1 and number > _PARAMETERS_MAX:
                 self._diagnostics.error(parameter.span, "only the first 6 words of the parameters are known")
                 return
             if self._tell is not None:
@@ -289,9 +295,13 @@ class ProgramTyper:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
 
     def _type_of_parameter(
-        self, number: int, parameter: programtree.Parameter, names: PlaceNames | None
+        self, number: int, parameter: programtree.Parameter, names: PlaceNames | None, known_max: int
     ) -> CType | None:
-        """Return the type that is written, or else that of the debug information, or else a word; None of a seventh."""
+        """
+        Return the type that is written, or else that of the debug information, or else a word.
+
+        It is None of a parameter behind the first ``known_max``, of which debug information says nothing.
+        """
         if parameter.type is None and names is not None:
             try:
                 known = names.parameter_type(number)
@@ -300,7 +310,7 @@ class ProgramTyper:
                 raise UnknownTypeError from None
             if known is not None:
                 return known
-        if number >= _PARAMETERS_MAX and (names is None or names.parameter_type(number) is None):
+        if number >= known_max and (names is None or names.parameter_type(number) is None):
             return None
         return self.types.word if parameter.type is None else self.types.of(parameter.type)
 

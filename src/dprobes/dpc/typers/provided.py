@@ -10,7 +10,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import CType
 
-__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "TOOL_ACTIONS", "ProvidedName"]
+__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "TOOL_ACTIONS", "ProvidedName", "usdt_argument"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +83,13 @@ RESERVED_CALLS = {
     ),
 }
 """What can be called, and what is wrong about a call where a value is expected."""
+
+
+def usdt_argument(name: str) -> ProvidedName | None:
+    """Return what a name is at a USDT probe, which can have more arguments than a function has in registers."""
+    from dprobes.arch.arguments import ARGUMENTS_MAX
+
+    number = name.removeprefix("arg")
+    if number == name or not number.isdecimal() or str(int(number)) != number or int(number) >= ARGUMENTS_MAX:
+        return None
+    return ProvidedName(name, f"argument {number} of the probe", register=name, in_functions=False)
