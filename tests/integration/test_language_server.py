@@ -110,6 +110,29 @@ def test_an_editor_is_served(tmp_path: Path) -> None:
         assert location["range"]["start"] == {"line": 0, "character": 17}
 
 
+def test_members_are_completed_and_variables_of_the_module_found(tmp_path: Path) -> None:
+    source, program = tmp_path / "own.c", tmp_path / "own"
+    source.write_text(
+        "struct item { int id; struct item *next; };\nint counted;\n"
+        "int take(struct item *it)\n{\n    counted++;\n    return it->id;\n}\n"
+        "int main(void) { struct item one = {0}; return take(&one); }\n"
+    )
+    subprocess.run(["gcc", "-g", "-O0", "-o", program, source], check=True)
+    path = tmp_path / "takes.dpc"
+    text = f'{program}:take {{\n    @ = sum(counted);\n    printf("%d", it->);\n}}\n'
+    document = {"uri": path.as_uri(), "languageId": "dpc", "version": 1, "text": text}
+    with Editor(path) as editor:
+        editor.tell("textDocument/didOpen", {"textDocument": document})
+        assert len(editor.diagnostics()) == 1
+        members = editor.at("completion", 2, len('    printf("%d", it->'))
+        assert [(each["label"], each["detail"]) for each in members] == [("id", "int"), ("next", "struct item *")]
+        assert editor.at("definition", 1, 14)["range"]["start"] == {"line": 1, "character": 0}
+        assert editor.at("definition", 2, 18) == {
+            "uri": source.as_uri(),
+            "range": {"start": {"line": 2, "character": 0}, "end": {"line": 2, "character": 0}},
+        }
+
+
 def test_the_source_of_a_function_is_found(tmp_path: Path) -> None:
     source, program = tmp_path / "own.c", tmp_path / "own"
     source.write_text(

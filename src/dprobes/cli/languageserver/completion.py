@@ -9,6 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dprobes.cli.languageserver.analysis import is_c
+from dprobes.cli.languageserver.debuggednames import entries_known_at
+from dprobes.cli.languageserver.memberaccess import access_at, members_of
 from dprobes.cli.languageserver.position import Position, position_at
 from dprobes.errors import DprobesError
 from dprobes.lazydataclass import dataclass
@@ -27,11 +29,19 @@ _WORD = lazy_pattern(r"@?\w*\Z")
 _EVENT = lazy_pattern(r"\b(tracepoint|syscall)\s+([\w:]*)\Z")
 _REGISTER = lazy_pattern(r'\breg\("(\w*)\Z')
 _FIELD = lazy_pattern(r"\bargs\.(\w*)\Z")
+_CONDITION = lazy_pattern(r"\bwhen\s*\(")
 _DECLARED = lazy_pattern(
     r"\b(?:static|global|percpu|thread|extern|char|short|int|long|unsigned|signed|u?int\d+_t|[us]\d+|size_t|struct\s+\w+)"
     r"[\s*]+([A-Za-z_]\w*)\s*(?=[=;,\[)(])"
 )
 _TABLE = lazy_pattern(r"@[A-Za-z_]\w*")
+_DEFINED = {
+    "label": r"^[ \t]*([A-Za-z_]\w*)[ \t]*:",
+    "procname": r"^[ \t]*proc[ \t]+([A-Za-z_]\w*)",
+    "table": r"^[ \t]*table[ \t]*=[ \t]*([A-Za-z_]\w*)",
+}
+"""What the operands of instructions in RPN name, and how that is defined."""
+
 _POINTS = {
     "return": "just after the return of a function", "usdt": "a statically defined probe", "watch": "a watchpoint",
     "sample": "a sampler, as in 99hz", "tracepoint": "a tracepoint of the kernel", "syscall": "a system call",
@@ -66,12 +76,12 @@ class Completion:
 def completions_at(name: str, text: str, offset: int) -> list[Completion]:
     """Return what may stand at an offset of a program; nothing is raised."""
     with contextlib.suppress(DprobesError, OSError):
-        found = _in_c(text, offset) if is_c(name) else _in_rpn(text, offset)
+        found = _in_c(name, text, offset) if is_c(name) else _in_rpn(text, offset)
         return list(islice(found, _MAX))
     return []
 
 
-def _in_c(text: str, offset: int) -> Iterator[Completion]:
+def _in_c(name: str, text: str, offset: int) -> Iterator[Completion]:
     line = text[text.rfind("\n", 0, offset) + 1 : offset]
     position = position_at(text, offset)
     if (match := _REGISTER.search(line)) is not None:
@@ -81,8 +91,13 @@ def _in_c(text: str, offset: int) -> Iterator[Completion]:
         yield from _starting(match[1], names, CompletionKind.VARIABLE, offset)
     elif position.is_text:
         return
-    elif position.in_block:
-        yield from _in_block(text, line, position, offset)
+    elif position.in_block or _CONDITION.search(position.head) is not None:
+        access = None if _FIELD.search(line) is not None else access_at(text, offset)
+        if access is None:
+            yield from _in_block(text, line, position, offset)
+            return
+        for member, type_ in members_of(name, text, access):
+            yield from _starting(access.word, (member,), CompletionKind.FIELD, offset, type_)
     elif (match := _EVENT.search(line)) is not None:
         yield from _starting(match[2], _events(match[1], match[2]), CompletionKind.EVENT, offset)
     else:
@@ -101,6 +116,11 @@ def _in_block(text: str, line: str, position: Position, offset: int) -> Iterator
         yield from _starting(word, dict.fromkeys(_TABLE.findall(text)), CompletionKind.VARIABLE, offset, besides=word)
         return
     yield from _starting(word, position.parameters, CompletionKind.VARIABLE, offset, "a parameter of the function")
+    listed = {*position.parameters}
+    for entry in () if position.events else entries_known_at(text, position.head):
+        if (known := entry.name) is not None and known not in listed:
+            listed.add(known)
+            yield from _starting(word, (known,), CompletionKind.VARIABLE, offset, "a variable of the module")
     fields = _fields(position) if position.events else ()
     yield from _starting(word, fields, CompletionKind.FIELD, offset, "a field")
     declared = dict.fromkeys(_DECLARED.findall(text))
@@ -146,11 +166,31 @@ def _in_rpn(text: str, offset: int) -> Iterator[Completion]:
         yield from _starting(start, _functions(module[-1], start) if module else (), CompletionKind.FUNCTION, offset)
     elif not equals:
         word = line.lstrip()
+        yield from _operands(text, word, offset)
         for row in ROWS:
             plain = row.syntax.partition(" <")[0]
             yield from _starting(word, (plain,), CompletionKind.FUNCTION, offset, f"{row.effect}: {row.doc}")
         for each in KEYWORDS:
             yield from _starting(word, (each.name,), CompletionKind.KEYWORD, offset, each.doc)
+
+
+def _operands(text: str, word: str, offset: int) -> Iterator[Completion]:
+    """Give what may be the operand of the instruction that a line begins with."""
+    from dprobes.rpn.isa import ROWS
+
+    for row in ROWS:
+        plain, _, operand = row.syntax.partition(" <")
+        if not operand or not re.match(rf"{re.escape(plain)}\s", word):
+            continue
+        start = word[len(plain) :].lstrip()
+        if operand == "register>":
+            from dprobes.arch import host_architecture
+
+            names: Iterable[str] = sorted(host_architecture().register_names)
+        else:
+            defined = _DEFINED.get(operand.removesuffix(">"))
+            names = dict.fromkeys(re.findall(defined, text, re.MULTILINE)) if defined else ()
+        yield from _starting(start, names, CompletionKind.VARIABLE, offset, row.doc)
 
 
 def _starting(

@@ -13,7 +13,7 @@ from dprobes.cli.languageserver.analysis import Analysis, analyse
 from dprobes.cli.languageserver.completion import CompletionKind, completions_at
 from dprobes.cli.languageserver.definition import definition_of
 from dprobes.cli.languageserver.explanation import explain
-from dprobes.cli.languageserver.sourceplace import source_at
+from dprobes.cli.languageserver.sourceplace import source_at, source_of_name
 from dprobes.diagnostics import Severity
 from dprobes.version import __version__
 
@@ -82,7 +82,7 @@ def create_server() -> LanguageServer:
         server.analyses.pop(parameters.text_document.uri, None)
 
     @server.feature(
-        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[":", "@", ".", " ", '"'])
+        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[":", "@", ".", ">", " ", '"'])
     )
     def completed(parameters: types.CompletionParams) -> list[types.CompletionItem]:
         document = server.workspace.get_text_document(parameters.text_document.uri)
@@ -115,7 +115,12 @@ def create_server() -> LanguageServer:
             start = types.Position(source.line - 1, 0)
             return types.Location(source.path.as_uri(), types.Range(start, start))
         found = definition_of(analysis.source.name, document.source, offset)
-        return None if found is None else types.Location(document.uri, _range(document, found.start, found.end))
+        if found is not None:
+            return types.Location(document.uri, _range(document, found.start, found.end))
+        if (source := source_of_name(analysis.source.name, document.source, offset)) is not None:
+            start = types.Position(source.line - 1, 0)
+            return types.Location(source.path.as_uri(), types.Range(start, start))
+        return None
 
     return server
 

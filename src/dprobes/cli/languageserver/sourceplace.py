@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.cli.languageserver.analysis import is_c, word_at
+from dprobes.cli.languageserver.position import position_at
 from dprobes.errors import DprobesError
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from dprobes.cli.languageserver.analysis import Analysis
-    from dprobes.dwarf.debugfile import DebugFile
     from dprobes.dwarf.entries import Entry
 
-__all__ = ["SourcePlace", "source_at", "source_of"]
+__all__ = ["SourcePlace", "source_at", "source_of", "source_of_name"]
 
 _FUNCTION = lazy_pattern(r'"?(?P<function>[^"+:*?\s]+)"?\s*(?:\+\s*\w+)?')
 _ORIGINS_MAX = 4
@@ -58,12 +59,28 @@ def source_of(module_name: str, function: str) -> SourcePlace | None:
         if not symbols or debug is None:
             return None
         entry = function_at(debug, symbols[0].address)
-        return None if entry is None else _declared(debug, entry)
+        return None if entry is None else _declared(entry)
     except (DprobesError, OSError):
         return None
 
 
-def _declared(debug: DebugFile, entry: Entry) -> SourcePlace | None:
+def source_of_name(name: str, text: str, offset: int) -> SourcePlace | None:
+    """Return where the module of a handler declares the variable that is named at an offset."""
+    from dprobes.cli.languageserver.debuggednames import entries_known_at
+
+    if not is_c(name) or not (position := position_at(text, offset)).in_block or position.is_text:
+        return None
+    start, end = word_at(text, offset)
+    if text[:start].rstrip().endswith(("->", ".")):
+        return None  # a member
+    found = next((entry for entry in entries_known_at(text, position.head) if entry.name == text[start:end]), None)
+    try:
+        return None if found is None else _declared(found)
+    except (DprobesError, OSError):
+        return None
+
+
+def _declared(entry: Entry) -> SourcePlace | None:
     from dprobes.dwarf.linetable import LineProgram, LineSections
     from dprobes.dwarf.numbers import At
 
@@ -81,9 +98,12 @@ def _declared(debug: DebugFile, entry: Entry) -> SourcePlace | None:
     offset = root.offset_in_section(At.STMT_LIST)
     if offset is None:
         return None
+    debug = entry.unit.file
     sections = (debug.section(name) for name in _TEXT_SECTIONS)
     lines, strings, line_strings = (bytes(each.data[each.start : each.end]) for each in sections)
-    files = LineProgram(LineSections(lines, strings, line_strings, is_big_endian=debug.order == "big"), offset).files
+    files = LineProgram(
+        LineSections(lines, strings, line_strings, is_big_endian=debug.elf.byte_order == "big"), offset
+    ).files
     if not 0 <= file < len(files):
         return None
     path = Path(root.text(At.COMP_DIR) or "/", files[file])
