@@ -27,6 +27,7 @@ _MAX = 1000
 _PLACE = lazy_pattern(r"[^\s(){},;\[\]]*\Z")
 _WORD = lazy_pattern(r"@?\w*\Z")
 _EVENT = lazy_pattern(r"\b(tracepoint|syscall)\s+([\w:]*)\Z")
+_USDT = lazy_pattern(r'\busdt\s+("[^"]+"|[^\s:"]+):([\w:]*)\Z')
 _REGISTER = lazy_pattern(r'\breg\("(\w*)\Z')
 _FIELD = lazy_pattern(r"\bargs\.(\w*)\Z")
 _CONDITION = lazy_pattern(r"\bwhen\s*\(")
@@ -100,6 +101,8 @@ def _in_c(name: str, text: str, offset: int) -> Iterator[Completion]:
             yield from _starting(access.word, (member,), CompletionKind.FIELD, offset, type_)
     elif (match := _EVENT.search(line)) is not None:
         yield from _starting(match[2], _events(match[1], match[2]), CompletionKind.EVENT, offset)
+    elif (match := _USDT.search(line)) is not None:
+        yield from _starting(match[2], _usdt_probes(match[1].strip('"')), CompletionKind.EVENT, offset)
     else:
         yield from _places(line, offset)
 
@@ -223,6 +226,16 @@ def _events(kind: str, start: str) -> Iterable[str]:
     if not colon:
         return [f"{each}:" for each in tracepoints.subsystems()]
     return [f"{subsystem}:{each}" for each in tracepoints.names(subsystem)]
+
+
+def _usdt_probes(module: str) -> list[str]:
+    """Return the statically defined probes of a module, with their providers."""
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.modules import find_module
+    from dprobes.target.usdt import usdt_sites
+
+    path = find_module(module)
+    return [] if path is None else sorted({each.probe for each in usdt_sites(ElfFile.open(path))})
 
 
 def _fields(position: Position) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.cli.languageserver.completion import CompletionKind, completions_at
+from dprobes.target.modules import find_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,15 @@ def test_variables_of_the_module_are_known(tmp_path: Path) -> None:
     assert set(at_end(f"{program}:take {{ coun")) == {"counted", "count"}
     assert "sum" in at_end(f"{program}:main {{ ")  # the call
     assert "first" not in at_end(f"{program}:main {{ ")
+
+
+def test_statically_defined_probes_of_the_module_are_known() -> None:
+    module = "libstdc++.so.6"  # which has those of exceptions
+    if find_module(module) is None:
+        pytest.skip(f"{module} is not installed")
+    assert at_end(f"usdt {module}:libs")["libstdcxx:throw"] == "libs"
+    assert set(at_end(f"usdt {module}:libstdcxx:c")) == {"libstdcxx:catch"}
+    assert at_end("usdt no_such_library.so.77:") == {}
 
 
 def test_what_cannot_stand_there_is_not_among_them() -> None:
