@@ -92,12 +92,15 @@ def module_of(scope: Scope) -> str:
     Return the program that a command or process executes, in which probes are that name no module.
 
     It is a path where that leads to the very file from here, else a name: of a command that the shell would look for,
-    and of a process that sees other files.
+    and of a process that sees other files. It is empty where an endpoint stands for what is probed: then the command is
+    one that starts the endpoint, and the process is none of this machine.
     """
+    if scope.endpoint is not None:
+        return ""
     if scope.command:
         command = scope.command[0]
         return str(Path(command).absolute()) if "/" in command else command
-    return _program_of(scope.pid) if scope.pid is not None and scope.endpoint is None else ""
+    return _program_of(scope.pid) if scope.pid is not None else ""
 
 
 def _program_of(pid: int) -> str:
@@ -121,9 +124,10 @@ def files_of(
         return None
     from dprobes.dpc.modules.modulefiles import ModuleFiles
 
-    command = scope.command[0] if scope is not None and scope.command else None
+    command = None
     if scope is not None:
-        pid = scope.pid if scope.endpoint is None else None
+        is_here = scope.endpoint is None
+        pid, command = (scope.pid, scope.command[0] if scope.command else None) if is_here else (None, None)
     from dprobes.engines.registry import AUTO, engine_row
 
     types = None if scope is None or engine == AUTO else engine_row(engine).kernel_types_of(scope)

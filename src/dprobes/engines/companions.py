@@ -71,11 +71,8 @@ def prepared_companions(
         assert error is not None
         raise error
     name = found.engine.name
-    if not engine_row(name).shares_variables:
-        raise EngineError(
-            f"the {name} engine cannot run programs that share their variables and tables",
-            hint="write one program for each module, without 'begin', 'end' and 'every'",
-        )
+    if len(programs) > 1 and not engine_row(name).shares_variables:
+        raise EngineError(f"the {name} engine probes one module at a time", hint="write one program for each module")
     return found
 
 

@@ -144,6 +144,8 @@ class CompanionSession:
         self._command: LaunchedCommand | None = None
         self._globals: GlobalVariables | None = None
         self._is_stopping = False
+        self._has_begun = threading.Event()
+        """Whether ``ready`` was called: what an endpoint holds still goes on then."""
         self._order = _RecordOrder()
         self.ready: Callable[[], None] = lambda: None
 
@@ -152,7 +154,7 @@ class CompanionSession:
     def __enter__(self) -> Self:
         scope = self._jobs[0].scope
         with self._stack as stack:
-            if scope.command:
+            if scope.command and scope.endpoint is None:
                 command = LaunchedCommand(scope.command, follow=scope.follow, output=scope.output)
                 stack.callback(command.close)
                 self._command = command
@@ -169,6 +171,7 @@ class CompanionSession:
                 self._sessions.append(session)
                 self._follow(number)
             self.ready()
+            self._has_begun.set()
             if self._command is not None and not self._is_stopping:
                 self._command.go()
             self._stack = stack.pop_all()
@@ -180,6 +183,7 @@ class CompanionSession:
     def _leave(self) -> None:
         """Remove everything, the principal last."""
         self.stop()
+        self._has_begun.set()
         while self._open:
             self._take(self._queue.get())
         for thread in self._threads:
@@ -225,6 +229,8 @@ class CompanionSession:
         try:
             for event in self._sessions[number].events():
                 self._queue.put((number, event))
+                if isinstance(event, Begun) and self._jobs[0].scope.endpoint is not None:
+                    self._has_begun.wait()
         except BaseException as error:  # noqa: BLE001 - who reads the events shall raise it
             self._queue.put((number, error))
         finally:
@@ -249,7 +255,8 @@ class CompanionSession:
                 yield RecordBatch(records)
         if records := self._order.rest():
             yield RecordBatch(records)
-        status = self._status_of_command()
+        own = (each.exit_status for each in finished.values() if each.exit_status is not None)
+        status = next(own, None) if self._command is None else self._status_of_command()
         counts = self._numbers.placed([finished[n].counts if n in finished else () for n in range(len(self._sessions))])
         yield Finished(counts, status, any(each.cut_short for each in finished.values()))
 
@@ -282,8 +289,7 @@ class CompanionSession:
     def _status_of_command(self) -> int | None:
         """Wait for the end of the command, unless the run was ended before, and return its wait status."""
         command = self._command
-        if command is None:
-            return None
+        assert command is not None, "only one that is there is asked"
         while not self._is_stopping and command.has_begun and command.exit_status is None:
             time.sleep(_LOOK)
         return command.wait_status

@@ -17,13 +17,14 @@ from dprobes.quickenum import Enum
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterator, MutableSequence, Sequence
     from contextlib import AbstractContextManager
 
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.store import KeyedStore
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
@@ -52,6 +53,7 @@ __all__ = [
     "StateEvent",
     "TableChange",
     "VariableChange",
+    "carry_out",
 ]
 
 
@@ -291,6 +293,22 @@ class TableChange(NamedTuple):
 
 
 Change = VariableChange | TableChange
+
+
+def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
+    """Change variables and tables of a program; nobody else may write them meanwhile."""
+    for change in changes:
+        match change:
+            case VariableChange(index, value):
+                variables[index] = value
+            case TableChange(table, None):
+                tables[table].clear()
+            case TableChange(table, bytes() as key, None):
+                tables[table].delete(key)
+            case TableChange(table, bytes() as key, int() as value):
+                tables[table].tally(key, value)
+            case TableChange(table, bytes() as key, bytes() as value):
+                tables[table].keep(key, value)
 
 
 class Session(Protocol):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
-from dprobes.engines.interface import Notice, RecordBatch, StateEvent
-from dprobes.errors import NotSupportedError
+from dprobes.engines.interface import Notice, RecordBatch, StateEvent, carry_out
 
 if TYPE_CHECKING:
     import threading
@@ -84,7 +83,8 @@ class StubControls(interface.ControlledSession):
 
     def change(self, changes: Sequence[interface.Change]) -> None:
         """Change local variables and tables between two hits."""
-        raise NotSupportedError(f"the gdb engine does not let others change variables and tables: {len(changes)}")
+        with self._lock:
+            carry_out(changes, self._program.local_variables, self._tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""

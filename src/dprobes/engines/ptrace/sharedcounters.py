@@ -19,7 +19,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Self, cast
 
-from dprobes.engines.interface import Counts, TableChange, VariableChange
+from dprobes.engines.interface import Counts, carry_out
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.ptrace.tracer.steps.slots import Placement
 from dprobes.lazydataclass import dataclass
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.store import KeyedStore
     from dprobes.rpn.tables import Table
 
-__all__ = ["SharedCounters", "Tally", "Variables", "carry_out"]
+__all__ = ["SharedCounters", "Tally", "Variables"]
 
 _CELL = 8
 _ASKED, _MADE, _CHANGED, _FIRST_VARIABLE = 0, 1, 2, 3
@@ -89,22 +89,6 @@ class Variables:
 
     local: MutableSequence[int]
     by_cpu: Sequence[MutableSequence[int]]
-
-
-def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[KeyedStore]) -> None:
-    """Change variables and tables."""
-    for change in changes:
-        match change:
-            case VariableChange(index, value):
-                variables[index] = value
-            case TableChange(table, None):
-                tables[table].clear()
-            case TableChange(table, bytes() as key, None):
-                tables[table].delete(key)
-            case TableChange(table, bytes() as key, int() as value):
-                tables[table].tally(key, value)
-            case TableChange(table, bytes() as key, bytes() as value):
-                tables[table].keep(key, value)
 
 
 class SharedCounters:

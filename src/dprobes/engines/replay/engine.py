@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.engines import interface
-from dprobes.engines.interface import Counts, RecordBatch, StateEvent
+from dprobes.engines.interface import Counts, RecordBatch, StateEvent, carry_out
 from dprobes.engines.replay.recordedhits import read_recording
 from dprobes.errors import DprobesError, EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
@@ -202,18 +202,7 @@ class ReplaySession(interface.ControlledSession):
 
     def change(self, changes: Sequence[interface.Change]) -> None:
         """Change local variables and tables."""
-        for change in changes:
-            match change:
-                case interface.VariableChange(index, value):
-                    self._locals[index] = value
-                case interface.TableChange(table, None):
-                    self._tables[table].clear()
-                case interface.TableChange(table, bytes() as key, None):
-                    self._tables[table].delete(key)
-                case interface.TableChange(table, bytes() as key, int() as value):
-                    self._tables[table].tally(key, value)
-                case interface.TableChange(table, bytes() as key, bytes() as value):
-                    self._tables[table].keep(key, value)
+        carry_out(changes, self._locals, self._tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.hits import handlerruns, probes
 from dprobes.engines.hits.probes import Handlers
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace.sharedcounters import SharedCounters, carry_out
+from dprobes.engines.interface import carry_out
+from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.wire import End, ModuleMapped, ProbeStatus, Warned
 from dprobes.engines.sharedglobals import MappedCells
