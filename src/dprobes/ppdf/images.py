@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Note", "NoteKind", "Notes", "StoredImage", "check_images", "code_of", "notes_of", "read_images",
            "write_images"]  # fmt: skip
 
-MACHINES = ("x86_64", "i386")
-"""The processors that programs are encoded for; the first one that can encode a program is decoded."""
+HOSTS = ("x86_64", "i386")
+"""The processors that a program is encoded for wherever it was built, if it is right for them."""
+MACHINES = (*HOSTS, "aarch64", "riscv64", "s390", "s390x", "ppc", "ppc64")
+"""All processors that programs are encoded for; the first one that can encode a program is decoded."""
 
 _RELOCATION_SIZE = 24
 
@@ -101,7 +103,7 @@ def read_images(reader: Reader) -> tuple[StoredImage, ...]:
         at = reader.offset
         name = reader.string("a processor")
         if name not in MACHINES or name in images:
-            reader.fail(f"expected each of {' and '.join(MACHINES)} once at most, found '{name}'", at)
+            reader.fail(f"expected each of {', '.join(MACHINES)} once at most, found '{name}'", at)
         data = reader.block("bytes of code")
         handlers, procedures = reader.numbers("handlers"), reader.numbers("procedures")
         relocations = tuple(
@@ -123,7 +125,7 @@ def notes_of(program: Program, image: CodeImage, target: Architecture) -> list[N
     found: list[Notes] = []
     symbols = {relocation.offset: relocation for relocation in image.relocations}
     for code, start in zip(program.bodies(), starts, strict=True):
-        stored = _Encoded(image.data, image.word_size, start, len(code.instructions), code.labels)
+        stored = _Encoded(image.data, target, start, len(code.instructions), code.labels)
         notes: Notes = {}
         for index, (instruction, encoded) in enumerate(zip(code.instructions, stored.instructions, strict=True)):
             note = _note_on(instruction.operand, encoded, stored)
@@ -150,12 +152,12 @@ def _note_on(operand: Operand, encoded: EncodedInstruction, stored: _Encoded) ->
 class _Encoded:
     """Know the instructions of one block in an encoding, as many as the source has, and their labels."""
 
-    def __init__(self, data: bytes, word_size: int, start: int, count: int, labels: Mapping[str, int]) -> None:
-        self._bits = 8 * word_size
+    def __init__(self, data: bytes, target: Architecture, start: int, count: int, labels: Mapping[str, int]) -> None:
+        self._bits = target.word_bits
         self.instructions: list[EncodedInstruction] = []
         places = [start]
         for _ in range(count):
-            self.instructions.append(decode_one(data, places[-1], word_size, "little"))
+            self.instructions.append(decode_one(data, places[-1], target.word_size, target.byte_order))
             places.append(self.instructions[-1].end)
             if self.instructions[-1].row is None:
                 break
@@ -231,9 +233,8 @@ def code_of(
         )
     symbols = {relocation.offset: relocation for relocation in image.relocations}
     procedures = dict(zip(image.procedures, names, strict=True))
-    word_size = image.architecture.word_size
     for start, (count, block) in zip(starts, blocks, strict=True):
-        stored = _Encoded(image.data, word_size, start, count, block.labels)
+        stored = _Encoded(image.data, image.architecture, start, count, block.labels)
         instructions = []
         for index, encoded in enumerate(stored.instructions):
             if encoded.row is None:

@@ -42,7 +42,7 @@ def encode(ppdf: Ppdf) -> bytes:
     spans = Spans(strings)
     machines = [name for name in MACHINES if name in ppdf.machines]
     if not machines or len(machines) < len(ppdf.machines):
-        raise FormatError(f"a PPDF is for {' and '.join(MACHINES)}, not for {', '.join(ppdf.machines) or 'nothing'}")
+        raise FormatError(f"a PPDF is for {', '.join(MACHINES)}, not for {', '.join(ppdf.machines) or 'nothing'}")
     images = {name: encode_code(program, architecture(name)) for name in machines}
     notes = notes_of(program, images[machines[0]], architecture(machines[0]))
     info, instructions, code, body, sources, builds, kernels, ebpf, templates = (Writer(strings) for _ in range(9))

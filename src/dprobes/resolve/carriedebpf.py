@@ -9,6 +9,7 @@ from dprobes.bpf.asm.insn import INSN_SIZE
 from dprobes.bpf.asm.insn import encode as encode_insns
 from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, lower
 from dprobes.errors import NotSupportedError
+from dprobes.ppdf.images import HOSTS
 from dprobes.ppdf.model import EbpfCode, EbpfMap
 from dprobes.record.layout import Item
 from dprobes.resolve.kernelmodule import KERNEL_CODE
@@ -31,7 +32,7 @@ EBPF_MAX = 8 << 20
 
 def ebpf_codes(program: Program, machines: Sequence[str]) -> tuple[EbpfCode, ...]:
     """
-    Return the eBPF of all handlers.
+    Return the eBPF of all handlers, for the processors whose kernels the ebpf engine knows.
 
     What only a kernel or a process knows is open in it: maps have their names, and symbols the address 0.
     """
@@ -43,7 +44,7 @@ _TOO_MUCH = f"a file carries {EBPF_MAX >> 20} MiB of eBPF, and there is more"
 
 def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
     left = EBPF_MAX
-    for machine in machines:
+    for machine in (name for name in machines if name in HOSTS):
         target = architecture(machine)
         image = encode(program, target)
         symbols = {relocation.symbol: 0 for relocation in image.relocations}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch import architecture, host_architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
-from dprobes.ppdf.images import MACHINES
+from dprobes.ppdf.images import HOSTS, MACHINES
 from dprobes.ppdf.model import Ppdf
 from dprobes.resolve.localmodule import open_named_module
 from dprobes.resolve.resolution import check_with_extensions, resolve
@@ -158,8 +158,15 @@ def _places(resolved: ResolvedModule) -> Iterator[CarriedPlace]:
 def _machines(
     program: Program, machines: Sequence[str], diagnostics: Diagnostics, *, allow_write: bool
 ) -> tuple[str, ...]:
-    """Return the processors for which the program is right, whether there is a module for them or not."""
-    found = tuple(name for name in MACHINES if name in machines or _is_right(program, name))
+    """
+    Return the processors of modules, and those of hosts for which the program is right as well.
+
+    A program for modules of other processors alone is for those.
+    """
+    may_be_here = not machines or not set(HOSTS).isdisjoint(machines)
+    found = tuple(
+        name for name in MACHINES if name in machines or (may_be_here and name in HOSTS and _is_right(program, name))
+    )
     if not found:
         check(program, host_architecture(), diagnostics, allow_write=allow_write)
         diagnostics.raise_if_errors()

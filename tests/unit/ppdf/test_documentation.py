@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dprobes.arch import architecture
 from dprobes.bpf.lower import LoopForm
 from dprobes.ppdf import builds, container, images, sources, treeforms
 from dprobes.ppdf.definitions import LOCATIONS
@@ -57,7 +58,10 @@ def test_the_tables_are_those_of_the_code() -> None:
     statements, values = TEXT.split("\n| statement |")[1].split("\n| value |")
     assert [int(n) for n in re.findall(r"^\| (\d+) ", statements, re.MULTILINE)] == list(StatementKind)
     assert [int(n) for n in re.findall(r"^\| (\d+) ", values, re.MULTILINE)] == list(ValueKind)
-    assert images.MACHINES == ("x86_64", "i386")
+    words = {4: set[str](), 8: set[str]()}
+    for names, size in re.findall(r"((?:`\w+`[, ]*(?:and )?)+)\s\(([48]) bytes\)", TEXT.split("### CODE")[1]):
+        words[int(size)] |= set(re.findall(r"`(\w+)`", names))
+    assert words == {size: {each for each in images.MACHINES if architecture(each).word_size == size} for size in words}
 
 
 def test_the_header_is_as_drawn() -> None:
