@@ -6,7 +6,7 @@ From the text of a program in DProbes C to RPN programs: the passes in their ord
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note
@@ -100,7 +100,7 @@ def compile_text(
         raise SourceError(tuple(diagnostics), _outline(program, typer, word_size, module) if is_understood else ())
     emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
     compilations: list[Compilation] = []
-    with _limited(_span_of(program.parts[0]), diagnostics):
+    with _limited(_span_of(program.parts[0]), diagnostics) if program.parts else nullcontext():
         compilations = emitter.compilations()
     diagnostics.raise_if_errors()
     return CompiledText(compilations, tool)

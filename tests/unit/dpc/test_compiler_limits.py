@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.pipeline import dump_lines
+from dprobes.dpc.pipeline import compile_source, dump_lines
 from dprobes.errors import SourceError
 from dprobes.rpn.pipeline import CompileOptions
 from dprobes.source import SourceFile
@@ -48,3 +48,9 @@ def test_a_number_of_any_length_is_too_large() -> None:
         f"a.dpc:2:23: error: '1{'0' * 69}…' has more than 64 bits",
         f"a.dpc:2:{23 + 10000 + 6 + 9999 + 6}: error: '0x{'f' * 60}' has more than 64 bits",
     ]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "// nothing"])
+def test_nothing_is_no_program(text: str) -> None:
+    with pytest.raises(SourceError, match="there is no probe"):
+        compile_source(SourceFile("a.dpc", text), Diagnostics(), CompileOptions())
