@@ -121,7 +121,15 @@ def test_libraries_are_those_that_the_loader_takes(tools: Toolbox, libc: Path) -
     listed = tools.run("ldd", "/usr/bin/env")
     for name, path in re.findall(r"(\S+) => (\S+)", listed):
         assert Path(path).resolve() == find_module(name)
-    assert find_module("libc.so.6", architecture="s390x") is None
+    assert find_module("libc.so.6", architecture="vax") is None
+
+
+@pytest.mark.parametrize(("architecture", "triplet"), [("s390x", "s390x-linux-gnu"), ("ppc64", "powerpc64-linux-gnu")])
+def test_libraries_of_other_processors_are_those_of_their_compilers(architecture: str, triplet: str) -> None:
+    library = Path(f"/usr/{triplet}/lib/libc.so.6")
+    if not library.exists():
+        pytest.skip(f"there are no libraries of {triplet}")
+    assert find_module("libc.so.6", architecture=architecture) == library.resolve()
 
 
 def test_program_is_found_in_path(tmp_path: Path, pie: Path, monkeypatch: pytest.MonkeyPatch) -> None:

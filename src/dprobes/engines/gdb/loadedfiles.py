@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedFile", "ProcessImage", "process_image"]
 
-_AT_NULL, _AT_PHDR, _AT_PHENT, _AT_PHNUM, _AT_ENTRY, _AT_UID = 0, 3, 4, 5, 9, 11
+_AT_NULL, _AT_PHDR, _AT_PHENT, _AT_PHNUM, _AT_ENTRY, _AT_UID, _AT_EXECFN = 0, 3, 4, 5, 9, 11, 31
 _PT_DYNAMIC, _PT_PHDR = 2, 6
 _DT_NULL, _DT_DEBUG = 0, 21
 _RT_DELETE = 2
@@ -50,7 +50,8 @@ class ProcessImage:
     """
     Hold what a process has been told by its kernel: where its program is, and where it begins.
 
-    ``debug_place`` is where the address of r_debug is, None in a program without a dynamic linker.
+    ``path`` is what the program was started as, "" if that is not told. ``debug_place`` is where the address of r_debug
+    is, None in a program without a dynamic linker.
     """
 
     bias: int
@@ -60,6 +61,7 @@ class ProcessImage:
     uid: int
     debug_place: int | None
     word_size: int
+    path: str = ""
     has_descriptors: bool = False
     """Whether a function's address is that of a descriptor (64-bit PowerPC), whose first word is that of the code."""
 
@@ -134,8 +136,9 @@ def process_image(target: StubTarget, word_size: int, *, has_descriptors: bool =
     dynamic = next((bias + address for kind, address in headers if kind == _PT_DYNAMIC), None)
     place = None if dynamic is None else _place_of_debug(target, dynamic, entry)
     header = vector.get(_AT_PHDR, 0) & -_PAGE  # program headers are in the first page, behind it
+    path = _text(target, vector.get(_AT_EXECFN, 0))
     return ProcessImage(
-        bias, header, vector.get(_AT_ENTRY, 0), vector.get(_AT_UID, 0), place, word_size, has_descriptors
+        bias, header, vector.get(_AT_ENTRY, 0), vector.get(_AT_UID, 0), place, word_size, path, has_descriptors
     )
 
 

@@ -12,6 +12,9 @@ from dprobes.errors import EngineError
 from dprobes.target.elf.functiondescriptors import FunctionDescriptors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.gdb.loadedfiles import LoadedFile
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.stopreplies import ThreadId
     from dprobes.engines.gdb.target import StubTarget
@@ -29,8 +32,9 @@ class StubProcess:
     """
     A process that stands still; a program that has not begun is let run to its entry.
 
-    ``linker_place`` is where the dynamic linker stops for debuggers, None in a program without one. Raise
-    ``EngineError`` if the ``target`` is no process of Linux, or of another processor than the module.
+    ``program`` is the path of its program, "" if the stub does not tell. ``linker_place`` is where the dynamic linker
+    stops for debuggers, None in a program without one. Raise ``EngineError`` if the ``target`` is no process of Linux,
+    or of another processor than the module.
     """
 
     def __init__(self, target: StubTarget, processor: StubProcessor, resolved: ResolvedModule) -> None:
@@ -50,7 +54,8 @@ class StubProcess:
         self._image = image
         self.uid = image.uid
         self.pid = self._pid_of(thread)
-        path = target.stub.read_object("exec-file", f"{target.process:x}") or b""
+        path = target.stub.read_object("exec-file", f"{target.process:x}") or os.fsencode(image.path)
+        self.program = os.fsdecode(path)
         self.name = (os.path.basename(path) or os.fsencode(resolved.module.elf.path.name))[:_NAME_MAX]
         if image.debug_place is not None and image.linker_breakpoint(target) is None:
             self._run_to_entry(thread)
@@ -99,12 +104,14 @@ class StubProcess:
         """Return where the ELF headers of what is loaded are."""
         return self._image.headers(self._target)
 
-    def bias_of_module(self) -> int | None:
-        """Return how far the module is above its link addresses, None if it is not there, or about to go."""
-        if self._image.is_unloading(self._target):
-            return None
+    def loaded_files(self) -> tuple[LoadedFile, ...]:
+        """Return what is loaded now; nothing if something is about to go."""
+        return () if self._image.is_unloading(self._target) else self._image.loaded_files(self._target)
+
+    def bias_of_module(self, files: Iterable[LoadedFile]) -> int | None:
+        """Return how far the module is above its link addresses, None if it is not among the loaded files."""
         elf = self._resolved.module.elf
-        for loaded in self._image.loaded_files(self._target):
+        for loaded in files:
             if loaded.path and os.path.basename(loaded.path) == elf.path.name:
                 return loaded.bias
             if not loaded.path and elf.entry and loaded.bias + elf.entry == self._image.entry:

@@ -10,12 +10,14 @@ The run of a program behind a stub: from the connection to the last breakpoint t
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.gdb.callstacks import CallStacks
+from dprobes.engines.gdb.codefiles import CodeFiles
 from dprobes.engines.gdb.controls import StubControls
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.machine.needs import refuse_for_process
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.engines import interface
     from dprobes.engines.gdb.connection import StubConnection
+    from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.program import Resolved, StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
@@ -97,6 +100,11 @@ class StubSession(StubControls):
         self._processor: StubProcessor = processor
         self._returns = AwaitedReturns(processor.dropped)
         self._reported = set()
+        self._code_files: CodeFiles | None = None
+        self._is_left = False
+        """Whether the target was left to a debugger, at whatever probepoint."""
+        self._relay: DebuggerRelay | None = None
+        """Where a debugger takes over, if a handler wants that."""
 
     # The connection
 
@@ -148,6 +156,10 @@ class StubSession(StubControls):
         refuse_for_process(self._job.program, architecture)
         refuse_lacking_registers(self._job.program, architecture, names, registers, self._stub.name)
         self._context.stacks = CallStacks(self._target, self._processor, self._resolved, names, process.headers)
+        if self._job.images is not None:
+            name, module = os.fsdecode(process.name), self._resolved.module.elf
+            images = self._job.images
+            self._code_files = CodeFiles(self._target, images, module, process.pid, name, process.program)
         self._target.tell(f"process {self._target.process}")
         self._program.reach.pids.add(process.pid)
         if (place := process.linker_place) is not None:
@@ -169,7 +181,10 @@ class StubSession(StubControls):
 
     def _bias(self) -> int | None:
         """Return how far the module is above its link addresses, None if it is not there."""
-        bias = self._process.bias_of_module()
+        files = self._process.loaded_files()
+        if self._code_files is not None:
+            self._code_files.look(files)
+        bias = self._process.bias_of_module(files)
         assert self._context.stacks is not None, "it was set behind the process"
         self._context.stacks.forget(bias)
         return bias
@@ -220,6 +235,8 @@ class StubSession(StubControls):
                 yield Pause()
         self._emitter.finish()
         yield from self._taken()
+        if self._relay is not None:
+            yield from self._serve_debugger(self._relay)
         yield Finished(self.counts(), status)
 
     def _has_returned(self, error: ConnectionLostError) -> bool:
@@ -275,10 +292,12 @@ class StubSession(StubControls):
             if at in self._own_places:
                 self._place_probes()
             self._on_returns(at, thread, registers)
+            if self._is_left:
+                return True
             self._on_entry(at, thread, registers)
             outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
-            if self._hand_over(outcome, at, thread, registers):
-                return True
+            if self._hand_over(outcome, at, registers):
+                return True  # before the instruction
             if (skip := skipping(outcome)) is not None and skip.outcome is not None:
                 reply_of_step = self._stepper.leave_function(skip.outcome.value, thread, registers)
             else:
@@ -290,12 +309,37 @@ class StubSession(StubControls):
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
 
-    def _hand_over(
-        self, handled: Sequence[Handled[StubProgram]], at: int, thread: ThreadId | None, registers: Registers
-    ) -> bool:
+    def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
         """Do what handlers want to be done with the target before it goes on; return whether the run is over then."""
-        assert not hands_over(handled), (at, thread, registers)  # refused before
-        return False
+        if not hands_over(handled):
+            return False
+        self._drop(self._emitter.count(handled))
+        self._target.write_back(self._context.thread, registers)
+        self._target.clear()
+        self._relay = self._stub.relay()
+        where = next((self.probes[each.probe.number].where for each in handled), "")
+        text = f"the process stands still at {at:#x} ({where}) until a debugger takes over, or the run is ended"
+        self._warn(text, f"gdb {self._process.program} -ex 'target remote {self._relay.path}'")
+        return True
+
+    def _serve_debugger(self, relay: DebuggerRelay) -> Iterator[interface.Event]:
+        """Pass on what a debugger says until the stub or the run comes to its end."""
+        try:
+            while not self._is_stopping:
+                is_there = relay.serve(_LOOK)
+                if relay.has_served or not is_there:
+                    self._target.is_over = True  # what becomes of it is the debugger's business
+                    self._target.tell("end")
+                if not is_there:
+                    break
+                yield Pause()
+        finally:
+            relay.close()
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger has taken the stub over, and is still there."""
+        return self._relay is not None and self._relay.is_serving
 
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
@@ -324,16 +368,22 @@ class StubSession(StubControls):
         for call in self._returns.arrive(thread, at, registers[self._processor.sp]):
             self._context.entry = call.entry
             point = self._placed.points[call.probe]
-            self._drop(self._emitter.count(self._runner.run([(call.probe, point)])))
+            handled = self._runner.run([(call.probe, point)])
             self._context.entry = None
+            if self._hand_over(handled, at, registers):
+                self._is_left = True
+                return
+            self._drop(self._emitter.count(handled))
 
     def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
         """Run the handlers of those who watch the memory that was accessed."""
         assert reply.address is not None
         self._select(thread, registers)
         outcome = self._runner.run(self._placed.watched.concerned(reply.address, reply.reason))
-        self._target.write_back(thread, registers)
-        self._drop(self._emitter.count(outcome))
+        self._is_left = self._hand_over(outcome, registers[self._processor.pc], registers)
+        if not self._is_left:
+            self._target.write_back(thread, registers)
+            self._drop(self._emitter.count(outcome))
 
     def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Await the returns of a function that is entered."""
@@ -376,9 +426,7 @@ class StubSession(StubControls):
         return None
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
-        if not isinstance(reply, Stopped):
-            return True
-        if self._may_end():
+        if not isinstance(reply, Stopped) or self._is_left or self._may_end():
             return True
         signal = reply.signal if reply.signal not in (_TRAP, _INTERRUPT) else 0
         self._target.resume(signal, reply.thread or thread)

@@ -20,6 +20,7 @@ from dprobes.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
     from dprobes.engines.gdb.transports import Transport
 
 __all__ = ["BreakpointKind", "Stub"]
@@ -122,6 +123,13 @@ class Stub:
     def has_acknowledgements(self) -> bool:
         """Whether packets are acknowledged."""
         return self._conversation.has_acknowledgements
+
+    def relay(self) -> DebuggerRelay:
+        """Return what lets a debugger have the connection, while the target stands still."""
+        from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
+
+        self.flush()
+        return DebuggerRelay(self._transport, acknowledges=self.has_acknowledgements)
 
     def take_over(self, *, has_acknowledgements: bool, patience: float) -> StopReply | None:
         """

@@ -372,14 +372,18 @@ class StubTarget:
         self.has_answered(reply)
         return reply
 
-    def let_go(self) -> None:
-        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if it does not stop."""
-        if self.is_running:
-            self.stop()
+    def clear(self) -> None:
+        """Take all breakpoints out, while the target stands still."""
         for address in sorted(self.inserted):
             self.remove(address, 1)
         for place in sorted(self._watched):
             self.unwatch(*place)
+
+    def let_go(self) -> None:
+        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if it does not stop."""
+        if self.is_running:
+            self.stop()
+        self.clear()
         if self.interrupts and self.stub.raises_signals:
             self.stub.absorb_interrupt()
         with contextlib.suppress(EngineError):

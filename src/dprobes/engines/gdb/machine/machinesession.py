@@ -79,8 +79,6 @@ class MachineSession(StubSession):
         super().__init__(job, resolved, connection)
         self._per_cpu = resolved.per_cpu[1]
         self._emulator: Emulator
-        self._is_left = False
-        """Whether the machine was left to a debugger."""
         self._fault_entries: frozenset[int] = frozenset()
         """Where the kernel begins to see to the fault of an instruction."""
         self._facts = facts
@@ -133,7 +131,7 @@ class MachineSession(StubSession):
         assert reply.address is not None
         self._select(thread, registers)
         handled = self._runner.run(self._concerned(reply.address, reply.reason))
-        self._is_left = self._hand_over(handled, registers[self._processor.pc], thread, registers)
+        self._is_left = self._hand_over(handled, registers[self._processor.pc], registers)
         if not self._is_left:
             self._target.write_back(thread, registers)
             self._drop(self._emitter.count(handled))
@@ -210,9 +208,7 @@ class MachineSession(StubSession):
 
     # What handlers want to be done with the machine
 
-    def _hand_over(
-        self, handled: Sequence[Handled[StubProgram]], at: int, thread: ThreadId | None, registers: Registers
-    ) -> bool:
+    def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
         """Write a dump, or leave the machine as it stands to a debugger; then return True."""
         codes = {each.outcome.exit_code for each in handled if each.outcome is not None}
         if _CRASH_DUMP in codes:
@@ -220,7 +216,7 @@ class MachineSession(StubSession):
         if DEBUGGER not in codes:
             return False
         self._drop(self._emitter.count(handled))
-        self._target.write_back(thread, registers)
+        self._target.write_back(self._context.thread, registers)
         self._target.leave_standing()
         where = next((self.probes[each.probe.number].where for each in handled), "")
         self._warn(f"the machine stands still at {at:#x} ({where})", f"gdb -ex 'target remote {self._stub.name}'")

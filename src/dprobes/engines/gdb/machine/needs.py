@@ -26,7 +26,6 @@ MACHINES_ONLY = frozenset(
         Capability.IO_PORT,
         Capability.SEGMENTED,
         Capability.VERIFY_WRITE,
-        Capability.HAND_OVER,
         Capability.KERNEL_STACK,
     }
 )
