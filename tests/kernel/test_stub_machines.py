@@ -17,6 +17,7 @@ import pytest
 from dprobes.target.btf import Btf, Kind
 from guests.initramfs import PYTHON
 from integration.conftest import run
+from integration.manager.sandbox import Sandbox
 from integration.support import DPROBES
 from kernel.observedmachine import observed, words_of
 
@@ -286,3 +287,22 @@ def test_structures_are_those_of_the_kernel_in_the_machine(guest: Guest, tmp_pat
     assert client.returncode == 0, said
     for record in map(json.loads, output.read_text().splitlines()):
         assert record["fields"] == {"tgid": record["pid"], "comm": record["name"]}
+
+
+def test_the_manager_has_the_types_of_the_kernel_in_the_machine(guest: Guest, tmp_path: Path) -> None:
+    """It is the client that compiles, and needs the types; the manager finds the places."""
+    sandbox = Sandbox(tmp_path)
+    guest.open_stub(tmp_path / "stub")
+    text = 'kernel:__x64_sys_getppid { printf("%d %s", curtask->tgid, curtask->comm); @calls[comm] = count(); }'
+    try:
+        said = sandbox(f"dprobes insert -e '{text}' --as ppid --engine gdb=stub")
+        assert said == "inserted 'ppid': 1 of 1 probepoints active\n"
+        pid = int(guest.run([str(PYTHON), "-S", "-c", WORK]).stdout)
+        assert sandbox.counts("ppid")[0] >= CALLS
+        assert f"@calls[counted]: {CALLS}\n" in sandbox("dprobes getvars --name ppid")
+        assert sandbox("dprobes remove --name ppid").startswith("removed ppid\n")
+        lines = sandbox("dprobes log").splitlines()
+        assert sum(line.endswith(f"]  {pid} counted") for line in lines) == CALLS
+    finally:
+        sandbox.close()
+    assert guest.run("true").returncode == 0

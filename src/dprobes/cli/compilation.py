@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.modules.modulefiles import ModuleFiles
-    from dprobes.engines.insertion import Vantage
+    from dprobes.engines.insertion import Insertion, Vantage
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
 
@@ -31,20 +31,22 @@ def compiled_here(
     file: Path | str,
     options: CompileOptions,
     symbols: Path | None,
-    vantage: Vantage,
+    where: Insertion,
     diagnostics: Diagnostics,
     templates: Path | None = None,
 ) -> bytes:
     """
     Compile a program, in a file or a text, with the symbols of its module, if that is here; raises as ``build_ppdf``.
 
-    ``templates`` is the directory of its templates.
+    ``where`` says who will probe what, and whose modules and kernel these are. ``templates`` is the directory of its
+    templates.
     """
+    vantage = where.vantage
     source = parse_programs(
         source_of(file) if isinstance(file, str) else file,
         diagnostics,
         options,
-        files=_files(file, symbols, vantage),
+        files=_files(file, symbols, where),
     )
     program = joined_program(source.programs)
     ppdf = build_joined(
@@ -71,9 +73,11 @@ def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> 
     return (module,)
 
 
-def _files(file: Path | str, symbols: Path | None, vantage: Vantage) -> ModuleFiles | None:
+def _files(file: Path | str, symbols: Path | None, where: Insertion) -> ModuleFiles | None:
     if not is_c(file):
         return None
     from dprobes.dpc.modules.modulefiles import ModuleFiles
+    from dprobes.engines.registry import AUTO, engine_row
 
-    return ModuleFiles(vantage.tid, vantage.command, symbols)
+    types = None if where.engine == AUTO else engine_row(where.engine).kernel_types_of(where.scope)
+    return ModuleFiles(where.vantage.tid, where.vantage.command, symbols, kernel_types=types)

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Scope
     from dprobes.engines.options import EngineOptions
 
-__all__ = ["EngineName", "check_scope", "engine_option", "note_engine", "note_uprobe_holders", "verbose_option"]
+__all__ = [
+    "EngineName",
+    "check_scope",
+    "engine_option",
+    "note_engine",
+    "note_running_cpus",
+    "note_uprobe_holders",
+    "stop_cpus_option",
+    "verbose_option",
+]
 
 
 class EngineName(click.ParamType[str]):
@@ -52,9 +61,16 @@ class EngineName(click.ParamType[str]):
         return [CompletionItem(name + equals) for name, equals, _ in starts if name.startswith(incomplete)]
 
 
-def engine_option(text: str, *, with_arguments: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option ``--engine``; its help says what the engines with an argument do, if they can be asked for."""
-    shown = [name for name in names() if with_arguments or "=" not in name]
+def engine_option(
+    text: str, *, with_arguments: bool = False, managed: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """
+    Return the option ``--engine``; its help says what the engines with an argument do, if they can be asked for.
+
+    Those that are not for the manager are left out where a program is ``managed``.
+    """
+    left_out = {row.usage for row in rows() if managed and not row.is_managed}
+    shown = [name for name in names() if (with_arguments or "=" not in name) and name not in left_out]
     text += "".join(f" {row.usage} {row.summary}." for row in rows() if row.summary and row.usage in shown)
     return click.option("--engine", "engine_name", type=EngineName(shown), default=AUTO, help=text)
 
@@ -91,6 +107,19 @@ def note_uprobe_holders() -> None:
 
     for pid in uprobe_holders():
         console.note(f"process {pid} is a dprobes that holds uprobes: such a breakpoint may be one of its own")
+
+
+def stop_cpus_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option ``--stop-cpus``, which the original has, to a command."""
+    able = ", ".join(row.name for row in rows() if row.stops_all)
+    help_ = f"Stop all processors at each hit ({able}, which does so anyway)."
+    return click.option("--stop-cpus", is_flag=True, help=help_)(function)
+
+
+def note_running_cpus(name: str) -> None:
+    """Say that the processors are not stopped, unless the engine is one that does so."""
+    if name == AUTO or not engine_row(name).stops_all:
+        console.note("--stop-cpus has no effect: probepoints are inserted without stopping the processors")
 
 
 def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:

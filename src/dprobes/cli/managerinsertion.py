@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +23,7 @@ from dprobes.cli.verbs.log_target import absolute_target
 from dprobes.engines.insertion import insertion
 from dprobes.engines.launchedcommand import LaunchedCommand
 from dprobes.engines.options import EngineOptions
+from dprobes.engines.registry import engine_row
 from dprobes.record.layout import Item
 from dprobes.resolve.probestate import ProbeState
 
@@ -54,7 +57,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="The original's name for --log-format dprobes.",
             ),
             click.option(ORIGINAL_OPTION, "is_original", is_flag=True, hidden=True),
-            engine_option("auto chooses."),
+            engine_option("auto chooses.", with_arguments=True, managed=True),
             click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
             click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
             click.option(
@@ -86,7 +89,12 @@ def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Inser
     known = EngineOptions(own={"pid_namespace": options["pid_namespace"]})
     engine, scope = check_scope(options.pop("engine_name"), scope, known)
     if scope.endpoint is not None:
-        raise click.UsageError(f"a program that is inserted cannot have the {engine} engine; use 'dprobes run'")
+        if not engine_row(engine).is_managed:
+            raise click.UsageError(f"a program that is inserted cannot have the {engine} engine; use 'dprobes run'")
+        if scope.command:
+            raise click.UsageError("leave out -c: the probe manager starts no command that has a stub")
+        if Path(scope.endpoint).exists():  # the manager's current directory is another one
+            scope = replace(scope, endpoint=str(Path(scope.endpoint).absolute()))
     # The manager knows which processes of dprobes are to be left alone.
     return insertion(engine, scope, known, allow_self=True)
 
@@ -126,7 +134,7 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
                 merges=options["merges"],
                 replaces=options["replaces"],
                 scope=scope,
-                engine=where.engine,
+                engine=where.engine if scope.endpoint is None else f"{where.engine}={scope.endpoint}",
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
                 filters=options["filters"],

@@ -132,7 +132,7 @@ def _is_in_code(definition: ProbeDefinition) -> bool:
 
 def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> Requirement:
     if access is Access.IO:
-        hurdle = "Linux does not offer the processor's watchpoints on I/O ports"
+        hurdle = "neither Linux nor QEMU's stub offers the processor's watchpoints on I/O ports"
         return Requirement(Capability.PORT_WATCHPOINT, "watchpoint = io", span, hurdle)
     capability = Capability.MODULE_WATCHPOINT if in_module else Capability.WATCHPOINT
     return Requirement(capability, f"watchpoint = {access.value}", span)

@@ -93,14 +93,15 @@ class EngineRow:
     NAME=FILE, ``summary`` what the engine does with it. ``capabilities`` is what it can where it works at all; some
     kernels let one do more. ``how_to_ask`` is the hint for those whose program needs it; None if it does not probe what
     runs. ``starts_commands`` says that a command may start what the argument names, ``has_processes`` that there may be
-    processes in that, of which a user chooses one by its number there, ``is_tracer`` that it traces the
-    processes in scope, which only one can at a time, ``waits_for_modules`` that a user is told of a module that is not
-    there yet, ``shares_variables`` that its sessions can use the variables and tables of others. ``options`` is the
-    dataclass of options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as
-    users write them. ``doctor`` returns ``Finding``s, ``trial`` those about what the argument names. ``place_notes``
-    says what the engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes``
-    what it does with each probepoint of one, if a user asks for that. ``kernel_types`` returns the types (BTF) of a
-    kernel that does not run here. ``left_things`` takes out of processes what killed runs of it have left.
+    processes in that, of which a user chooses one by its number there, ``is_managed`` that the manager may have it,
+    ``stops_all`` that all of what the argument names stands still at a hit, ``is_tracer`` that it traces the processes
+    in scope, which only one can at a time, ``waits_for_modules`` that a user is told of a module that is not there yet,
+    ``shares_variables`` that its sessions can use the variables and tables of others. ``options`` is the dataclass of
+    options of its own; those in ``demands`` cannot be ignored by another engine, and are named there as users write
+    them. ``doctor`` returns ``Finding``s, ``trial`` those about what the argument names. ``place_notes`` says what the
+    engine does at instructions, ``code_listing`` how it compiles a program (``show``), ``probe_notes`` what it does
+    with each probepoint of one, if a user asks for that. ``kernel_types`` returns the types (BTF) of a kernel that does
+    not run here. ``left_things`` takes out of processes what killed runs of it have left.
     """
 
     name: str
@@ -113,6 +114,8 @@ class EngineRow:
     is_tracer: bool = False
     starts_commands: bool = False
     has_processes: bool = False
+    is_managed: bool = True
+    stops_all: bool = False
     waits_for_modules: bool = False
     shares_variables: bool = False
     candidacy: Candidacy | None = None
@@ -271,6 +274,7 @@ _REPLAY = EngineRow(
     scopes=frozenset({ScopeKind.ENDPOINT}),
     capabilities=_INTERPRETED | {Capability.TASK, Capability.SAMPLER, Capability.OTHER_PROCESSOR},
     argument="FILE",
+    is_managed=False,
     summary="runs handlers on the hits that FILE describes",
 )
 
@@ -310,6 +314,7 @@ _GDB = EngineRow(
     trial="dprobes.engines.gdb.doctor:examine_stub",
     starts_commands=True,
     has_processes=True,
+    stops_all=True,
     how_to_ask="use --engine gdb=ENDPOINT, where a stub stands for such a machine or process",
     summary="probes what is behind a stub of GDB's protocol: HOST:PORT, a socket, a serial line, or |COMMAND",
 )

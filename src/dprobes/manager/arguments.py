@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Scope
 from dprobes.engines.options import EngineOptions
 from dprobes.engines.overhead import overhead_of
-from dprobes.engines.registry import AUTO, named_engine
+from dprobes.engines.registry import AUTO, engine_row, named_engine
 from dprobes.errors import EngineError, ManagerError
 from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
@@ -67,10 +67,11 @@ def insertion(given: InsertArguments) -> Insertion:
     if given.merge and given.replace:
         raise ManagerError("a program is either merged (--merge) or replaces another one (--replace)")
     items = Item(given.items)
+    engine, endpoint = _engine(given.engine)
     return Insertion(
         ppdf=decode(given.ppdf),
         data=given.ppdf,
-        scope=_scope(given.scope),
+        scope=replace(_scope(given.scope), endpoint=endpoint),
         options=EngineOptions(
             allow_write=given.allow_write,
             core_directory=given.core_directory or ".",
@@ -87,7 +88,7 @@ def insertion(given: InsertArguments) -> Insertion:
         groups=given.groups,
         types=given.types,
         filters=given.filters,
-        engine=_engine(given.engine),
+        engine=engine,
         items=(items & sum(Item)) & ~(Item.WIDE | Item.STACK_TRACE) | Item.MAJOR | Item.MINOR,
         verifies_opcodes=given.verify_opcodes,
         verifies_build_id=given.verify_build_id,
@@ -98,14 +99,15 @@ def insertion(given: InsertArguments) -> Insertion:
     )
 
 
-def _engine(text: str) -> str:
+def _engine(text: str) -> tuple[str, str | None]:
+    """Return the name of an engine, and its endpoint if it has one."""
     try:
         name, argument = named_engine(text)
     except EngineError as error:
         raise ManagerError(error.message, hint=error.hint) from None
-    if argument is not None:
+    if name != AUTO and not engine_row(name).is_managed:
         raise ManagerError(f"a program that is inserted cannot have the {name} engine", hint="use 'dprobes run'")
-    return name
+    return name, argument
 
 
 def _overhead(given: str | None) -> float | None:

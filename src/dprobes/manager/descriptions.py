@@ -92,8 +92,9 @@ def _describe_header(program: Program) -> ManagedHeader:
 def describe_scope(scope: Scope) -> ManagedScope:
     """Return which processes a scope is about."""
     if scope.pid is not None:
-        return ManagedScope(pid=scope.pid, follow=scope.follow)
-    return ManagedScope(cgroup=scope.cgroup, uid=None if scope.cgroup is not None else scope.uid)
+        return ManagedScope(pid=scope.pid, follow=scope.follow, endpoint=scope.endpoint)
+    uid = None if scope.cgroup is not None else scope.uid
+    return ManagedScope(cgroup=scope.cgroup, uid=uid, endpoint=scope.endpoint)
 
 
 def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str], counts: Counts) -> ManagedProbepoint:

@@ -87,12 +87,13 @@ class ManagedProbepoint:
 
 @dataclass(frozen=True, slots=True)
 class ManagedScope:
-    """Say which processes a program is about: those of one of these, or all."""
+    """Say which processes a program is about: those of one of these, or all; behind an endpoint if there is one."""
 
     pid: int | None = field(default=None, metadata=LEFT_OUT)
     follow: bool | None = field(default=None, metadata=LEFT_OUT)
     cgroup: str | None = field(default=None, metadata=LEFT_OUT)
     uid: int | None = field(default=None, metadata=LEFT_OUT)
+    endpoint: str | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

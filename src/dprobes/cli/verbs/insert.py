@@ -65,7 +65,7 @@ def command(
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
-    ppdf = compiled_here(program, compiling, symbols, where.vantage, diagnostics, templates)
+    ppdf = compiled_here(program, compiling, symbols, where, diagnostics, templates)
     if said := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(said)
     return insert(ppdf, where, options, allow_write=allow_write, own_symbols=symbols is None)

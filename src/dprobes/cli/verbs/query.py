@@ -74,8 +74,12 @@ def _title(program: ManagedProgram) -> str:
 
 
 def _scope(scope: dict[str, Any]) -> str:
+    behind = f"behind the stub {scope['endpoint']}" if "endpoint" in scope else ""
     if "pid" in scope:
-        return f"process {scope['pid']}" + (" and what it starts" if scope["follow"] else "")
+        process = f"process {scope['pid']}" + (" and what it starts" if scope["follow"] else "")
+        return f"{process} {behind}".rstrip()
+    if behind:
+        return behind
     if "cgroup" in scope:
         return f"cgroup {scope['cgroup']}"
     return f"user {scope['uid']}" if "uid" in scope else "all processes"

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, verbose_option
+from dprobes.cli.enginechoice import (
+    check_scope,
+    engine_option,
+    note_engine,
+    note_running_cpus,
+    stop_cpus_option,
+    verbose_option,
+)
 from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
 from dprobes.cli.headstarts import HeadStart
 from dprobes.cli.interrupts import EarlyInterrupt
@@ -155,6 +162,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     help="Size of the buffer for records not yet read, in MiB (ebpf).",
 )
 @overhead_option
+@stop_cpus_option
 @click.option("--allow-self", is_flag=True, help="Allow -p for a process of another dprobes.")
 @verbose_option
 @click.option("--exit-status", is_flag=True, help="Return the exit status of the command.")
@@ -202,6 +210,7 @@ def command(
     exact: bool,
     ring_size: int,
     overhead: float | None,
+    stop_cpus: bool,
     allow_self: bool,
     verbose: bool,
     exit_status: bool,
@@ -243,6 +252,8 @@ def command(
         own={"pid_namespace": pid_namespace, "exact": exact, "ring_size": ring_size << 20},
     )
     engine_name, scope = check_scope(engine_name, scope, options)
+    if stop_cpus:
+        note_running_cpus(engine_name)
     where = insertion(engine_name, scope, options, allow_self=allow_self)
     progress = Progress.of_command()
     progress.begin("looking for the probepoints")

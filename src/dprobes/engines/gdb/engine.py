@@ -42,6 +42,19 @@ class GdbEngine(interface.Engine):
         self._facts: KernelFacts | None = None
         self._visited: RunningKernel = BareMachine()
 
+    def check(self, scope: interface.Scope, options: EngineOptions) -> None:
+        """Raise ``EngineError`` if the stub is taken; who inserts programs for others starts no commands."""
+        if self._endpoint in options.endpoints:
+            raise EngineError(
+                f"the stub {self._endpoint} is taken by a program that is inserted already: it serves one at a time",
+                hint="remove that one first",
+            )
+        if options.replaceable and (scope.command or self._endpoint.startswith("|")):
+            raise EngineError(
+                "the probe manager starts no command that has a stub",
+                hint="start it yourself, and name the stub: HOST:PORT or the path of a socket",
+            )
+
     @contextlib.contextmanager
     def kernel(self, program: Program) -> Iterator[RunningKernel]:
         """Hold the machine still meanwhile, and return its kernel; raise ``EngineError`` if there is none."""
