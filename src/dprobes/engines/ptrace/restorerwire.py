@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 
-__all__ = ["FOR_RESTORERS", "JumpsCopied", "JumpsPlanned", "PagesMapped", "TracerBegun"]
+__all__ = [
+    "FOR_RESTORERS",
+    "FilesShared",
+    "JumpsCopied",
+    "JumpsPlanned",
+    "MemoryUnmapped",
+    "PagesMapped",
+    "TracerBegun",
+]
 
 FOR_RESTORERS = (Placed, Removed, Raised, Lowered, Watched)
 
@@ -29,8 +37,24 @@ class TracerBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesShared:
+    """
+    A report that files in memory, (device, inode) each, are about to be mapped for handlers.
+
+    Where they are is said by the ``JumpsPlanned`` that follows.
+    """
+
+    pid: int
+    files: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JumpsPlanned:
-    """A report that ``pages``, (start, end) each, are about to be mapped for code, and jumps to be written."""
+    """
+    A report that ``pages``, (start, end) each, are about to be mapped for code, and jumps to be written.
+
+    They are for handlers that have a ``memory``.
+    """
 
     pid: int
     memory: NativeMemory
@@ -52,3 +76,11 @@ class JumpsCopied:
 
     pid: int
     parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUnmapped:
+    """A report that a process has given back the memory of ``JumpsPlanned`` at a ``region``, and the pages for code."""
+
+    pid: int
+    region: int

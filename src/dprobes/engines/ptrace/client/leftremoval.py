@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.interface import LeftThings, Notice
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
-from dprobes.engines.ptrace.client.memoryremoval import unmap_left_memory
+from dprobes.engines.ptrace.client.memoryremoval import SHARED, unmap_left_memory
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, entries_in, length_in
 from dprobes.engines.ptrace.tracer.native.patches import Patches
 from dprobes.errors import DprobesError
@@ -22,7 +22,7 @@ from dprobes.native.lifemark import HAS_ENDED
 from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from dprobes.engines.ptrace.leftmanifest import LeftEntry
 
@@ -38,9 +38,9 @@ def remove_left(pid: int) -> LeftThings | None:
         return None
     # What could not be written at once was entered again.
     patches = list({(patch.writes, patch.originals): patch for entry in found for patch in entry.writes}.values())
-    left = Patches(
-        {entry.memory.region: entry.memory for entry in found}, {}, [each for entry in found for each in entry.code]
-    )
+    left = Patches({entry.memory.region: entry.memory for entry in found})
+    for entry in found:
+        left.code.setdefault(entry.memory.region, []).extend(entry.code)
     places = remove_jumps(pid, patches)
     return LeftThings(pid, places, unmap_left_memory(pid, left))
 
@@ -66,6 +66,7 @@ def _left_in(pid: int) -> list[LeftEntry]:
     starts = [mapping.start for mapping in mappings if mapping.path.startswith(_MAPPING) and not mapping.offset]
     if not starts:
         return []
+    shared = {mapping.start for mapping in mappings if mapping.path.startswith(SHARED)}
     found: list[LeftEntry] = []
     with contextlib.suppress(OSError):
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -74,14 +75,20 @@ def _left_in(pid: int) -> list[LeftEntry]:
                 length = length_in(os.pread(memory, ENTRIES, start))
                 if length is not None:
                     entries = list(entries_in(os.pread(memory, length, start + ENTRIES)))
-                    found += (entry for entry in entries if _has_ended(memory, entry))
+                    found += (entry for entry in entries if _has_ended(memory, entry, shared))
         finally:
             os.close(memory)
     return found
 
 
-def _has_ended(memory: int, entry: LeftEntry) -> bool:
-    """Return whether the run has ended that shares memory with a process: that begins with its mark."""
+def _has_ended(memory: int, entry: LeftEntry, shared: Collection[int]) -> bool:
+    """
+    Return whether the run has ended that shares memory with a process: that begins with its mark.
+
+    Where it is not among the ``shared`` addresses any more, and its list is still there, its return was cut short.
+    """
+    if entry.memory.region not in shared:
+        return True
     try:
         return bool(int.from_bytes(os.pread(memory, 4, entry.memory.region), "little") & HAS_ENDED)
     except (OSError, OverflowError):

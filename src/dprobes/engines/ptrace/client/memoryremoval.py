@@ -2,7 +2,8 @@
 The unmapping of memory that handlers ran in, from outside, when the tracer was killed before it could.
 
 A thread of the process does that for us (``tracer.injection``), while all of them stand still and none can come back
-into the memory. It is given back only if it still is what was mapped: the file in memory that was shared with it.
+into the memory. It is given back only if it still is what was mapped: the file in memory that was shared with it. Some
+of it may be gone already, in the order of ``tracer.native.nativeremoval``, if the tracer was killed in the middle.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
@@ -19,6 +21,7 @@ from dprobes.engines.ptrace.client.watchpointremoval import PATIENCE, seize_agai
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.nativeremoval import is_left, unmap_native
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState, ThreadTable
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
@@ -26,45 +29,73 @@ from dprobes.errors import DprobesError
 from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from dprobes.engines.ptrace.tracer.native.patches import Patches
 
-__all__ = ["unmap_left_memory"]
+__all__ = ["SHARED", "UNMAPPING_PATIENCE", "unmap_left_memory"]
 
-_ATTEMPTS = 5
-_PAUSE = 0.02
-"""Seconds until it is looked again whether a thread is in the memory."""
+UNMAPPING_PATIENCE = 2.0
+"""Seconds for which threads are let leave the memory: one may have to wait for a processor."""
+_PAUSE, _PAUSE_MAX = 0.02, 0.2
+"""Seconds until it is looked again whether a thread is in it: at first, and at most."""
 
-_SHARED = "/memfd:dprobes"
-
-
-def unmap_left_memory(pid: int, patches: Patches) -> bool:
-    """Unmap in a process what is mapped for handlers; return False if that is not possible, and it stays."""
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_PAUSE)
-        if _unmap(pid, patches):
-            return True
-    return False
+SHARED = "/memfd:dprobes"
+"""How the names of files in memory begin that are shared with processes."""
 
 
-def _present(pid: int, patches: Patches) -> Patches | None:
-    """Return what of some memory is mapped as it was, None if it is not ours any more."""
+def unmap_left_memory(
+    pid: int, patches: Patches, until: float | None = None, files: Collection[tuple[int, int]] = ()
+) -> bool:
+    """
+    Unmap in a process what is mapped for handlers; return False if that is not possible, and it stays.
+
+    Files in memory, (device, inode) each, are unmapped wherever they are. It is tried once, and again ``until`` a time
+    of the monotonic clock.
+    """
+    until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
+    pause = _PAUSE
+    while not _unmap(pid, patches, files):
+        if time.monotonic() > until:
+            return False
+        # A thread gets nowhere if it is stopped whenever it has a processor.
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE_MAX)
+    return True
+
+
+def _present(pid: int, patches: Patches, files: Collection[tuple[int, int]]) -> Patches | None:
+    """Return what of some memory is mapped as it was, and of some files; None if there is nothing of ours any more."""
     try:
         mappings = parse_maps(read_maps(pid))
     except DprobesError:
         return None
-    shared = {mapping.start for mapping in mappings if mapping.path.startswith(_SHARED)}
-    memories = {number: each for number, each in patches.memories.items() if each.region in shared}
-    code = [
-        (start, end)
-        for start, end in patches.code
-        if any(m.start <= start and end <= m.end and m.permissions == "r-xp" and not m.inode for m in mappings)
-    ]
-    return type(patches)(memories, {}, code) if memories or code else None
+    ours = [mapping for mapping in mappings if mapping.path.startswith(SHARED)]
+    shared = {mapping.start for mapping in ours}
+    memories = {number: each for number, memory in patches.memories.items() if (each := _rest_of(memory, shared))}
+    known = {start for memory in memories.values() for start, _ in memory.shared}
+    for mapping in ours:
+        if (mapping.device, mapping.inode) in files and mapping.start not in known:
+            memories[mapping.start] = NativeMemory(0, 0, mapping.start, mapping.end - mapping.start)
+    anonymous = [m for m in mappings if m.permissions == "r-xp" and not m.inode]
+    code = {
+        number: [(start, end) for start, end in ranges if any(m.start <= start and end <= m.end for m in anonymous)]
+        for number, ranges in patches.code.items()
+    }
+    return type(patches)(memories, {}, code) if memories or any(code.values()) else None
 
 
-def _unmap(pid: int, patches: Patches) -> bool:
-    present = _present(pid, patches)
+def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | None:
+    """Return what of the memory of handlers is still there, where files in memory are mapped at ``shared``."""
+    size, own = (memory.size, memory.own) if memory.region in shared else (0, 0)
+    others = tuple(each for each in memory.others if each[0] in shared)
+    manifest = memory.manifest if memory.manifest is not None and memory.manifest[0] in shared else None
+    rest = replace(memory, own=own, size=size, others=others, manifest=manifest)
+    return rest if size or others or manifest else None
+
+
+def _unmap(pid: int, patches: Patches, files: Collection[tuple[int, int]]) -> bool:
+    present = _present(pid, patches, files)
     if present is None:
         return True
     threads = ThreadTable()

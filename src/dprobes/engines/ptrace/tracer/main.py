@@ -34,6 +34,7 @@ from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.native.handlerends import HandlerEnds
 from dprobes.engines.ptrace.tracer.native.jumpwaits import JumpWaits
 from dprobes.engines.ptrace.tracer.native.patcher import Patcher
+from dprobes.engines.ptrace.tracer.native.reclamation import Reclaimer
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.removal import Remover
@@ -106,6 +107,7 @@ class Tracer:
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
         self._attachment, self._patcher = Attachment(state, stopper, modules), patcher
         self._jump_waits, self._handler_ends = jump_waits, HandlerEnds(state, stopper)
+        self._reclaimer = Reclaimer(state, stopper)
         self._hits = HitHandler(
             state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps, patcher, jump_waits
         )
@@ -127,6 +129,7 @@ class Tracer:
                 if self._tree.has_idle_programs:
                     self._tree.has_idle_programs = False
                     self._inserter.end_idle()
+                    self._reclaimer.begin()
             complete = True
         except (_EndedError, ClientGoneError):
             pass
@@ -150,6 +153,7 @@ class Tracer:
         self._look_after_load()
         self._patcher.look_after()
         self._jump_waits.look_after()
+        self._reclaimer.look_after()
         self._attachment.look_after()
         self._connection.flush_if_due()
         return True
@@ -182,6 +186,7 @@ class Tracer:
         delays += [
             self._patcher.look_after(),
             self._jump_waits.look_after(),
+            self._reclaimer.look_after(),
             self._attachment.look_after(),
             self._connection.flush_if_due(),
         ]
@@ -229,11 +234,13 @@ class Tracer:
                     with self._patcher.without_jumps():
                         self._handler_ends.let_end(self._handle_reported)
                         self._replacer.replace(message)
+                    self._reclaimer.begin()
                 case End(number):
                     if self._programs.is_the_end(message):
                         raise _EndedError
                     if (program := self._programs.numbered(number)) is not None:
                         self._inserter.end(program)
+                        self._reclaimer.begin()
 
     def _look_after_load(self) -> float | None:
         """See to it that hits do not take too much of a CPU; return in how many seconds to look again."""

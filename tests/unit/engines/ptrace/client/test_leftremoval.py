@@ -33,6 +33,8 @@ def mapped(name, size, data, flags):
 
 is_over = sys.argv[1] == "ended"
 region, start = mapped("dprobes", 4096, (HAS_ENDED if is_over else os.getpid()).to_bytes(4, "little"), mmap.MAP_SHARED)
+if sys.argv[1] == "unmapped":
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(start), 4096)
 code = ctypes.create_string_buffer(bytes.fromhex("e9010203ff"), 8)
 other = ctypes.create_string_buffer(bytes.fromhex("90"), 8)
 own, page = mapped("page", 4096, b"", mmap.MAP_PRIVATE)
@@ -64,7 +66,7 @@ def memory_of(process: subprocess.Popen[str]) -> str:
     return process.communicate("\n")[0]
 
 
-@pytest.mark.parametrize("target", ["ended"], indirect=True)
+@pytest.mark.parametrize("target", ["ended", "unmapped"], indirect=True)
 def test_what_is_there_is_restored_and_nothing_else_is_written(target: subprocess.Popen[str]) -> None:
     assert remove_left(target.pid) == LeftThings(target.pid, 1, is_unmapped=True)
     assert memory_of(target) == "b'UH12 ' b'\\x90'\n"

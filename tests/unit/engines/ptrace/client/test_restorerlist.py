@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.client import restorerlist
 from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
-from dprobes.engines.ptrace.restorerwire import JumpsCopied, JumpsPlanned, PagesMapped
-from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
+from dprobes.engines.ptrace.restorerwire import FilesShared, JumpsCopied, JumpsPlanned, MemoryUnmapped, PagesMapped
+from dprobes.engines.ptrace.sitepatch import SitePatch
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 from dprobes.engines.ptrace.wire import Placed, Removed
+
+if TYPE_CHECKING:
+    import pytest
 
 ME = os.getpid()
 INT3 = 0xCC
@@ -20,8 +26,8 @@ def buffer(*values: int) -> tuple[ctypes.Array[ctypes.c_ubyte], int]:
     return data, ctypes.addressof(data)
 
 
-def planned(region: int, pid: int = ME) -> JumpsPlanned:
-    return JumpsPlanned(pid, NativeMemory(0x1000, 0x1000, region, 0x1000), ((0x2000, 0x3000),), ())
+def planned(region: int, pid: int = ME, *patches: SitePatch) -> JumpsPlanned:
+    return JumpsPlanned(pid, NativeMemory(0x1000, 0x1000, region, 0x1000), ((0x2000, 0x3000),), patches)
 
 
 def test_bytes_of_breakpoints_come_back_where_breakpoints_are() -> None:
@@ -64,3 +70,36 @@ def test_a_child_has_what_its_parent_has() -> None:
     known.note(Removed(1 << 30))
     known.restore_breakpoints()
     assert int.from_bytes(bytes(data[:4]), "little") == ENDED
+
+
+def test_files_are_looked_for_until_it_is_known_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[int, tuple[list[int], object]] = {}
+
+    def unmap(pid: int, patches: Patches, _: float, files: object) -> bool:
+        asked[pid] = list(patches.memories), files
+        return True
+
+    monkeypatch.setattr(restorerlist, "unmap_left_memory", unmap)
+    known = RestorerList()
+    for pid in range(1, 5):
+        known.note(FilesShared(pid, ((1, 2), (1, 3))))
+    known.note(planned(0x5000, 2))
+    known.note(Removed(3))
+    known.note(FilesShared(4, ((1, 4),)))
+    known.unmap()
+    assert asked == {1: ([], ((1, 2), (1, 3))), 2: ([0x5000], ()), 4: ([], ((1, 4),))}
+
+
+def test_memory_that_was_given_back_is_not_touched_and_that_of_others_is() -> None:
+    mine, others = buffer(), buffer()
+    known = RestorerList()
+    jump = SitePatch(((0, 0, 8),), 8, b"UHBC1", (0, b""), ((8, b"\xe9abcd"),), (b"UHBC1",))
+    for region in (mine[1], others[1]):
+        known.note(planned(region, ME, jump))
+    known.note(JumpsCopied(1 << 30, ME))
+    known.note(MemoryUnmapped(ME, mine[1]))
+    known.note(MemoryUnmapped(1 << 29, mine[1]))
+    known.restore_breakpoints()
+    known.remove_the_rest()
+    assert not any(mine[0])
+    assert int.from_bytes(bytes(others[0][:4]), "little") == ENDED

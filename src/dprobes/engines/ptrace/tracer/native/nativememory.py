@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.processcalls import copy_descriptor
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, LENGTH, MAGIC, SIZE, length_in
+from dprobes.engines.ptrace.restorerwire import FilesShared
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.errors import reason_of, reason_of_number
@@ -26,7 +27,7 @@ from dprobes.native.processpage import PROCESS_PID
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.bpf.calltable import CallTable
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -53,16 +54,26 @@ _MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
 _CONTROL_SIZE, _CONTROL_DATA = 24, 16
 
 
-def share_memory(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTable | None = None) -> NativeMemory:
+def share_memory(
+    thread: Thread,
+    files: Sequence[tuple[int, int]],
+    calls: CallTable | None,
+    tell: Callable[[FilesShared], None],
+) -> NativeMemory:
     """
     Let a process map files of ours, (descriptor, size) each, and room for ``calls``; its other threads must be stopped.
 
-    Raise ``InjectionError`` if that is not possible; then nothing is left of the attempt.
+    ``tell`` says beforehand which files they are, should we be killed in the middle. Raise ``InjectionError`` if it is
+    not possible; then nothing is left of the attempt.
     """
     manifest = os.memfd_create(FILE_NAME)
     try:
         os.ftruncate(manifest, SIZE)
-        return _share(thread, [*files, (manifest, SIZE)], calls)
+        mapped = [*files, (manifest, SIZE)]
+        identities = tuple((found.st_dev, found.st_ino) for found in (os.fstat(each) for each, _ in mapped))
+        for pid in thread.space.pids:
+            tell(FilesShared(pid, identities))
+        return _share(thread, mapped, calls)
     finally:
         os.close(manifest)
 
@@ -137,9 +148,9 @@ def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: lis
     return received
 
 
-def map_code(thread: Thread, ranges: Iterable[tuple[int, int]]) -> None:
+def map_code(thread: Thread, program: int, ranges: Iterable[tuple[int, int]]) -> None:
     """
-    Let a process map pages for code, (start, end) each, where nothing is; all its other threads must be stopped.
+    Let a process map pages for a program's code, (start, end) each, where nothing is; its threads must be stopped.
 
     What is mapped is noted with the jumps of its address space: nothing else may be unmapped one day. Raise
     ``InjectionError`` if one cannot be had; those before it stay.
@@ -151,7 +162,7 @@ def map_code(thread: Thread, ranges: Iterable[tuple[int, int]]) -> None:
             if found != start:
                 call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
                 raise InjectionError(f"no memory can be had at {start:#x}")
-            thread.space.patches.code.append((start, end))
+            thread.space.patches.code.setdefault(program, []).append((start, end))
 
 
 def own_pages(space: AddressSpace, pid: int) -> None:

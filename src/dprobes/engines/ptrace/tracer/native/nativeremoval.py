@@ -2,8 +2,8 @@
 The giving back of memory that handlers ran in: when no thread can come back into it.
 
 A thread may stand in a handler, or be in a signal handler that has interrupted one: then the address is on its stack,
-in the signal frame. So the stacks of all threads are looked through, from the stack pointer to the end of its mapping;
-one that is too large for that counts as in use.
+in the signal frame. So the stacks of all threads are looked through (``threadstacks``); one that is too large for that
+counts as in use.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
 from dprobes.engines.ptrace.tracer.native.patches import Patches
+from dprobes.engines.ptrace.tracer.native.threadstacks import stacks_from
 from dprobes.errors import TargetError
 from dprobes.target.processmaps import parse_maps, read_maps
 
@@ -25,23 +26,27 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["is_left", "is_outside", "unmap_native"]
+__all__ = ["is_left", "is_outside", "unmap_native", "unmap_program"]
 
 _ENDED = ("Z", "X")
 """The states of threads that execute nothing more, though their end may still be to be handled."""
-_STACK_MAX = 16 << 20
 _GRANULE = 16
 """Bits of an address that are not searched for: the others are six bytes, which are found quickly."""
 
 
-def is_left(space: AddressSpace, threads: Sequence[Thread]) -> bool:
-    """Return whether no thread of a space can come back into code of ours; all must be stopped."""
-    return all(is_outside(space, thread) for thread in threads)
+def is_left(space: AddressSpace, threads: Sequence[Thread], ranges: Sequence[tuple[int, int]] | None = None) -> bool:
+    """
+    Return whether no thread of a space can come back into code of ours, all or that in ``ranges``.
+
+    All threads must be stopped.
+    """
+    return all(is_outside(space, thread, ranges) for thread in threads)
 
 
-def is_outside(space: AddressSpace, thread: Thread) -> bool:
+def is_outside(space: AddressSpace, thread: Thread, ranges: Sequence[tuple[int, int]] | None = None) -> bool:
     """Return whether a thread of a space that is stopped, or has ended, can certainly not come back into our code."""
-    ranges = space.patches.code
+    if ranges is None:
+        ranges = space.patches.code_ranges()
     if not ranges:
         return True
     registers = ptracecalls.Registers()
@@ -52,15 +57,8 @@ def is_outside(space: AddressSpace, thread: Thread) -> bool:
         return thread_state(thread.tid) in _ENDED
     if any(start <= registers[Register.RIP] < end for start, end in ranges):
         return False
-    pointer = registers[Register.RSP]
-    stack = next((mapping for mapping in mappings if mapping.start <= pointer < mapping.end), None)
-    if stack is None or stack.end - pointer > _STACK_MAX:
-        return False
-    try:
-        data = space.read(pointer, stack.end - pointer)
-    except OSError:
-        return False
-    return not any(names_address(data, start, end) for start, end in ranges)
+    stacks = stacks_from(space, mappings, [registers[Register.RSP]])
+    return stacks is not None and not any(names_address(data, *each) for data in stacks for each in ranges)
 
 
 def names_address(data: bytes, start: int, end: int) -> bool:
@@ -77,11 +75,26 @@ def names_address(data: bytes, start: int, end: int) -> bool:
 
 def unmap_native(space: AddressSpace, call: Call) -> None:
     """Unmap all that handlers in a space had, which no thread comes back to."""
-    word_size = space.word_size
-    for start, end in space.patches.code:
-        call(MUNMAP[word_size], start, end - start)
-    for memory in space.patches.memories.values():
-        call(MUNMAP[word_size], memory.page, memory.own)
-        for address, size in memory.shared:
-            call(MUNMAP[word_size], address, size)
+    patches = space.patches
+    for number in patches.code.keys() | patches.memories.keys():
+        unmap_program(space, call, number)
     space.patches = Patches()
+
+
+def unmap_program(space: AddressSpace, call: Call, number: int) -> None:
+    """
+    Unmap what handlers of one program had.
+
+    Should we be killed meanwhile, others go on with what is left (``client.memoryremoval``). The region comes before
+    the page, which cannot be told from what the program may map there next; the manifest, which lists all, is the last.
+    """
+    number_of_call, patches = MUNMAP[space.word_size], space.patches
+    for start, end in patches.code.get(number, ()):
+        call(number_of_call, start, end - start)
+    memory = patches.memories.get(number)
+    if memory is not None:
+        (region, size), *rest = memory.shared
+        for address, length in ((region, size), (memory.page, memory.own), *rest):
+            if length:
+                call(number_of_call, address, length)
+    patches.forget_program(number)

@@ -20,13 +20,14 @@ from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.leftmanifest import entry_of
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
+from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
 from dprobes.engines.ptrace.tracer.native.jumpwriter import DIFFERS, fitting, groups_of, obstacle_to, write_jump
 from dprobes.engines.ptrace.tracer.native.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.native.nativememory import list_in_manifest, map_code, share_memory
 from dprobes.engines.ptrace.tracer.native.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.tracer.placement import write_unwritten
-from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
@@ -97,9 +98,11 @@ class Patcher:
         return True
 
     def share(self, message: ShareMemory, attempts: int = 0) -> None:
-        """Let a process map the client's memory, and say where."""
+        """Let a process map the client's memory, and say where, unless the program has ended meanwhile."""
         number, pid = message.program, message.pid
-        with self._held(pid) as held:
+        if self._programs.numbered(number) is None:
+            return
+        with process_held(self._threads, self._stopper, pid) as held:
             known = held[0].space.patches.memories.get(number) if held else None
             if known is not None:  # a copy of its parent's
                 self._connection.send(_shared(number, pid, known))
@@ -110,14 +113,13 @@ class Patcher:
                     try:
                         for descriptor, size in ((message.descriptor, message.size), *message.others):
                             files.append((self._connection.open(descriptor), size))
-                        memory = share_memory(held[0], [*files, *self._globals(message)], message.calls)
+                        shared, tell = [*files, *self._globals(message)], self._connection.tell_restorer
+                        memory = share_memory(held[0], shared, message.calls, tell)
                     finally:
                         for opened, _ in files:
                             os.close(opened)
-                except InjectionError as error:
-                    problem = str(error)
-                except OSError as error:
-                    problem = reason_of(error)
+                except (InjectionError, OSError, ThreadGoneError) as error:
+                    problem = self._problem(held[0], error)
                 else:
                     space = held[0].space
                     space.patches.memories[number] = memory
@@ -130,6 +132,13 @@ class Patcher:
         self._write_breakpoints(pid)
         self._connection.send(MemoryShared(number, pid, problem=problem))
 
+    def _problem(self, thread: Thread, error: InjectionError | OSError | ThreadGoneError) -> str:
+        """Say what has happened when a thread was to make system calls; its end is handled later."""
+        if isinstance(error, ThreadGoneError):
+            self._stopper.defer(thread.tid, error.status)
+            return _GONE
+        return str(error) if isinstance(error, InjectionError) else reason_of(error)
+
     def _globals(self, message: ShareMemory) -> list[tuple[int, int]]:
         """Return the file of the global variables, if they are to be mapped: it may be one that nobody can open."""
         program = self._programs.numbered(message.program)
@@ -141,11 +150,13 @@ class Patcher:
             write_unwritten(thread.space)
 
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
-        """Write code and jumps into a process, and say which."""
+        """Write code and jumps into a process, and say which, unless the program has ended meanwhile."""
         number, pid = message.program, message.pid
+        if self._programs.numbered(number) is None:
+            return
         done: Collection[tuple[int, int]] = ()
         refused: list[tuple[tuple[int, int], str]] = []
-        with self._held(pid) as held:
+        with process_held(self._threads, self._stopper, pid) as held:
             problem = self._obstacle(pid, held)
             if held and not _is_current(held[0].space, message):
                 refused = [(probe, _ANOTHER) for patch in message.patches for probe in patch.probes]
@@ -157,10 +168,8 @@ class Patcher:
             if problem is None:
                 try:
                     _write_code(held[0], message)
-                except InjectionError as error:
-                    problem = str(error)
-                except OSError as error:
-                    problem = reason_of(error)
+                except (InjectionError, OSError, ThreadGoneError) as error:
+                    problem = self._problem(held[0], error)
             if problem is _BUSY and self._try_again(message, attempts):
                 return
             if problem is not None:
@@ -205,7 +214,7 @@ class Patcher:
         numbers = sorted({number for jump in wanted for number in jump.programs})
         memories = tuple((number, space.patches.memories[number].page) for number in numbers)
         message = PatchSites(numbers[0], pid, memories, (), (), (), tuple(wanted))
-        with self._held(pid):
+        with process_held(self._threads, self._stopper, pid):
             self._write_jumps(space, message, 0)
 
     def _announce(
@@ -280,33 +289,6 @@ class Patcher:
         if not space.is_open or space.shared_with:
             return _GONE
         return None if may_inject(held[0]) else _NOT_ALLOWED
-
-    @contextlib.contextmanager
-    def _held(self, pid: int) -> Iterator[list[Thread]]:
-        """
-        Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
-
-        That is one that has stopped for nothing else, one that waits for jumps, or one that has just run into a
-        breakpoint: its trap is taken already, and it stands where it can go on.
-        """
-        threads = self._threads.of_process(pid)
-        held = self._stopper.stop(self._threads.in_space(threads[0].space)) if threads else []
-        ready: list[Thread] = []
-        for thread in held:
-            with contextlib.suppress(ProcessLookupError, ThreadGoneError):
-                self._stopper.waits.hide_interruption(thread)
-                ready.append(thread)
-                break
-        if not ready:
-            ready = [thread for thread in threads if thread.awaits_jumps and thread.state is ThreadState.STOPPED][:1]
-        if not ready:
-            ready = [thread for thread in threads if thread.trapped and thread.tid in self._stopper.deferred][:1]
-        try:
-            yield ready
-        finally:
-            for thread in held:
-                with contextlib.suppress(ProcessLookupError):
-                    self._stopper.release(thread)
 
     def place_fault(self, thread: Thread) -> None:
         """
@@ -401,14 +383,13 @@ def _move_calls(space: AddressSpace, site: int) -> None:
 
 def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:
     """Return the answer that says where memory is."""
-    others = tuple(address for address, _ in memory.others)
-    return MemoryShared(program, pid, memory.page, memory.region, others=others)
+    return MemoryShared(program, pid, memory.page, memory.region, others=tuple(at for at, _ in memory.others))
 
 
 def _write_code(thread: Thread, message: PatchSites) -> None:
     """Map pages and write code to them; raise ``InjectionError`` or OSError if that is not possible."""
     if message.pages:
-        map_code(thread, message.pages)
+        map_code(thread, message.program, message.pages)
     for address, code in message.code:
         if thread.space.write(address, code) < len(code):
             raise InjectionError(f"there is no memory for code at {address:#x}")
@@ -416,5 +397,4 @@ def _write_code(thread: Thread, message: PatchSites) -> None:
 
 def _is_current(space: AddressSpace, message: PatchSites) -> bool:
     """Return whether code was made for the program that a process executes."""
-    found = space.patches.memories
-    return all(number in found and found[number].page == page for number, page in message.memories)
+    return all((found := space.patches.memories.get(n)) is not None and found.page == p for n, p in message.memories)

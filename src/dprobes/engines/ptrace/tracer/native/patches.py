@@ -56,8 +56,8 @@ class Patches:
     memories: dict[int, NativeMemory] = field(default_factory=dict)
     """The shared memory of each program, by its number."""
     by_site: dict[int, SitePatch] = field(default_factory=dict)
-    code: list[tuple[int, int]] = field(default_factory=list)
-    """What is mapped for code, (start, end) each."""
+    code: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """What is mapped for code, (start, end) each, by what ``memories`` has for those who use it."""
     fixups: dict[int, int] = field(default_factory=dict)
     """Where a thread goes on that faults in our code, by the address of the instruction."""
     stops: dict[int, NativeStop] = field(default_factory=dict)
@@ -206,7 +206,11 @@ class Patches:
         """Return what is mapped for handlers, (start, end) each."""
         own = [(memory.page, memory.page + memory.own) for memory in self.memories.values()]
         shared = [(at, at + size) for memory in self.memories.values() for at, size in memory.shared]
-        return [*self.code, *own, *shared]
+        return [*self.code_ranges(), *own, *shared]
+
+    def code_ranges(self) -> list[tuple[int, int]]:
+        """Return what is mapped for code, (start, end) each."""
+        return [each for ranges in self.code.values() for each in ranges]
 
     def original_of(self, pc: int) -> tuple[SitePatch, CodeCopy] | None:
         """Return what a thread executes that is in displaced code; None if it is not in any."""
@@ -236,7 +240,7 @@ class Patches:
         former = [patch for patch in self.displaced.values() if self.by_site.get(patch.addresses[0]) is not patch]
         copy = Patches(
             {number: each for number, each in self.memories.items() if is_mapped(each.page) and is_mapped(each.region)},
-            code=[(start, end) for start, end in self.code if is_mapped(start)],
+            code={number: [each for each in ranges if is_mapped(each[0])] for number, ranges in self.code.items()},
             fixups=dict(self.fixups),
             stops=dict(self.stops),
             displaced=dict(self.displaced),
@@ -248,6 +252,29 @@ class Patches:
         copy.restore(memory, [patch.addresses[0] for patch in former if copy.by_site.get(patch.addresses[0]) is patch])
         return copy
 
+    def is_used(self, memory: int, number: int) -> bool:
+        """Return whether a jump to code of a program is known, or in memory all the same."""
+
+        def read(address: int, size: int) -> bytes:
+            return os.pread(memory, size, address)
+
+        former = (patch for patch in self.displaced.values() if number in patch.programs)
+        return any(number in patch.programs for patch in self.by_site.values()) or any(
+            _is_there(read, patch) for patch in former
+        )
+
+    def forget_program(self, number: int) -> None:
+        """Forget what a program had that is not mapped any more: its addresses may be those of others one day."""
+        gone = self.code.pop(number, [])
+        memory = self.memories.pop(number, None)
+        if memory is not None:
+            self.listed.pop(memory.page, None)
+            self.unlisted.discard(memory.page)
+        self.starts = [place for place in self.starts if not _is_in(place, gone)]
+        for known in (self.displaced, self.stops, self.fixups):
+            for place in [place for place in known if _is_in(place, gone)]:
+                del known[place]
+
     def forget(self, start: int, end: int) -> None:
         """Forget the jumps in memory that is gone or shows something else."""
         for patch in {patch for site, patch in self.by_site.items() if start <= site < end}:
@@ -258,3 +285,7 @@ def _is_there(read: Callable[[int, int], bytes], patch: SitePatch) -> bool:
     with contextlib.suppress(OSError):
         return all(read(address, len(data)) == data for address, data in patch.writes)
     return False
+
+
+def _is_in(address: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(start <= address < end for start, end in ranges)

@@ -19,6 +19,7 @@ from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.tracer.native.threadstacks import stacks_from
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
@@ -31,16 +32,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.steps.slots import Slot
-    from dprobes.target.processmaps import Mapping
 
 __all__ = ["ThreadPlaces", "stack_words"]
 
-_STACK_MAX = 16 << 20
 _WORD = 8
-_SELECTORS = bytes.fromhex("3300 0000 0000 2b00")
-"""What a signal frame holds behind flags: cs, gs, fs and ss (``struct sigcontext_64``)."""
-_SP_BEFORE = 24
-"""How far before these the stack pointer is that the signal has interrupted."""
 
 _SLEEPS = "a thread sleeps in the instruction"
 _CANNOT_STOP = "a thread cannot be stopped"
@@ -149,46 +144,13 @@ def _has_trap_pending(thread: Thread) -> bool:
 
 
 def stack_words(space: AddressSpace, tid: int, pointers: Iterable[int], first: int, last: int) -> frozenset[int] | None:
-    """
-    Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be looked through.
-
-    They are looked at from the stack ``pointers`` to the ends of their mappings; where a signal has interrupted a
-    thread on another stack, from there on as well.
-    """
+    """Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be looked through."""
     try:
         mappings = parse_maps(read_maps(tid))
     except TargetError:
         return None
-    found: set[int] = set()
-    waiting = list(pointers)
-    seen: dict[int, int] = {}
-    while waiting:
-        pointer = waiting.pop() & -_WORD
-        stack = _mapping_of(mappings, pointer)
-        if stack is None or stack.end - pointer > _STACK_MAX:
-            return None
-        end = seen.get(stack.start, stack.end)
-        if pointer >= end:
-            continue
-        try:
-            data = space.read(pointer, end - pointer)
-        except OSError:
-            return None
-        seen[stack.start] = pointer
-        words = memoryview(data[: len(data) & -_WORD]).cast("Q")
-        found.update(word for word in words if first <= word <= last)
-        waiting += (sp for sp in _interrupted(data) if (place := _mapping_of(mappings, sp)) and place is not stack)
-    return frozenset(found)
-
-
-def _mapping_of(mappings: list[Mapping], address: int) -> Mapping | None:
-    return next((mapping for mapping in mappings if mapping.start <= address < mapping.end), None)
-
-
-def _interrupted(data: bytes) -> Iterator[int]:
-    """Give the stack pointers in what looks like frames of signals."""
-    place = data.find(_SELECTORS)
-    while place >= 0:
-        if place >= _SP_BEFORE and not place % _WORD:
-            yield int.from_bytes(data[place - _SP_BEFORE : place - _SP_BEFORE + _WORD], "little")
-        place = data.find(_SELECTORS, place + 1)
+    stacks = stacks_from(space, mappings, pointers)
+    if stacks is None:
+        return None
+    words = (memoryview(data[: len(data) & -_WORD]).cast("Q") for data in stacks)
+    return frozenset(word for each in words for word in each if first <= word <= last)

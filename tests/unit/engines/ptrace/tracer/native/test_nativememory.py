@@ -39,22 +39,22 @@ def thread_that_answers(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., i
 
 def test_all_that_was_mapped_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     thread, unmapped = thread_that_answers(monkeypatch, lambda start: start)
-    nativememory.map_code(thread, PAGES)
-    assert thread.space.patches.code == list(PAGES)
+    nativememory.map_code(thread, 3, PAGES)
+    assert thread.space.patches.code == {3: list(PAGES)}
     assert not unmapped
 
 
 def test_what_the_process_has_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     thread, unmapped = thread_that_answers(monkeypatch, lambda start: -errno.EEXIST if start == 0x20000 else start)
     with pytest.raises(InjectionError, match="file exists"):
-        nativememory.map_code(thread, PAGES)
-    assert thread.space.patches.code == [PAGES[0]]
+        nativememory.map_code(thread, 3, PAGES)
+    assert thread.space.patches.code == {3: [PAGES[0]]}
     assert not unmapped
 
 
 def test_what_comes_elsewhere_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     thread, unmapped = thread_that_answers(monkeypatch, lambda start: 0x70000 if start == 0x20000 else start)
     with pytest.raises(InjectionError, match="no memory can be had at 0x20000"):
-        nativememory.map_code(thread, PAGES)
-    assert thread.space.patches.code == [PAGES[0]]
+        nativememory.map_code(thread, 3, PAGES)
+    assert thread.space.patches.code == {3: [PAGES[0]]}
     assert unmapped == [0x70000]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native.nativeremoval import is_outside, names_address
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
@@ -37,7 +42,7 @@ def test_a_part_of_one_is_not() -> None:
 
 def with_code() -> AddressSpace:
     space = AddressSpace.closed(8)
-    space.patches.code.append((START, END))
+    space.patches.code[0] = [(START, END)]
     return space
 
 
@@ -50,3 +55,24 @@ def test_a_thread_that_has_ended_does_not_come_back_though_it_is_in_the_table_st
 
 def test_a_thread_that_cannot_be_looked_at_may_come_back() -> None:
     assert not is_outside(with_code(), Thread(os.getpid(), os.getpid(), with_code(), ThreadState.RUNNING))
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_what_a_signal_has_interrupted_on_another_stack_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, is_inside: bool
+) -> None:
+    stack, other = (mmap.mmap(-1, 1 << 20) for _ in range(2))
+    pointers = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (stack, other)]
+    stack[800:832] = struct.pack("<QQQHHHH", pointers[1], 0x1234, 0x246, 0x33, 0, 0, 0x2B)
+    other[256:264] = struct.pack("<Q", START if is_inside else END)
+
+    def get_registers(_: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        registers[Register.RIP], registers[Register.RSP] = 0x1000, pointers[0]
+
+    monkeypatch.setattr(ptracecalls, "get_registers", get_registers)
+    with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+        space = with_code()
+        space.memory = memory.fileno()
+        thread = Thread(os.getpid(), os.getpid(), space, ThreadState.STOPPED)
+        assert is_outside(space, thread) is not is_inside
+        assert is_outside(space, thread, [(END + 1, END + 4096)])

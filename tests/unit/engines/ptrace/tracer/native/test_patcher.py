@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,13 +14,15 @@ import pytest
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, LENGTH, MAGIC, entries_in, entry_of
 from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.native import patcher
 from dprobes.engines.ptrace.tracer.native.patcher import Patcher
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 from dprobes.engines.ptrace.tracer.programs import Programs
-from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
-from dprobes.engines.ptrace.wire import MemoryShared, ShareMemory, Warned
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState, ThreadTable
+from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, Warned
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.state import TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
@@ -33,8 +38,13 @@ class Tracer:
         self.threads = ThreadTable()
         self.threads[7] = Thread(7, 7, AddressSpace.closed(8), ThreadState.RUNNING)
         self.connection = connection = SimpleNamespace(send=self.sent.append)
-        stopper = SimpleNamespace(stop=lambda _: [], deferred={})
-        state = SimpleNamespace(connection=connection, programs=Programs([]), threads=self.threads)
+        self.deferred: dict[int, int] = {}
+        stopper = SimpleNamespace(stop=lambda _: [], deferred=self.deferred, defer=self.deferred.__setitem__)
+        state = SimpleNamespace(
+            connection=connection,
+            programs=Programs([cast("InsertedProgram", SimpleNamespace(number=0))]),
+            threads=self.threads,
+        )
         self.patcher = Patcher(cast("TracerState", state), cast("Stopper", stopper))
         self.now = 100.0
 
@@ -73,6 +83,32 @@ def test_a_process_that_has_gone_is_not_waited_for(tracer: Tracer) -> None:
     tracer.threads.clear()
     tracer.patcher.share(REQUEST)
     assert tracer.sent == [MemoryShared(0, 7, problem="the process is not traced any more")]
+    assert tracer.patcher.look_after() is None
+
+
+def test_a_process_that_is_killed_in_a_call_for_us_has_gone_and_its_end_is_handled_later(
+    tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = tracer.threads[7]
+    thread.space.memory, thread.state = 1 << 20, ThreadState.STOPPED
+
+    def share_memory(*_: object) -> NativeMemory:
+        raise ThreadGoneError(9)
+
+    monkeypatch.setattr(patcher, "process_held", lambda *_: contextlib.nullcontext([thread]))
+    monkeypatch.setattr(patcher, "may_inject", lambda _: True)
+    monkeypatch.setattr(patcher, "share_memory", share_memory)
+    tracer.connection.tell_restorer = lambda _: None
+    tracer.connection.open = lambda _: os.open(os.devnull, os.O_RDONLY)
+    tracer.patcher.share(REQUEST)
+    assert tracer.sent == [MemoryShared(0, 7, problem="the process is not traced any more")]
+    assert tracer.deferred == {7: 9}
+
+
+def test_what_is_asked_for_a_program_that_has_ended_is_not_done(tracer: Tracer) -> None:
+    tracer.patcher.share(replace(REQUEST, program=1))
+    tracer.patcher.patch(PatchSites(1, 7, ((1, 0),), (), (), (), ()))
+    assert tracer.sent == []
     assert tracer.patcher.look_after() is None
 
 

@@ -99,7 +99,7 @@ def test_a_jump_that_cannot_be_written_changes_nothing() -> None:
 def test_a_child_has_what_its_memory_has(memory: int) -> None:
     patches = Patches(
         {1: NativeMemory(64, 0, 128, 64), 2: NativeMemory(64, 0, 999, 64)},
-        code=[(256, 320), (999, 1024)],
+        code={1: [(256, 320)], 2: [(999, 1024)]},
         fixups={1: 2},
     )
     patches.write(memory, PATCH)
@@ -108,7 +108,7 @@ def test_a_child_has_what_its_memory_has(memory: int) -> None:
     os.pwrite(memory, CODE[30:35], 30)
     child = patches.copy_for_child(memory, reader(memory), lambda address: address < 999)
     assert child.by_site == {8: PATCH}
-    assert (list(child.memories), child.code, child.fixups) == ([1], [(256, 320)], {1: 2})
+    assert (list(child.memories), child.code, child.fixups) == ([1], {1: [(256, 320)], 2: []}, {1: 2})
     child.forget(0, 64)
     assert patches.by_site == {8: PATCH, 30: later}
 
@@ -214,7 +214,9 @@ def test_who_stands_at_a_displaced_instruction_goes_on_in_the_copy(memory: int) 
 
 
 def test_what_a_core_file_should_not_show(memory: int) -> None:
-    patches = Patches({0: NativeMemory(0x1000, 4096, 0x8000, 8192, None, ((0xC000, 4096),))}, code=[(0x5000, 0x6000)])
+    patches = Patches(
+        {0: NativeMemory(0x1000, 4096, 0x8000, 8192, None, ((0xC000, 4096),))}, code={0: [(0x5000, 0x6000)]}
+    )
     patches.write(memory, PATCH)
     assert patches.originals() == {place: place for place in (8, 9, 10, 11, 12, 40, 41)}
     assert sorted(patches.ranges()) == [(0x1000, 0x2000), (0x5000, 0x6000), (0x8000, 0xA000), (0xC000, 0xD000)]
