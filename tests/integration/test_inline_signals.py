@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Scope
+from dprobes.engines.interface import Notice, Scope
 from integration.ebpf.insessions import job_for
-from integration.support import TIMEOUT, await_true
+from integration.several import grouped
+from integration.support import TIMEOUT, await_true, running
 from integration.test_inline import INLINE, ways
 from integration.test_replacing import Chain, await_hits
 
@@ -62,6 +63,21 @@ def test_states_that_a_signal_handler_jumps_away_from_are_had_again(build: Build
     counts = result.counts[1]
     assert executed - jumps <= counts.hits <= executed
     assert [value for (value,) in result.words() if value >= CALM[0]] == CALM
+
+
+def test_a_handler_that_a_signal_has_interrupted_ends_before_its_program_does(build: Builder) -> None:
+    path = build("alarms.c", "-O1")
+    with running(path, "plain", 1_000_000) as target, grouped(engine=InlineEngine) as group:
+        group.insert(path, "offset = apart\nminor = 2\nexit\n", target.pid)
+        for _ in range(5):
+            program = group.insert(path, SLOW, target.pid)
+            await_true(lambda program=program: sum(program.hits) >= 20, "hits", TIMEOUT)  # type: ignore[misc]
+            program.end()
+            group.programs.remove(program)
+            assert program.finished is not None
+            assert len(program.records) == program.finished.counts[0].hits
+            assert program.finished.counts == program.session.counts()
+            assert Notice not in map(type, program.events)
 
 
 def test_a_handler_that_a_signal_has_interrupted_ends_before_its_program_is_replaced(

@@ -18,7 +18,7 @@ from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted
 from dprobes.errors import EngineError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
@@ -92,11 +92,14 @@ class Inserter:
         for program in idle if len(idle) < len(self._programs) else ():
             self.end(program, complete=True)
 
-    def end(self, program: InsertedProgram, *, complete: bool = False) -> None:
+    def end(
+        self, program: InsertedProgram, let_handlers_end: Callable[[], object] | None = None, *, complete: bool = False
+    ) -> None:
         """
         Take a program away; hits that its handlers have seen, and whose instruction was executed, are counted.
 
-        The end is ``complete`` if its processes are gone.
+        ``let_handlers_end`` waits for those in processes: only then is all there that they count and record. The end is
+        ``complete`` if its processes are gone.
         """
         held = self._settle_all(program)
         self._modules.drop(program)
@@ -106,6 +109,8 @@ class Inserter:
         for thread in held:
             with contextlib.suppress(ProcessLookupError):
                 self._stopper.release(thread)
+        if let_handlers_end is not None:
+            let_handlers_end()
         self._dumps.abandon(program)
         self._let_go()
         self._settler.finish()

@@ -14,6 +14,7 @@ import gc
 import signal
 import sys
 import traceback
+from functools import partial
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import processcalls, ptracecalls, stops
@@ -239,7 +240,7 @@ class Tracer:
                     if self._programs.is_the_end(message):
                         raise _EndedError
                     if (program := self._programs.numbered(number)) is not None:
-                        self._inserter.end(program)
+                        self._inserter.end(program, partial(self._handler_ends.let_end, self._handle_reported, number))
                         self._reclaimer.begin()
 
     def _look_after_load(self) -> float | None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.wire import ReleaseMemory
 
+    Code = dict[AddressSpace, list[tuple[int, int]]]
+
 __all__ = ["HandlerEnds"]
 
 _TRIES = 20
@@ -40,15 +42,20 @@ class HandlerEnds:
         self._threads = state.threads
         self._stopper = stopper
 
-    def let_end(self, go_on: Callable[[], int]) -> int:
+    def let_end(self, go_on: Callable[[], int], program: int | None = None) -> int:
         """
-        Let the handlers end that are under way; return how many threads are still in theirs.
+        Let the handlers end that are under way, all or a program's; return how many threads are still in theirs.
 
         ``go_on`` handles stops, and returns how many: a thread may have stopped in its handler for a signal, or at a
         breakpoint in the program's signal handler, and leaves that only when somebody sees to it.
         """
-        spaces = [space for space in self._threads.spaces() if space.is_open and space.patches.code]
-        waiting = self._in_handlers([thread for space in spaces for thread in self._threads.in_space(space)])
+        code: Code = {}
+        for space in self._threads.spaces():
+            patches = space.patches
+            ranges = patches.code_ranges() if program is None else patches.code.get(program, [])
+            if space.is_open and ranges:
+                code[space] = ranges
+        waiting = self._in_handlers([thread for space in code for thread in self._threads.in_space(space)], code)
         pause, until = _HANDLER_PAUSE, time.monotonic() + _HANDLER_PATIENCE
         while waiting and time.monotonic() < until:
             look = time.monotonic() + pause
@@ -58,14 +65,14 @@ class HandlerEnds:
             # A thread that has to wait for a processor gets nowhere if it is stopped whenever it has one.
             pause = min(2 * pause, _HANDLER_PAUSE_MAX)
             present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
-            waiting = self._in_handlers([thread for thread in present if thread.space in spaces])
+            waiting = self._in_handlers([thread for thread in present if thread.space in code], code)
         return len(waiting)
 
-    def _in_handlers(self, threads: list[Thread]) -> list[Thread]:
-        """Return those of some threads that may be in a handler just now."""
+    def _in_handlers(self, threads: list[Thread], code: Code) -> list[Thread]:
+        """Return those of some threads that may be in a handler just now, which is in the code of their space."""
         held = self._stopper.stop(threads)
         try:
-            return [thread for thread in threads if not is_outside(thread.space, thread)]
+            return [thread for thread in threads if not is_outside(thread.space, thread, code[thread.space])]
         finally:
             for thread in held:
                 with contextlib.suppress(ProcessLookupError):
