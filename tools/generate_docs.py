@@ -83,6 +83,7 @@ with variables, a `tally` counts even if the probed instruction faults. [tables.
 | key | cell | what it is |
 |---|---|---|
 | `word` | the number | a word, without a sign |
+| `signed` | the number | a word with a sign |
 | `address` | the address | a word that people see as an address |
 | `str[N]` | the address | the string there, up to its NUL, at most N bytes ({STRING_SIZE} if nothing is said, up to {STRING_SIZE_MAX}); INVALID_ADDR if it cannot be read |
 | `bytes[N]` | the address | N bytes of memory there ({BYTES_SIZE} if nothing is said, up to {STRING_SIZE_MAX}), shown as text with `\\x00` for what is not printable; INVALID_ADDR if one cannot be read |

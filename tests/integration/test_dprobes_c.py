@@ -103,6 +103,16 @@ def test_texts_in_quotes_are_keys_and_kept(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "inline"])
+def test_keys_have_the_sign_of_their_type(engine: str) -> None:
+    text = "libc.so.6:abs(int n) { @[n]++; @bits[(unsigned)n] = count(); } end { @[-2]++; @[-7]++; print(@); }"
+    lines = printed(text, "--engine", engine)
+    assert set(lines) == {
+        "@[-7]: 1", "@[-2]: 2", "@[-1]: 1", "@[0]: 1", "@[1]: 1", "@[2]: 1",
+        "@bits[0]: 1", "@bits[1]: 1", "@bits[2]: 1", "@bits[4294967294]: 1", "@bits[4294967295]: 1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "inline"])
 def test_bytes_of_memory_are_keys(engine: str) -> None:
     text = """
     libc.so.6:chdir(char *path) when (startswith(str(path), "/usr")) {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.folder import cut
-from dprobes.dpc.types.ctype import LONG_LONG, Stack, Void, size_of
-from dprobes.rpn.arithmetic import divided
+from dprobes.dpc.types.ctype import LONG_LONG, Integer, Stack, Void, size_of
+from dprobes.rpn.arithmetic import divided, signed
 from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode, Token
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class ToolError(Exception):
 class _JumpError(Exception):
     def __init__(self, kind: typedstatement.Jumping) -> None:
         self.kind = kind
+
+
+def _unsigned(word: int) -> bytes:
+    return word.to_bytes(8, sys.byteorder)
 
 
 class _EndError(Exception):
@@ -367,5 +371,6 @@ class _Frame:
             assert not isinstance(key, _NO_NUMBERS)
             bits = 8 * max(self._program.word_size, size_of(key.type) or 0)
             word = self.value(key) & ((1 << bits) - 1)
-            found.append(word.to_bytes(8, sys.byteorder))
+            has_sign = isinstance(key.type, Integer) and key.type.is_signed  # as the table's key has, then
+            found.append(signed(word, bits).to_bytes(8, sys.byteorder, signed=True) if has_sign else _unsigned(word))
         return b"".join(found)

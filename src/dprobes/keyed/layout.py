@@ -241,5 +241,5 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
                     words.pop()
                 parts.append(tuple(words))
             case _:
-                parts.append(int.from_bytes(field, sys.byteorder))
+                parts.append(int.from_bytes(field, sys.byteorder, signed=key.kind is KeyKind.SIGNED))
     return tuple(parts)

@@ -101,6 +101,8 @@ class KeyKind(Enum):
     """Say what a key is; the value is the word in the statement."""
 
     WORD = "word"
+    SIGNED = "signed"
+    """A word with a sign, which it has in the 64 bits of the table too."""
     ADDRESS = "address"
     STRING = "str"
     BYTES = "bytes"
@@ -213,7 +215,7 @@ class Key:
     def popped(self, word_size: int) -> int:
         """Return how many cells an instruction pops for it."""
         match self.kind:
-            case KeyKind.WORD | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES:
+            case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES:
                 return 1
             case KeyKind.LONG | KeyKind.TEXT | KeyKind.FRAMES | KeyKind.USER_FRAMES:
                 return self.bytes // word_size

@@ -56,6 +56,8 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
             return _words([machine.context.pid(), *machine.context.user_stack(key.size)[: key.size]], key)
         case KeyKind.KERNEL_STACK:
             return _words(machine.context.kernel_stack()[: key.size], key)
+        case KeyKind.SIGNED:
+            return signed(cells[0], machine.bits).to_bytes(8, sys.byteorder, signed=True)
         case _:
             return (cells[0] & machine.mask).to_bytes(8, sys.byteorder)
 

@@ -228,7 +228,7 @@ def test_texts_are_kept_as_the_tables_of_handlers_have_them() -> None:
     """
     program, tool = compiled(text)
     assert [str(table) for table in program.tables] == [
-        "path, last, word, value = str[12]",
+        "path, last, signed, value = str[12]",
         "comm, last, value = comm",
         "n, count, comm, str[7]",
         "own, last, value = str[128]",
@@ -247,7 +247,9 @@ def test_texts_are_kept_as_the_tables_of_handlers_have_them() -> None:
 def test_keys_are_words_of_the_modules() -> None:
     text = "f { } begin { @n[-1] = count(); print(@n); }"
     assert executed(text) == [("n", None, [("ff" * 8, 1)])]
-    assert executed(text, word_size=4) == [("n", None, [("ff" * 4 + "00" * 4, 1)])]
+    assert executed(text, word_size=4) == [("n", None, [("ff" * 8, 1)])]
+    unsigned = text.replace("-1", "(unsigned)-1")
+    assert executed(unsigned, word_size=4) == executed(unsigned) == [("n", None, [("ff" * 4 + "00" * 4, 1)])]
 
 
 @pytest.mark.parametrize(

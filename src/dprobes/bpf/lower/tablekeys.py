@@ -55,7 +55,10 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
             else:
                 asm.mov(_R.R9, SCRATCH)
                 asm.alu(Alu.ADD, _R.R9, place)
-                whole = key.kind in (KeyKind.WORD, KeyKind.ADDRESS)
+                whole = key.kind in (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS)
+                if key.kind is KeyKind.SIGNED and not w.wide:
+                    asm.alu(Alu.LSH, cell, 32)
+                    asm.alu(Alu.ARSH, cell, 32)
                 asm.store(_R.R9, word_size * number, cell, Size.DW if whole else Size.of(word_size))
             w.stack.release()
     if has_strings:

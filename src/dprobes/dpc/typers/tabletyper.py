@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Note
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed, typedstatement
-from dprobes.dpc.typers.tablewrites import KEPT_STRING, KEY_STRING, TEXT, VALUE
+from dprobes.dpc.typers.tablewrites import KEPT_STRING, KEY_STRING, SIGNED, TEXT, VALUE, word_kind
 from dprobes.dpc.types.ctype import LONG_LONG, Enumeration, Integer, Pointer, Stack, String
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
@@ -34,9 +34,9 @@ LONG = "long"
 _KEYS_MAX = 8
 _WORDS = {
     LONG: "64 bits",
+    SIGNED: "word",
     "text": "a text in quotes or kept string",
-    "frames": "a kept call stack",
-    "uframes": "a kept call stack",
+    **dict.fromkeys(("frames", "uframes"), "a kept call stack"),
 }
 _STACK_HINT = "write print(@name)"
 _TEXT_HINT = "a table has either strings in quotes or str(p) and comm in one place: use two tables"
@@ -337,10 +337,12 @@ class TableTyper:
                 return LONG, value
             case Integer() | Enumeration() if known == LONG:
                 return LONG, self._values.converted(value, LONG_LONG, key.span)
-            case Integer() | Enumeration():
+            case Integer() | Enumeration() as type_:
                 is_code = isinstance(value, typed.Register) and value.name == "pc"
-                is_address = is_code or (isinstance(key, tree.Call) and key.function == "sym")
-                return "address" if is_address else "word", value
+                if is_code or (isinstance(key, tree.Call) and key.function == "sym"):
+                    return "address", value
+                kind, types = word_kind(type_, known), self._values.types
+                return kind, self._values.converted(value, types.long if kind == SIGNED else types.word, key.span)
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
 
     def _byte_count(self, value: typed.Bytes, span: Span) -> int:

@@ -9,14 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dprobes.dpc.syntax import tree
+from dprobes.dpc.types.ctype import Enumeration
 from dprobes.rpn.tables import STRING_SIZE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.dpc.syntax.programtree import ProgramTree
+    from dprobes.dpc.types.ctype import Integer
 
-__all__ = ["KEPT_STRING", "KEY_STRING", "TEXT", "VALUE", "is_text_choice", "text_sizes", "values_written"]
+__all__ = [
+    "KEPT_STRING",
+    "KEY_STRING",
+    "SIGNED",
+    "TEXT",
+    "VALUE",
+    "is_text_choice",
+    "text_sizes",
+    "values_written",
+    "word_kind",
+]
 
 KEY_STRING, KEPT_STRING = 64, 128
 """How many bytes of ``str(p)`` are a key, and are kept."""
@@ -26,6 +38,9 @@ VALUE = -1
 
 TEXT = "text"
 """What a text in quotes is, and a string that is as long as nothing says."""
+
+SIGNED, _UNSIGNED = "signed", "word"
+"""Keys of a word, with a sign and without."""
 
 _BOUNDS = "lhist"
 """What tables keep with bounds, which only types tell: it has to be put before it is read."""
@@ -125,3 +140,10 @@ def _room_for(value: tree.Expression) -> int:
         case tree.Conditional(_, yes, no):
             return max(_room_for(yes), _room_for(no))
     return 0
+
+
+def word_kind(type_: Integer | Enumeration, known: str) -> str:
+    """Return the kind of a key of a word: that of the first use of the table, or else with the sign of its type."""
+    if known in (_UNSIGNED, SIGNED):
+        return known
+    return SIGNED if (type_.base if isinstance(type_, Enumeration) else type_).is_signed else _UNSIGNED

@@ -50,7 +50,7 @@ _SET = Class.ALU64 | Alu.MOV
 _WORD = 8
 
 _LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
-_KEYS = (KeyKind.WORD, KeyKind.ADDRESS, KeyKind.COMM)
+_KEYS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.COMM)
 """The keys that are put together without a loop, and without the help of the reader."""
 
 
