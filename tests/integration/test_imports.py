@@ -38,8 +38,8 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
         (["--help"], 125, 13),
         (["check", "{source}"], 218, 107),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 327, 188),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 423, 290),
-        (ONE_LINER, 492, 359),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 423, 292),
+        (ONE_LINER, 492, 361),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:
