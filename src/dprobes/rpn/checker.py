@@ -6,6 +6,7 @@ Each ``_check_*`` function looks at one thing; ``check`` lists them in the order
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.arch import Direction
@@ -42,14 +43,15 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
     """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
     for table in program.tables:
         _check_table(program, table, diagnostics)
-    for definition in program.definitions:
+    titles = _handler_titles(program)
+    for definition, title in zip(program.definitions, titles, strict=True):
         check_location(program, definition, diagnostics)
         check_opcode(definition, architecture, diagnostics)
         _check_selection(program, definition, diagnostics)
         _check_skip(program, definition, diagnostics)
-        _check_entry(program, definition, diagnostics)
+        _check_entry(program, definition, title, diagnostics)
     blocks: list[tuple[str, Code]] = [
-        *((_handler_title(program, d), d.handler) for d in program.definitions),
+        *((title, definition.handler) for definition, title in zip(program.definitions, titles, strict=True)),
         *((f"procedure '{p.name}'", p.code) for p in program.procedures),
     ]
     owners: dict[str, str] = {}
@@ -70,12 +72,14 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         check_flow(program, architecture, diagnostics)
 
 
-def _handler_title(program: Program, definition: ProbeDefinition) -> str:
-    title = f"the handler of minor {definition.minor}"
-    if sum(other.minor == definition.minor for other in program.definitions) > 1:
-        span = definition.span("offset")
-        return f"{title} at line {span.line}" if span is not None else title
-    return title
+def _handler_titles(program: Program) -> list[str]:
+    """Return how messages call the handler of each definition: by its minor code, and its line if others have that."""
+    minors = Counter(definition.minor for definition in program.definitions)
+    titles = []
+    for definition in program.definitions:
+        span = definition.span("offset") if minors[definition.minor] > 1 else None
+        titles.append(f"the handler of minor {definition.minor}" + (f" at line {span.line}" if span else ""))
+    return titles
 
 
 def _check_field(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
@@ -215,10 +219,9 @@ def _check_table_name(program: Program, instruction: Instruction, diagnostics: D
         diagnostics.error(instruction.operand_place, f"unknown table '{name}'", hint=hint)
 
 
-def _check_entry(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+def _check_entry(program: Program, definition: ProbeDefinition, title: str, diagnostics: Diagnostics) -> None:
     asking = entry_instructions(program, definition)
     if asking and not definition.at_return:
-        title = _handler_title(program, definition)
         diagnostics.error(
             asking[0].span,
             f"'{asking[0]}' is about a call that returns, and {title} is not at a return",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
@@ -33,6 +33,9 @@ class StackEffect:
     exact: bool = True
 
 
+_EFFECTS = 4096
+"""Effects are kept for so many instructions and numbers: of the rows there are some hundreds."""
+
 # Instructions that move TSP to a place that the program computes, or that an extension chooses.
 _MOVES_TSP = frozenset({"restore tsp", "callk", "callk <name>"})
 
@@ -47,15 +50,21 @@ def stack_effect(instruction: Instruction, architecture: Architecture, tables: S
         if register is None:  # unknown: the checker reports it
             return StackEffect(0, 1)
         return StackEffect(register.selector_cells, register.cells(architecture.word_size))
-    before, _, after = row.effect.partition("--")
-    times = operand if isinstance(operand, int) else 0
-    cells = _memory_cells(row.syntax, architecture.word_size)
+    is_heap = row.operand_kind is OperandKind.HEAP_COUNT and row.operator in ("push", "pop")
+    times = operand if isinstance(operand, int) and (is_heap or "*n" in row.effect) else 0
+    if is_heap:
+        moved = times * _memory_cells(row.syntax, architecture.word_size)
+        return StackEffect(2 + moved, 0) if row.operator == "pop" else StackEffect(2, moved)
+    return _written_effect(row.syntax, row.effect, times, architecture.word_size)
+
+
+@lru_cache(_EFFECTS)
+def _written_effect(syntax: str, effect: str, times: int, word_size: int) -> StackEffect:
+    before, _, after = effect.partition("--")
+    cells = _memory_cells(syntax, word_size)
     popped, popped_exact = _count(before, times, cells)
     pushed, pushed_exact = _count(after, times, cells)
-    if row.operator in ("push", "pop") and row.operand_kind is OperandKind.HEAP_COUNT:
-        moved = times * cells
-        return StackEffect(2 + moved, 0) if row.operator == "pop" else StackEffect(2, moved)
-    return StackEffect(popped, pushed, popped_exact and pushed_exact and row.syntax not in _MOVES_TSP)
+    return StackEffect(popped, pushed, popped_exact and pushed_exact and syntax not in _MOVES_TSP)
 
 
 def _effect_on_table(instruction: Instruction, word_size: int, tables: Sequence[Table]) -> StackEffect:

@@ -289,7 +289,7 @@ class Row:
     @property
     def operand_kind(self) -> OperandKind | None:
         """The kind of the variable operand, if there is one."""
-        return next((o for o in self.operands if isinstance(o, OperandKind)), None)
+        return _operand_kind(self.syntax)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
         """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters to names only."""
@@ -326,6 +326,11 @@ def _operands(syntax: str) -> tuple[str | OperandKind, ...]:
     return tuple(
         OperandKind(part[1:-1]) if part.startswith("<") else part for part in re.split(r"\s*,\s*", rest) if part
     )
+
+
+@cache
+def _operand_kind(syntax: str) -> OperandKind | None:
+    return next((o for o in _operands(syntax) if isinstance(o, OperandKind)), None)
 
 
 def _variable_rows(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
@@ -41,6 +41,12 @@ _NAMED = {
     OperandKind.FIELD: "the name of a field",
     OperandKind.TABLE: "the name of a table",
 }
+
+_ANY, _NOTHING = "*", ""
+"""What an operand without a telling word says about the form of an instruction, and one that is not there."""
+
+_SIGNATURES = 4096
+"""Forms are kept for so many operators and words: programs may have any number of them, and need few."""
 
 _COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
 _SHORT = 16
@@ -80,13 +86,10 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
         raise StatementError(
             f"unknown instruction '{operator.text[:40]}'", [operator], did_you_mean(operator.text, operators())
         )
-    fitting = [form for form in forms if _fits(form.operands, operands)]
-    if not fitting:
+    form = _form(operator.word, tuple(map(_meaning, operands)))
+    if form is None:
         _reject_known(tokens)
         raise _missing_comma(tokens, forms) or _no_form(operator, operands, forms)
-    # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
-    # equals it is the old spelling: "push eax" is the register, not a symbol called eax.
-    form = max(fitting, key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)))
     if form.operands == (OperandKind.VALUE,):
         _refuse_half_an_instruction(operator, operands[0])
     alias = form if isinstance(form, Alias) else None
@@ -146,20 +149,43 @@ def _split_at_commas(tokens: Sequence[WordToken]) -> list[list[WordToken]]:
     return operands
 
 
-def _fits(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
-    if len(pattern) != len(operands):
-        return False
-    # "push eax" is an old spelling of "push r, eax"; any other lone name is a symbol.
-    if pattern == (OperandKind.REGISTER,) and not _is_word(operands[0], _register_names()):
-        return False
-    return all(
-        _is_word(tokens, (expected,)) if isinstance(expected, str) else bool(tokens)
-        for expected, tokens in zip(pattern, operands, strict=True)
+@lru_cache(_SIGNATURES)
+def _form(operator: str, signature: tuple[str, ...]) -> Row | Alias | None:
+    """Return the form of an instruction whose operands have these meanings; None if there is none."""
+    # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
+    # equals it is the old spelling: "push eax" is the register, not a symbol called eax.
+    return max(
+        (form for form in _forms()[operator] if _fits(form.operands, signature)),
+        key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)),
+        default=None,
     )
 
 
-def _is_word(tokens: Sequence[WordToken], words: frozenset[str] | tuple[str, ...]) -> bool:
-    return len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and tokens[0].word in words
+def _fits(pattern: Sequence[str | OperandKind], signature: Sequence[str]) -> bool:
+    if len(pattern) != len(signature):
+        return False
+    # "push eax" is an old spelling of "push r, eax"; any other lone name is a symbol.
+    if pattern == (OperandKind.REGISTER,) and signature[0] not in _register_names():
+        return False
+    return all(
+        meaning == expected if isinstance(expected, str) else meaning != _NOTHING
+        for expected, meaning in zip(pattern, signature, strict=True)
+    )
+
+
+def _meaning(tokens: Sequence[WordToken]) -> str:
+    """Return what an operand may say about the form: a lone word that forms tell apart, else ANY, or NOTHING."""
+    if not tokens:
+        return _NOTHING
+    if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and (word := tokens[0].word) in _telling_words():
+        return word
+    return _ANY
+
+
+@cache
+def _telling_words() -> frozenset[str]:
+    literals = (o for forms in _forms().values() for form in forms for o in form.operands if isinstance(o, str))
+    return _register_names().union(literals)
 
 
 def _reject_known(tokens: Sequence[WordToken]) -> None:
@@ -193,7 +219,7 @@ def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) ->
 
 def _is_written(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
     """Return whether the operands are of a pattern, their values included."""
-    if not _fits(pattern, operands):
+    if not _fits(pattern, tuple(map(_meaning, operands))):
         return False
     with contextlib.suppress(StatementError):
         for kind, tokens in zip(pattern, operands, strict=True):
@@ -223,8 +249,10 @@ def _no_form(
 
 def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
     """Raise if the only operand begins as a longer form: "push mem" would else push a symbol called mem."""
+    if (first := _meaning(operand[:1])) == _ANY:
+        return
     rows = [form for form in _forms()[operator.word] if isinstance(form, Row)]
-    longer = [row.syntax for row in rows if len(row.operands) > 1 and _is_word(operand[:1], (str(row.operands[0]),))]
+    longer = [row.syntax for row in rows if len(row.operands) > 1 and row.operands[0] == first]
     if not longer:
         return
     if len(operand) > 1:
