@@ -15,7 +15,7 @@ from dprobes.record.layout import Item
 from dprobes.resolve.kernelmodule import KERNEL_CODE
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.needs import entry_instructions, shared_tables, traced_fields, usdt_arguments
+from dprobes.rpn.needs import entry_instructions, executed_instructions, shared_tables, traced_fields, usdt_arguments
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import MANY_PLACES, Address, ModuleType, Sampler, Tracepoint, Usdt
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["EBPF_MAX", "ebpf_codes"]
+__all__ = ["EBPF_MAX", "INSTRUCTIONS_MAX", "ebpf_codes"]
 
-EBPF_MAX = 8 << 20
-"""How many bytes of code a file carries: with thousands of handlers it would hold little else."""
+EBPF_MAX = 1 << 20
+"""How many bytes of code a file carries: it is for reading, and to make that of thousands of handlers takes long."""
+
+INSTRUCTIONS_MAX = 5000
+"""How many instructions a handler may have whose code is carried."""
 
 
 def ebpf_codes(program: Program, machines: Sequence[str]) -> tuple[EbpfCode, ...]:
@@ -40,6 +43,7 @@ def ebpf_codes(program: Program, machines: Sequence[str]) -> tuple[EbpfCode, ...
 
 
 _TOO_MUCH = f"a file carries {EBPF_MAX >> 20} MiB of eBPF, and there is more"
+_TOO_LONG = f"a file carries the eBPF of handlers of up to {INSTRUCTIONS_MAX} instructions"
 
 
 def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
@@ -50,12 +54,13 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
         symbols = {relocation.symbol: 0 for relocation in image.relocations}
         for number, definition in enumerate(program.definitions):
             point = Point.of(program, definition, 0)
+            omission = _omission(program, definition)
             for loops in LoopForm:
                 if left <= 0:
                     yield EbpfCode(machine, number, loops.value, problem=_TOO_MUCH)
                     continue
-                if (unknown := _unknown(program, definition)) is not None:
-                    yield EbpfCode(machine, number, loops.value, problem=unknown)
+                if omission is not None:
+                    yield EbpfCode(machine, number, loops.value, problem=omission)
                     continue
                 request = _request(program, definition, loops, symbols)
                 try:
@@ -77,8 +82,8 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
                 )
 
 
-def _unknown(program: Program, definition: ProbeDefinition) -> str | None:
-    """Return what of a handler's code only a running kernel or the module can tell, as a sentence; None if nothing."""
+def _omission(program: Program, definition: ProbeDefinition) -> str | None:
+    """Return why a handler's code is not made, as a sentence; None if it is."""
     location = definition.location
     if isinstance(location, Tracepoint) and (location.is_system_call or traced_fields(program, definition)):
         return f"only the kernel that runs tells where the fields of '{location}' are"
@@ -88,6 +93,8 @@ def _unknown(program: Program, definition: ProbeDefinition) -> str | None:
         return "only the engine that runs tells how a return knows its entry"
     if isinstance(location, Sampler) and program.modtype is ModuleType.KMOD:
         return f"only the kernel that runs tells where the code of '{program.name}' is"
+    if sum(1 for _ in executed_instructions(program, definition)) > INSTRUCTIONS_MAX:
+        return _TOO_LONG
     return None
 
 

@@ -188,6 +188,8 @@ def shared_tables(program: Program) -> frozenset[int]:
 
     They have a last value, or a handler looks at what is there.
     """
+    if not program.tables:
+        return frozenset()
     looked_at = {
         instruction.operand
         for code in program.bodies()

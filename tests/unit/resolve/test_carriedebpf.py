@@ -51,7 +51,17 @@ def test_more_code_than_anybody_reads_is_left_out(program: Program, monkeypatch:
     monkeypatch.setattr(carriedebpf, "EBPF_MAX", sum(sizes[:4]))
     codes = ebpf_codes(several, ["x86_64"])
     assert [len(code.code) for code in codes] == [*sizes[:4], *[0] * 5]
-    assert {code.problem for code in codes[4:]} == {"a file carries 8 MiB of eBPF, and there is more"}
+    assert {code.problem for code in codes[4:]} == {"a file carries 1 MiB of eBPF, and there is more"}
+
+
+def test_the_code_of_a_very_long_handler_is_left_out(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
+    count = len(program.definitions[0].handler.instructions)
+    monkeypatch.setattr(carriedebpf, "INSTRUCTIONS_MAX", count)
+    assert {code.problem for code in ebpf_codes(program, ["x86_64"])} == {""}
+    monkeypatch.setattr(carriedebpf, "INSTRUCTIONS_MAX", count - 1)
+    assert {(code.code, code.problem) for code in ebpf_codes(program, ["x86_64"])} == {
+        (b"", "a file carries the eBPF of handlers of up to 5000 instructions")
+    }
 
 
 KERNEL = "name = vmlinux\nmodtype = kernel\n"
