@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.logpaths import is_mixed
-from dprobes.dpc.typedtree.valueproperties import operands_of, reads_memory
+from dprobes.dpc.typedtree.valueproperties import operands_of, reads_memory_itself
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.tables import FAULTS
 
@@ -55,7 +55,7 @@ def _raises(value: typed.Argument) -> bool:
             return _is_risky(target) or _raises(operand)
         case typed.Step(target):
             return _is_risky(target)
-    return reads_memory(value) or any(_raises(each) for each in operands_of(value))
+    return reads_memory_itself(value) or any(map(_raises, operands_of(value)))
 
 
 def _is_risky(place: typed.Place) -> bool:
@@ -71,15 +71,16 @@ def fault_sequences(paths: LogPaths, body: typedstatement.Statement) -> frozense
     """Return the sequences of ``printf`` after which an exception may end the hit."""
     found: set[Sequence] = set()
     for statement in typedstatement.statements_in(body):
-        if may_raise(statement):
-            found |= paths.at.get(id(statement), frozenset())
+        before = paths.at.get(id(statement), frozenset())
+        if not before <= found and may_raise(statement):
+            found |= before
     return frozenset(found)
 
 
 def needs_trail(paths: LogPaths, body: typedstatement.Statement) -> bool:
     """Return whether an exception may end the hit where it depends on the hit if something was printed."""
     return any(
-        may_raise(statement) and is_mixed(paths.at.get(id(statement), frozenset()))
+        is_mixed(paths.at.get(id(statement), frozenset())) and may_raise(statement)
         for statement in typedstatement.statements_in(body)
     )
 

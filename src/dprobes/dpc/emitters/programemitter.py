@@ -6,7 +6,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
-from dprobes.dpc.emitters.minorcodes import minor_codes
+from dprobes.dpc.emitters.minorcodes import MinorCodes, minor_codes
 from dprobes.dpc.emitters.statementemitter import StatementEmitter
 from dprobes.dpc.emitters.valueemitter import ValueEmitter
 from dprobes.dpc.emitters.writer import Line, Writer
@@ -110,6 +110,8 @@ class ProgramEmitter:
         self._module = program.module or module
         self._printed: dict[int, tuple[str, Span]] = {}
         """What the records of a minor code print, and where that is written."""
+        self._codes = [minor_codes(each.paths, each.body) for each in probes]
+        """The minor codes of each probe, by its place in ``probes``."""
         self._minors = self._first_minors()
         """The first minor code of each probe, by the place of the probe in ``probes``."""
         self._has_faults = False
@@ -182,15 +184,15 @@ class ProgramEmitter:
                 with w.at(defined[1]):
                     w.header(f"{definer} = {defined[0]}")
         templates: dict[int, str] = {}
-        for each, first in zip(self._probes, self._minors, strict=True):
+        for each, codes, first in zip(self._probes, self._codes, self._minors, strict=True):
             points = [point for point in each.at if self._module_of(point) == module]
             if not points:
                 continue
-            found = {first + code: text for code, text in _templates(each).items()}
+            found = {first + code: text for code, text in _templates(each, codes).items()}
             self._check_minors(each.probe, found)
             templates |= found
             for point in points:
-                self._definition(w, each, point, first)
+                self._definition(w, each, codes, point, first)
         for function in self._functions:
             self._procedure(w, function)
         if self._wide:
@@ -231,16 +233,16 @@ class ProgramEmitter:
         following = int(len({each.probe.order for each in self._probes}) > 1)
         known: dict[tuple[int, tuple[tuple[int, str], ...]], int] = {}
         found = []
-        for each in self._probes:
+        for each, codes in zip(self._probes, self._codes, strict=True):
             own = self._attribute(each.probe.attributes, "minor")
-            key = each.probe.order, tuple(sorted(_templates(each).items()))
+            key = each.probe.order, tuple(sorted(_templates(each, codes).items()))
             first = own if isinstance(own, int) else known.get(key, following)
             known[key] = first
             found.append(first)
-            following = max(following, first + minor_codes(each.paths, each.body).count)
+            following = max(following, first + codes.count)
         return found
 
-    def _definition(self, w: Writer, each: TypedProbe, point: programtree.Point, minor: int) -> None:
+    def _definition(self, w: Writer, each: TypedProbe, codes: MinorCodes, point: programtree.Point, minor: int) -> None:
         with w.at(point.span):
             w.header("")
             w.header(f"// {' '.join(point.span.text.split())}")
@@ -254,7 +256,6 @@ class ProgramEmitter:
                 w.header("return = yes")
         w.depth = 0
         values = ValueEmitter(w, self._word_size, self._procedures, used=self._wide)
-        codes = minor_codes(each.paths, each.body)
         emitter = StatementEmitter(
             w, values, each.slots, paths=each.paths, codes=codes, minor=minor, word_size=self._word_size
         )
@@ -275,12 +276,11 @@ class ProgramEmitter:
         w.header("endproc")
 
 
-def _templates(each: TypedProbe) -> dict[int, str]:
+def _templates(each: TypedProbe, codes: MinorCodes) -> dict[int, str]:
     """Return the templates of a probe by its codes from 0."""
     of_logs: dict[int, str] = {}
     _collect(each.body, of_logs)
-    found = minor_codes(each.paths, each.body).of
-    return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in found.items()}
+    return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in codes.of.items()}
 
 
 def _placed(point: programtree.Point, types: TypeTable) -> list[str]:

@@ -21,6 +21,7 @@ __all__ = [
     "needs_entry",
     "operands_of",
     "reads_memory",
+    "reads_memory_itself",
     "steady",
 ]
 
@@ -51,6 +52,11 @@ def form_of(argument: typed.Argument) -> Form:
 
 def reads_memory(value: typed.Value) -> bool:
     """Return whether computing a value may raise an exception for memory that is not there."""
+    return reads_memory_itself(value) or any(map(reads_memory, operands_of(value)))
+
+
+def reads_memory_itself(value: typed.Value) -> bool:
+    """Return whether a value reads memory when all that it is computed from is known."""
     match value:
         case typed.Memory() | typed.BitField() | typed.TextTest() | typed.FunctionCall():
             return True
@@ -66,7 +72,7 @@ def reads_memory(value: typed.Value) -> bool:
             return True
         case typed.Variable(_, _, _, index):
             return index is not None
-    return any(reads_memory(each) for each in operands_of(value))
+    return False
 
 
 def fails_otherwise(value: typed.Argument) -> bool:
