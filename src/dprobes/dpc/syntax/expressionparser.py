@@ -20,6 +20,7 @@ _LEVELS = (
     ("*", "/", "%"),
 )  # fmt: skip
 """The operators between two operands, the loosest first."""
+_LEVEL_OF = {operator: level for level, operators in enumerate(_LEVELS) for operator in operators}
 
 _ASSIGNMENTS = {
     "=": "",
@@ -140,11 +141,12 @@ class ExpressionParser:
             no = self._conditional()
         return tree.Conditional(condition, yes, no, condition.span.to(no.span))
 
-    def _binary(self, level: int) -> tree.Expression:
-        if level == len(_LEVELS):
-            return self._unary()
-        left = self._binary(level + 1)
-        while (operator := self._cursor.accept(*_LEVELS[level])) is not None:
+    def _binary(self, least: int) -> tree.Expression:
+        """Parse what operators of a level combine, and of those that bind closer."""
+        cursor = self._cursor
+        left = self._unary()
+        while cursor.peek().kind is TokenKind.PUNCTUATION and (level := _LEVEL_OF.get(cursor.peek().text, -1)) >= least:
+            operator = cursor.take()
             right = self._binary(level + 1)
             left = tree.Binary(operator.text, left, right, left.span.to(right.span))
         return left
