@@ -61,6 +61,16 @@ def test_hash_table_and_scan_find_the_same(libc: Path) -> None:
         assert scanned == hashed.find(name)
 
 
+def test_many_searches_find_the_same_as_the_first_ones(libc: Path, versioned: Path) -> None:
+    for path in (libc, versioned):
+        elf = ElfFile.open(path)
+        for kept in elf_symbols(elf):
+            names = [*sorted(set(kept.names()))[:200], "no_such_symbol"]
+            for name in [*names, *names]:
+                (fresh,) = (table for table in elf_symbols(elf) if table.complete == kept.complete)
+                assert fresh._indices(name.encode()) == kept._indices(name.encode()), name
+
+
 def test_gnu_hash_has_its_published_values() -> None:
     assert [0x00001505, 0x156B2BB8, 0x7C967E3F] == [gnu_hash(n) for n in (b"", b"printf", b"exit")]
 

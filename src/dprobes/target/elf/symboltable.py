@@ -32,6 +32,8 @@ _SYMBOLS_MAX = 1 << 23
 """Symbols of a table; the largest programs have three million."""
 _NAME_MAX = 1 << 20
 """Bytes of a symbol's name; what is longer has none for us."""
+_MANY_SEARCHES = 64
+"""From so many searches on, an index of all names takes less time than to look through them once more."""
 _MANY_OFFSETS = 64  # from here on one skip all symbols beats one search per string
 _SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
@@ -134,6 +136,8 @@ class ElfSymbols:
         self._versions = (
             elf.bytes_at(versions, 2 * self._count, "the table of symbol versions") if versions is not None else None
         )
+        self._searches = 0
+        self._by_name: dict[bytes, list[int]] | None = None
         self._hash = GnuHash(elf, gnu_hash) if gnu_hash is not None else None
         self._descriptors = _descriptors_of(elf)
 
@@ -247,6 +251,11 @@ class ElfSymbols:
 
     def _indices(self, raw: bytes) -> list[int]:
         """Return the indices of the symbols with this name, with or without a version behind it."""
+        self._searches += 1
+        if self._searches > _MANY_SEARCHES and b"@" not in raw:
+            if self._by_name is None:
+                self._by_name = self._indexed()
+            return self._by_name.get(raw, [])
         offsets = [*self._string_offsets(raw + b"\0"), *self._string_offsets(raw + b"@")]
         if len(offsets) > _MANY_OFFSETS:
             wanted = set(offsets)
@@ -260,6 +269,12 @@ class ElfSymbols:
                     found.append(position // 4)
                 position = self._names.find(needle, position + 1)
         return sorted(found)
+
+    def _indexed(self) -> dict[bytes, list[int]]:
+        found: dict[bytes, list[int]] = {}
+        for i in range(self._count):
+            found.setdefault(self._raw_name(i).partition(b"@")[0], []).append(i)
+        return found
 
     def _string_offsets(self, text: bytes) -> Iterator[int]:
         """Give the places of ``text`` in the string table, also at the end of longer names: linkers share tails."""
