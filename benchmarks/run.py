@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigprograms import big_programs
 from debuginformation import debug_information
 from draining import draining
 from endurance import endurance
@@ -53,6 +54,7 @@ RECORDS: Sections = {
     "sinks": sinks,
     "tables": tables,
     "types": debug_information,
+    "compile": big_programs,
 }
 EBPF: Sections = {
     "hits": kernel_hits,
