@@ -33,7 +33,7 @@ def example(name: str) -> str:
 
 def places_of(name: str) -> tuple[int, list[tuple[int, int]]]:
     """Return the first byte of a function's code, and the offset and the first byte of each of its returns."""
-    from dprobes.target.instructions import decode
+    from dprobes.target.code.instructions import decode
     from dprobes.target.kernel.runningkernel import RunningKernel
 
     kernel = RunningKernel()

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.codenames import InlinedCode
+from dprobes.target.names.codenames import InlinedCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

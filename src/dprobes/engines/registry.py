@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.btf import Btf
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = [

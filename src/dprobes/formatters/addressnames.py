@@ -20,8 +20,8 @@ from dprobes.dwarf.inlinednames import InlinedNames
 from dprobes.errors import TargetError
 from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
 from dprobes.lazypattern import lazy_pattern
-from dprobes.target.codenames import CodeName, function_at
-from dprobes.target.demangled import Demangler
+from dprobes.target.names.codenames import CodeName, function_at
+from dprobes.target.names.demangled import Demangler
 from dprobes.target.ownership import foreign_owner
 from dprobes.target.processnames import PROCESSES_MAX, ProcessNames, make_room
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
-    from dprobes.target.codenames import LocatedCode
     from dprobes.target.location import Module
+    from dprobes.target.names.codenames import LocatedCode
     from dprobes.target.processnames import NamedProcess
     from dprobes.trace.names import CarriedNames
 

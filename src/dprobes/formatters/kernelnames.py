@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.codenames import LocatedCode, LocatedFunction, MappedCode
+from dprobes.target.names.codenames import LocatedCode, LocatedFunction, MappedCode
 
 if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel

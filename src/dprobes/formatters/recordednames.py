@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
-    from dprobes.target.codenames import LocatedCode
+    from dprobes.target.names.codenames import LocatedCode
 
 __all__ = ["RecordedNames"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.parts import Names
     from dprobes.record.origin import RecordSource
     from dprobes.rpn.tables import Table
-    from dprobes.target.codenames import LocatedCode
+    from dprobes.target.names.codenames import LocatedCode
     from dprobes.target.processimages import ProcessImages
     from dprobes.trace.names import CarriedNames
 

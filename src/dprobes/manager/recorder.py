@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.record.probeinfo import Place
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.sinks.target import TargetStatus
-    from dprobes.target.codenames import LocatedCode
+    from dprobes.target.names.codenames import LocatedCode
 
 __all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
 

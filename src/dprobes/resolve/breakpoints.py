@@ -17,10 +17,10 @@ from dprobes.resolve.skippedfunctions import check_skip
 from dprobes.resolve.usdtprobes import guards, resolve_usdt
 from dprobes.rpn.needs import entry_instructions
 from dprobes.rpn.program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
-from dprobes.target.codeplace import instruction_at
+from dprobes.target.code.codeplace import instruction_at
+from dprobes.target.code.functionexits import Exits, function_exits
+from dprobes.target.code.instructions import DecodedInstruction, decode_at, first_instructions, unprobeable
 from dprobes.target.elf.callframes import CallFrames
-from dprobes.target.functionexits import Exits, function_exits
-from dprobes.target.instructions import DecodedInstruction, decode_at, first_instructions, unprobeable
 from dprobes.target.location import NOT_EXPECTED
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.clones import clones_among
+from dprobes.target.names.clones import clones_among
 
 if TYPE_CHECKING:
     from dprobes.target.location import Module

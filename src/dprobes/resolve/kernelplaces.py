@@ -24,7 +24,7 @@ from dprobes.resolve.tracedevents import resolve_tracepoints
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
-from dprobes.target.instructions import MAX_LENGTH, DecodedInstruction, decode
+from dprobes.target.code.instructions import MAX_LENGTH, DecodedInstruction, decode
 from dprobes.target.kernel.formernames import has_same_arguments
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.lazydataclass import dataclass
 from dprobes.quickenum import Enum
 from dprobes.resolve.probestate import ProbeState
-from dprobes.target.functionexits import Exits
+from dprobes.target.code.functionexits import Exits
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.knownanswers import KnownAnswers
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Access, ProbeDefinition
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.kernel.tracedfields import TracedEvent
     from dprobes.target.location import Module
     from dprobes.target.usdt import UsdtSite

@@ -14,7 +14,7 @@ from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.needs import usdt_arguments
-from dprobes.target.instructions import Boundary, check_boundary, first_instructions
+from dprobes.target.code.instructions import Boundary, check_boundary, first_instructions
 from dprobes.target.location import NOT_EXPECTED
 from dprobes.target.usdt import matching_sites, near_probes, usdt_sites
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Instruction, ProbeDefinition, Program, Usdt
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module
     from dprobes.target.usdt import UsdtSite
 

@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.target.clones import is_cold_part
-from dprobes.target.instructions import instruction_starts
-from dprobes.target.namepatterns import name_matcher
+from dprobes.target.code.instructions import instruction_starts
+from dprobes.target.names.clones import is_cold_part
+from dprobes.target.names.namepatterns import name_matcher
 from dprobes.target.symbols import familiarity
 
 if TYPE_CHECKING:

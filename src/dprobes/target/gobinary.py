@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazypattern import lazy_pattern
-from dprobes.target.clones import is_clone
+from dprobes.target.names.clones import is_clone
 
 if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile

@@ -15,8 +15,8 @@ from bisect import bisect_right
 from pathlib import Path
 
 from dprobes.lazypattern import lazy_pattern
-from dprobes.target.codenames import LocatedFunction
 from dprobes.target.modules import root_of
+from dprobes.target.names.codenames import LocatedFunction
 
 __all__ = ["JitMap"]
 

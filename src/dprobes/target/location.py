@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.clones import clones_among, only_clones
 from dprobes.target.elf.debugfiles import find_debug_file, load_symbols
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
+from dprobes.target.names.clones import clones_among, only_clones
 from dprobes.target.symbols import SymbolTable
 
 if TYPE_CHECKING:

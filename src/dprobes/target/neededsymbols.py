@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.target.namepatterns import name_matcher
+from dprobes.target.names.namepatterns import name_matcher
 from dprobes.target.symbols import Symbol, SymbolTable
 
 if TYPE_CHECKING:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.lazydataclass import dataclass
+from dprobes.target.code.returnsafety import return_address_user
+from dprobes.target.code.starts import first_executed, last_executed
 from dprobes.target.elf.contents import KnownBytes
 from dprobes.target.elf.file import Dynamic, ElfFile
 from dprobes.target.elf.headers import Headers
 from dprobes.target.location import Module
-from dprobes.target.returnsafety import return_address_user
-from dprobes.target.starts import first_executed, last_executed
 from dprobes.target.symbols import SymbolTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.elf.headers import LoadSegment
-    from dprobes.target.instructions import DecodedInstruction
 
 __all__ = [
     "Outline",
@@ -94,7 +94,7 @@ def cheap_sites_in(module: Module, instructions: Sequence[DecodedInstruction]) -
     """Return for each instruction by how many bytes a uprobe there may move to be cheaper; see ``cheapsites``."""
     if isinstance(module, OutlinedModule):
         return [module.outline.moves.get(instruction.offset, 0) for instruction in instructions]
-    from dprobes.target.cheapsites import cheap_sites
+    from dprobes.target.code.cheapsites import cheap_sites
 
     return cheap_sites(module, instructions)
 

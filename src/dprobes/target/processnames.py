@@ -14,19 +14,19 @@ from weakref import WeakSet
 from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.allowance import Allowance
-from dprobes.target.codenames import LocatedCode, LocatedFunction, MappedCode, function_at
-from dprobes.target.demangled import Demangler
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.jitmaps import JitMap
-from dprobes.target.modulenames import module_name
 from dprobes.target.modules import root_of
+from dprobes.target.names.codenames import LocatedCode, LocatedFunction, MappedCode, function_at
+from dprobes.target.names.demangled import Demangler
+from dprobes.target.names.modulenames import module_name
 from dprobes.target.ownership import foreign_owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.target.codenames import InliningFinder
     from dprobes.target.location import Module
+    from dprobes.target.names.codenames import InliningFinder
     from dprobes.target.processimages import ProcessImage, ProcessImages
     from dprobes.target.processmaps import Mapping
 

@@ -186,7 +186,7 @@ class SymbolTable:
 
         More than one means that it is ambiguous.
         """
-        from dprobes.target.readablenames import find_readable
+        from dprobes.target.names.readablenames import find_readable
 
         self._load_later()
         names = (linker_name for source in self._sources for linker_name in source.names())
@@ -198,7 +198,7 @@ class SymbolTable:
 
     def near_readable(self, name: str) -> list[str]:
         """Return up to three readable names that ``name`` may be a misprint of, the nearest first."""
-        from dprobes.target.readablenames import near_readable
+        from dprobes.target.names.readablenames import near_readable
 
         self._load_later()
         return near_readable((each for source in self._sources for each in source.names()), name)

@@ -22,12 +22,12 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dprobes.target.codenames import CodeName, InlinedCode, LocatedFunction, MappedCode, name_in
+from dprobes.target.names.codenames import CodeName, InlinedCode, LocatedFunction, MappedCode, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.target.codenames import LocatedCode
+    from dprobes.target.names.codenames import LocatedCode
 
 __all__ = ["CarriedNames", "NameRegister"]
 

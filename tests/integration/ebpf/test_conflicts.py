@@ -15,7 +15,7 @@ import pytest
 
 from dprobes.engines.ebpf.attach.conflicts import PATCHED, Conflict, Conflicts, Place, _Memory, find_conflicts
 from dprobes.engines.ebpf.attach.mappers import Mappers, find_mappers
-from dprobes.target.instructions import decode_at
+from dprobes.target.code.instructions import decode_at
 from dprobes.target.location import Module
 from dprobes.target.processmaps import run_time_address
 from integration.ebpf.kernel import uprobes, waiting

@@ -26,7 +26,7 @@ from dprobes.bpf.lower import (
     lower,
     lower_for_word_sizes,
 )
-from dprobes.engines.ebpf.attach.mapperprograms import (
+from dprobes.engines.ebpf.attach.programs.mapperprograms import (
     arrival_program,
     departure_program,
     exec_program,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.bpf.layout import Entry, Status, awaiting_key
-from dprobes.engines.ebpf.attach.treeprograms import follow_processes, own_process
+from dprobes.engines.ebpf.attach.programs.treeprograms import follow_processes, own_process
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dprobes.bpf.layout import Entry, Status
-from dprobes.engines.ebpf.attach import signalprograms as signal_programs
-from dprobes.engines.ebpf.attach.signalprograms import watch_signals
+from dprobes.engines.ebpf.attach.programs import signalprograms as signal_programs
+from dprobes.engines.ebpf.attach.programs.signalprograms import watch_signals
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type

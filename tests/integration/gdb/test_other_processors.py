@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.target.instructions import disassemble, unprobeable
+from dprobes.target.code.instructions import disassemble, unprobeable
 from dprobes.target.location import Module
 from integration.gdb.processors import PROCESSORS, EmulatedProgram, Processor, without_steps
 from integration.support import DPROBES, TIMEOUT, await_true, environment

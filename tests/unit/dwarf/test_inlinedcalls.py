@@ -16,9 +16,9 @@ from dprobes.dwarf.inlinedcalls import inlined_calls_of
 from dprobes.dwarf.inlinednames import InlinedNames
 from dprobes.dwarf.numbers import At
 from dprobes.dwarf.ranges import covers
-from dprobes.target.codenames import function_at
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import Module
+from dprobes.target.names.codenames import function_at
 from unit.dwarf.linesections import compiled
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource
 from dprobes.record.probeinfo import Place
 from dprobes.rpn.isa import StackEnd, Token
-from dprobes.target.codenames import CodeName
+from dprobes.target.names.codenames import CodeName
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template

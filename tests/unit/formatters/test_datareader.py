@@ -10,7 +10,7 @@ from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource
 from dprobes.record.probeinfo import Place
-from dprobes.target.codenames import CodeName
+from dprobes.target.names.codenames import CodeName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from dprobes.target.kernel.patchedcode import is_patched_form
 from dprobes.target.kernel.runningkernel import RunningKernel
 
 if TYPE_CHECKING:
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.kernel.kerneltext import Text
 
 BASE = 0xFFFFFFFF9A000000

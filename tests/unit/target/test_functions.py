@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.target.code.instructions import first_instructions
 from dprobes.target.functions import LeftOut, matching_functions
-from dprobes.target.instructions import first_instructions
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.target import jitmaps
-from dprobes.target.codenames import LocatedFunction
 from dprobes.target.jitmaps import JitMap
+from dprobes.target.names.codenames import LocatedFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

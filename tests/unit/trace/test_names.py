@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
-from dprobes.target.codenames import CodeName, InlinedCode, LocatedCode, LocatedFunction, MappedCode
+from dprobes.target.names.codenames import CodeName, InlinedCode, LocatedCode, LocatedFunction, MappedCode
 from dprobes.trace import names as module
 from dprobes.trace.frames import FrameKind, json_frame
 from dprobes.trace.names import CarriedNames, NameRegister

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from dprobes.cli.output.placecost import costs_at
 from dprobes.errors import TargetError
 from dprobes.globs import compile_glob, is_pattern
-from dprobes.target.demangled import Demangler
+from dprobes.target.code.instructions import first_instructions
 from dprobes.target.functions import matching_functions
-from dprobes.target.instructions import first_instructions
+from dprobes.target.names.demangled import Demangler
 from dprobes.target.processmaps import command_name, executable_mappings, read_maps
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ KERNEL_HEADER = ("function", "a hit at its start")
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
     """Return the files whose code a process maps, with the names that ``name =`` takes; raise ``TargetError``."""
     from dprobes.target.elf.file import ElfFile
-    from dprobes.target.modulenames import module_name
     from dprobes.target.modules import root_of
+    from dprobes.target.names.modulenames import module_name
     from dprobes.target.usdt import usdt_sites
 
     root, called = root_of(pid), (_started_as(pid), command_name(pid))

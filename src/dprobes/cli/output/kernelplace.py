@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.instructions import MAX_LENGTH, decode
+from dprobes.target.code.instructions import MAX_LENGTH, decode
 from dprobes.target.kernel.kprobeways import KprobeWay, KprobeWays
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, RunningKernel, module_name
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dprobes.rpn.program import Expression
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.kernel.kallsyms import KernelSymbol
 
 __all__ = ["describe_kernel_place", "is_module_file", "kernel_module"]

@@ -44,7 +44,7 @@ def describe_lines(module: Module, lines: LinesOfSource, symbols: Path | None) -
     """
     from dprobes.cli.output.placecost import costs_at
     from dprobes.dpc.modules.debugplaces import DebugPlaces, place_of
-    from dprobes.target.instructions import decode_at
+    from dprobes.target.code.instructions import decode_at
     from dprobes.target.location import FileSymbols
 
     finder = DebugPlaces(lambda _name: module.elf, FileSymbols(symbols))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.target.instructions import unprobeable
+from dprobes.target.code.instructions import unprobeable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = ["PlaceCost", "costs_at"]

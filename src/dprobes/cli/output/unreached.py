@@ -104,8 +104,8 @@ def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> 
 def _elsewhere(path: str, name: str) -> Iterator[str]:
     """Say where the code of a function is that the compiler has put elsewhere."""
     from dprobes.resolve.inlinedfunctions import inlined_places
-    from dprobes.target.clones import clones_among, is_cold_part
     from dprobes.target.location import Module
+    from dprobes.target.names.clones import clones_among, is_cold_part
 
     try:
         module = Module.load(path)

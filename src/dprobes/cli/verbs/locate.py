@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.rpn.program import Expression
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = ["command", "not_there"]
@@ -153,8 +153,8 @@ def _describe_module(module: Module, name: str) -> list[str]:
 
 def _describe_place(module: Module, expression: Expression) -> list[str]:
     from dprobes.cli.output.usdtplace import guard_of
-    from dprobes.target.codeplace import instruction_at
-    from dprobes.target.instructions import disassemble_around, unprobeable
+    from dprobes.target.code.codeplace import instruction_at
+    from dprobes.target.code.instructions import disassemble_around, unprobeable
 
     if expression.symbol is None:
         offset = expression.addend
@@ -188,7 +188,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
 
 def _readable(function: str) -> Iterator[str]:
     """Give a line with the name of a function in C++ or Rust as people write it; nothing for other names."""
-    from dprobes.target.demangled import Demangler
+    from dprobes.target.names.demangled import Demangler
 
     if (name := Demangler().name_of(function)) != function:
         yield f"          {name}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import PlaceNote
-from dprobes.target.instructions import decode_at, is_x86
-from dprobes.target.uprobes import UprobeClass, refusal, uprobe_class
+from dprobes.target.code.instructions import decode_at, is_x86
+from dprobes.target.code.uprobes import UprobeClass, refusal, uprobe_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = ["place_notes"]
@@ -19,7 +19,7 @@ __all__ = ["place_notes"]
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
     """Iterate over what is done at instructions, for probes that name a place as a function's start if it is one."""
-    from dprobes.target.cheapsites import cheap_sites
+    from dprobes.target.code.cheapsites import cheap_sites
 
     if not is_x86(module):
         return

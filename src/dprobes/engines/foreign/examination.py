@@ -94,8 +94,8 @@ def _load_what_is_needed() -> None:
 
     import dprobes.resolve.movableprobes
     import dprobes.resolve.probepoints
-    import dprobes.target.cheapsites
-    import dprobes.target.starts  # noqa: F401 - as above
+    import dprobes.target.code.cheapsites
+    import dprobes.target.code.starts  # noqa: F401 - as above
 
 
 def _answer(connection: socket.socket, descriptor: int, payload: bytes) -> None:

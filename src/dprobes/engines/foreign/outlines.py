@@ -30,9 +30,9 @@ from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.usdtprobes import arguments_used
 from dprobes.rpn.checker import check
 from dprobes.rpn.program import Usdt
+from dprobes.target.code.functionexits import Exit, ExitKind, Exits
+from dprobes.target.code.instructions import MAX_LENGTH, first_instructions
 from dprobes.target.elf.headers import LoadSegment
-from dprobes.target.functionexits import Exit, ExitKind, Exits
-from dprobes.target.instructions import MAX_LENGTH, first_instructions
 from dprobes.target.outline import (
     Outline,
     OutlinedModule,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.rpn.program import ProbeDefinition, Program
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["ANSWER_MAX", "PROBES_MAX", "Examined", "Question", "read_answer", "write_answer"]

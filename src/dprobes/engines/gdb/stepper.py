@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.gdb.emulation import EMULATED, Emulator
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.errors import EngineError, TargetError
-from dprobes.target.foreigncode import FOREIGN_MACHINES, LENGTH_MAX, instruction_length
-from dprobes.target.successors import successors
+from dprobes.target.code.foreigncode import FOREIGN_MACHINES, LENGTH_MAX, instruction_length
+from dprobes.target.code.successors import successors
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

@@ -11,7 +11,7 @@ from dprobes.rpn.isa import Group
 from dprobes.rpn.needs import USER_STACKS, entry_instructions, executed_instructions
 from dprobes.rpn.program import calls_extensions
 from dprobes.rpn.tables import KeyKind, TableKind, table_of
-from dprobes.target.functionexits import ExitKind
+from dprobes.target.code.functionexits import ExitKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

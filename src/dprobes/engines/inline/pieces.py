@@ -39,7 +39,7 @@ from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.trim import trimmed
 from dprobes.record.layout import Item
 from dprobes.rpn.needs import entry_registers
-from dprobes.target.functionexits import ExitKind
+from dprobes.target.code.functionexits import ExitKind
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled

@@ -13,7 +13,7 @@ from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.engines.x86.patches.placer import Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
-from dprobes.target.functionexits import ExitKind
+from dprobes.target.code.functionexits import ExitKind
 from dprobes.target.processmaps import Mapping
 
 if TYPE_CHECKING:

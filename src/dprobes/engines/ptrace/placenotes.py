@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import PlaceNote
 from dprobes.engines.x86.cost import execution_of
-from dprobes.target.instructions import is_x86
+from dprobes.target.code.instructions import is_x86
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = ["place_notes"]

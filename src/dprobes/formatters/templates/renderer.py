@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template, Width
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
-    from dprobes.target.codenames import CodeName
+    from dprobes.target.names.codenames import CodeName
 
 __all__ = ["STACK_ENDS", "render"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
-    from dprobes.target.codenames import CodeName
+    from dprobes.target.names.codenames import CodeName
     from dprobes.trace.names import CarriedNames
 
 __all__ = ["SAMPLES_MAX", "StackCollector"]

@@ -20,7 +20,7 @@ from dprobes.lazypattern import lazy_pattern
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
 
 __all__ = ["KCORE", "KernelText", "Segment", "Text", "open_text"]
 

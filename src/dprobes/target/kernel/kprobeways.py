@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.target.instructions import decode
+from dprobes.target.code.instructions import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.kernel.kallsyms import KernelSymbol
     from dprobes.target.kernel.runningkernel import RunningKernel
 

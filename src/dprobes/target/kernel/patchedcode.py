@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.elf.headers import Section
-    from dprobes.target.instructions import DecodedInstruction
 
 __all__ = ["alternatives", "is_patched_form"]
 

@@ -13,10 +13,10 @@ from dprobes.arch.x86 import WATCHPOINTS
 from dprobes.errors import TargetError, reason_of
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
-from dprobes.target.clones import clones_among, only_clones
 from dprobes.target.kernel.formernames import advice_on_data, present_names
 from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
 from dprobes.target.kernel.kerneltext import KernelText, open_text
+from dprobes.target.names.clones import clones_among, only_clones
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,8 +22,8 @@ from dprobes.target.kernel.patchedcode import alternatives, is_patched_form
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.elf.file import ElfFile
-    from dprobes.target.instructions import DecodedInstruction
 
 __all__ = ["FileText", "KernelFiles", "module_files"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli.main import run
 from dprobes.cli.output.placecost import PlaceCost, costs_at
+from dprobes.target.code.instructions import first_instructions
 from dprobes.target.functions import matching_functions
-from dprobes.target.instructions import first_instructions
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
+from dprobes.target.code.functionexits import ExitKind
+from dprobes.target.code.starts import first_executed, last_executed
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.functionexits import ExitKind
 from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.outline import cheap_sites_in
-from dprobes.target.starts import first_executed, last_executed
 from dprobes.target.usdt import usdt_sites
 from foreign_files import SYMTAB, add_symbols, claim
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dprobes.errors import TargetError
+from dprobes.target.code.instructions import check_boundary, disassemble
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
-from dprobes.target.instructions import check_boundary, disassemble
 from dprobes.target.location import Module
 from dprobes.target.symbols import SymbolTable
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.instructions import decode
+from dprobes.target.code.instructions import decode
 from dprobes.target.kernel.kernelfile import KernelFile
 from unit.target.conftest import Toolbox
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.target.code.instructions import decode
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.instructions import decode
 from dprobes.target.kernel.patchedcode import alternatives, is_patched_form
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.target.code.instructions import decode
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.instructions import decode
 from dprobes.target.kernel.textfiles import FileText, KernelFiles, module_files
 
 if TYPE_CHECKING:

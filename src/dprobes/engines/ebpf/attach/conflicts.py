@@ -25,8 +25,8 @@ from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.resolve.probestate import ProbeState
+from dprobes.target.code.uprobes import is_replaced_by_call
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
-from dprobes.target.uprobes import is_replaced_by_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -35,7 +35,7 @@ class FaultWatch:
         self._has_begun = True
         if Feature.TYPED_TRACEPOINT not in self._features:
             return Notice(f"this kernel shows no type information (BTF): {_CONSEQUENCE}")
-        from dprobes.engines.ebpf.attach.signalprograms import watch_signals
+        from dprobes.engines.ebpf.attach.programs.signalprograms import watch_signals
 
         installed = self._installed
         entries = installed.entries if installed.notes_tickets else None

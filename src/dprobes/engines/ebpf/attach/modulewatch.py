@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ARRIVAL, MapName, Status
 from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE, Watch
-from dprobes.engines.ebpf.attach.mapperprograms import (
+from dprobes.engines.ebpf.attach.mappers import find_mappers
+from dprobes.engines.ebpf.attach.programs.mapperprograms import (
     arrival_program,
     departure_program,
     exec_program,
     fork_program,
     leave_program,
 )
-from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.ebpf.kernel.bpfmaps import HashMap
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -36,10 +36,10 @@ from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.engines.interface import Notice, StateEvent
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
-from dprobes.target.instructions import decode_at
+from dprobes.target.code.instructions import decode_at
+from dprobes.target.code.uprobes import refusal
 from dprobes.target.outline import first_executed_in, last_executed_in
 from dprobes.target.processmaps import run_time_address
-from dprobes.target.uprobes import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -168,7 +168,7 @@ def places_of(file: PlannedFile) -> list[Place]:
     resolved = file.plan.resolved
 
     def work() -> list[Place]:
-        from dprobes.target.instructions import first_instructions
+        from dprobes.target.code.instructions import first_instructions
 
         return [Place(found.offset, found.raw) for found in first_instructions(resolved.module, offsets)]
 

@@ -51,7 +51,7 @@ def filter_of(scope: Scope) -> Filter:
         return Filter(processes=True)
     excluded = os.getpid()
     if not is_initial_namespace():
-        from dprobes.engines.ebpf.attach.treeprograms import own_process
+        from dprobes.engines.ebpf.attach.programs.treeprograms import own_process
 
         with explained("the program that asks for our process id"):
             excluded = own_process()
@@ -131,7 +131,7 @@ class ProcessTree:
     """
 
     def __init__(self, maps: SharedMaps, types: KernelTypes, scope: Scope, command: Command | None) -> None:
-        from dprobes.engines.ebpf.attach.treeprograms import follow_processes
+        from dprobes.engines.ebpf.attach.programs.treeprograms import follow_processes
 
         self._maps = maps
         self._follow = scope.follow

@@ -18,11 +18,11 @@ from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.program import MANY_PLACES
-from dprobes.target.faults import may_fault
-from dprobes.target.functionexits import ExitKind
-from dprobes.target.instructions import decode_at
+from dprobes.target.code.faults import may_fault
+from dprobes.target.code.functionexits import ExitKind
+from dprobes.target.code.instructions import decode_at
+from dprobes.target.code.uprobes import refusal, uprobe_class
 from dprobes.target.outline import cheap_sites_in
-from dprobes.target.uprobes import refusal, uprobe_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

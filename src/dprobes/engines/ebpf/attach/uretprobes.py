@@ -14,11 +14,11 @@ from dprobes.engines.ebpf.attach.mappers import FileId, find_mappers
 from dprobes.engines.ebpf.attach.trampoline import Trampoline, trampoline
 from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import DprobesError, TargetError
+from dprobes.target.code.returnsafety import stack_user
 from dprobes.target.elf.contents import file_contents
 from dprobes.target.executables import executable_of
 from dprobes.target.outline import return_address_user_in
 from dprobes.target.ownership import foreign_owner
-from dprobes.target.returnsafety import stack_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.attach.siteplan import DEBUG_REGISTER
-from dprobes.target.uprobes import UprobeClass
+from dprobes.target.code.uprobes import UprobeClass
 
 if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.siteplan import Site

@@ -186,7 +186,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 stack.callback(self._tree.close)
                 self._tree.plant()
             if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps.descriptors):
-                from dprobes.engines.ebpf.attach.threadprograms import follow_threads
+                from dprobes.engines.ebpf.attach.programs.threadprograms import follow_threads
 
                 stack.enter_context(follow_threads(maps.descriptors, types))
             self._faults = FaultWatch(installed, self._features, in_scope=scope.is_tree)

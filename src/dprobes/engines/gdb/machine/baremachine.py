@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.encoder import CodeImage
-    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.code.instructions import DecodedInstruction
 
 __all__ = ["BareMachine", "MachinePlaces"]
 

@@ -35,9 +35,9 @@ from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import CodeImage, encode
 from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.point import Point
+from dprobes.target.code.functionexits import ExitKind
+from dprobes.target.code.instructions import decode_at
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.functionexits import ExitKind
-from dprobes.target.instructions import decode_at
 from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.modules import matches, replaced_file
 from dprobes.target.ownership import foreign_owner

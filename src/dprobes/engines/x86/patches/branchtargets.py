@@ -21,7 +21,7 @@ from dprobes.engines.x86.patches.kinds import kind_of
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
-from dprobes.target.decoderpackage import prepare_decoder
+from dprobes.target.code.decoderpackage import prepare_decoder
 from dprobes.target.elf.codepointers import code_pointers, restartable_sections
 from dprobes.target.unwind.landingpads import landing_pads
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.x86.patches.kinds import kind_of, undisplaceable
 from dprobes.engines.x86.patches.plans import JUMP_SIZE, SHORT_JUMP_SIZE, Method, Plan, Reach
-from dprobes.target.decoderpackage import prepare_decoder
-from dprobes.target.instructions import MAX_LENGTH
+from dprobes.target.code.decoderpackage import prepare_decoder
+from dprobes.target.code.instructions import MAX_LENGTH
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:

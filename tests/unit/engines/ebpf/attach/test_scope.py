@@ -8,7 +8,7 @@ import pytest
 
 from dprobes.bpf.lower.request import Filter
 from dprobes.engines.ebpf.attach import scope as scope_module
-from dprobes.engines.ebpf.attach import treeprograms
+from dprobes.engines.ebpf.attach.programs import treeprograms
 from dprobes.engines.ebpf.attach.scope import filter_of
 from dprobes.engines.interface import Scope
 

@@ -22,7 +22,7 @@ from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Pro
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
-from dprobes.target.instructions import DecodedInstruction
+from dprobes.target.code.instructions import DecodedInstruction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""Machine code of modules: instructions, what may carry a probepoint, and where functions are left."""

@@ -1,0 +1,339 @@
+"""
+The instructions of a module: decoding, boundaries, and what may carry a probepoint.
+
+Those of x86 are read through iced-x86, those of other processors by ``foreigncode``. Works on the file, never on a
+running process.
+"""
+
+from __future__ import annotations
+
+import enum
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
+from dprobes.target.code.decoderpackage import prepare_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from iced_x86 import Instruction
+
+    from dprobes.target.location import Module
+
+__all__ = [
+    "MAX_LENGTH",
+    "Boundary",
+    "BoundaryCheck",
+    "DecodedInstruction",
+    "check_boundary",
+    "decode",
+    "decode_at",
+    "disassemble",
+    "disassemble_around",
+    "first_instructions",
+    "instruction_starts",
+    "instructions_between",
+    "is_x86",
+    "unprobeable",
+]
+
+MAX_LENGTH = 15
+"""How many bytes an instruction has at most (Intel SDM volume 2, 2.3.11)."""
+_CHUNK = 4096  # bytes decoded at once
+_BITS = {"i386": 32, "x86_64": 64}
+_BAD = "(bad)"
+
+_UNPROBEABLE = {
+    **dict.fromkeys(("int3", "brk", "ebreak", "c.ebreak", "trap"), "it is a breakpoint instruction itself"),
+    "int1": "it raises a debug exception itself",
+    "int": "it is a software interrupt",
+    "into": "it may raise a software interrupt",
+    "fwait": "it only waits for a pending floating-point exception",
+    _BAD: "it is not a valid instruction",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedInstruction:
+    """
+    Describe one instruction; ``address`` is its link address and ``offset`` its file offset.
+
+    ``text`` is in lower case, that of x86 in Intel syntax; ``opcode_byte`` is the first byte, even if that is a prefix.
+    An invalid instruction has the mnemonic ``(bad)``.
+    """
+
+    address: int
+    length: int
+    raw: bytes
+    text: str
+    opcode_byte: int
+    mnemonic: str
+    offset: int
+
+
+class Boundary(enum.Enum):
+    """Say how an offset lies to the instructions around it."""
+
+    ON_BOUNDARY = "on boundary"
+    INSIDE = "inside"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryCheck:
+    """Hold the verdict on an offset, and if it is inside an instruction the file offsets of that and of the next."""
+
+    status: Boundary
+    before: int | None = None
+    after: int | None = None
+
+
+def is_x86(module: Module) -> bool:
+    """Return whether a module's code is that of i386 or x86-64; raise ``TargetError`` if nobody knows it."""
+    return _bits(module) is not None
+
+
+def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
+    """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
+    return next(first_instructions(module, (file_offset,)))
+
+
+def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
+    """Give the instruction at each of ``file_offsets``, presuming that one starts there; made for thousands of them."""
+    bits = _bits(module)
+    if bits is None:
+        yield from (_foreign_at(module, offset) for offset in file_offsets)
+        return
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    describe = _describer()
+    for offset in file_offsets:
+        data = module.elf.data[offset : min(offset + MAX_LENGTH, _code_end(module, offset))]
+        if not data:
+            raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
+        instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
+        yield describe(instruction, offset, data[: max(1, instruction.len)])
+
+
+def decode(data: bytes, bits: int, address: int, offset: int = 0) -> Iterator[DecodedInstruction]:
+    """Give the instructions in ``data``, the first of which is at ``address`` and has that offset in its module."""
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    describe = _describer()
+    position = 0
+    for instruction in Decoder(bits, data, ip=address):
+        length = max(1, instruction.len)
+        yield describe(instruction, offset + position, data[position : position + length])
+        position += length
+
+
+def instruction_starts(module: Module, start: int, end: int) -> set[int]:
+    """Return the link addresses at which instructions start, decoding from ``start`` to ``end`` (excluded)."""
+    if _bits(module) is not None:
+        return {instruction.ip for instruction, _, _ in instructions_between(module, start, end)}
+    offset = module.elf.file_offset(start)
+    if offset is None:
+        return set()
+    last = offset + end - start
+    return {
+        each.offset - offset + start for each in takewhile(lambda e: e.offset < last, _foreign_extents(module, offset))
+    }
+
+
+def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
+    """
+    Give the instructions that start from link address ``start`` to ``end`` (excluded), their offsets and bytes.
+
+    Those of x86 only.
+    """
+    offset = module.elf.file_offset(start)
+    if offset is not None:
+        for found in _instructions(module, offset):
+            if found[0].ip >= end:
+                return
+            yield found
+
+
+def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
+    """Return whether an instruction starts at ``file_offset``, by decoding from the start of the function."""
+    preceding = _decode_up_to(module, file_offset)
+    if preceding is None:
+        return BoundaryCheck(Boundary.UNKNOWN)
+    if not preceding or preceding[-1].end <= file_offset:
+        return BoundaryCheck(Boundary.ON_BOUNDARY)
+    return BoundaryCheck(Boundary.INSIDE, preceding[-1].offset, preceding[-1].end)
+
+
+def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedInstruction]:
+    """Return up to ``count`` instructions from ``start_offset`` on; fewer where the code ends."""
+    found = []
+    if count > 0:
+        for decoded in _decode(module, start_offset):
+            found.append(decoded)
+            if len(found) >= count:
+                break
+    return found
+
+
+def disassemble_around(module: Module, file_offset: int, before: int, after: int) -> list[DecodedInstruction]:
+    """
+    Return the instruction that holds ``file_offset``, with up to ``before`` and ``after`` others around it.
+
+    Those before stay in the function; without a known function start the first one is that at ``file_offset``.
+    """
+    preceding = _decode_up_to(module, file_offset) or []
+    start = file_offset
+    if preceding and preceding[-1].end > file_offset:
+        start = preceding.pop().offset
+    first = preceding[max(0, len(preceding) - before)].offset if preceding and before > 0 else start
+    return disassemble(module, first, min(len(preceding), max(0, before)) + 1 + max(0, after))
+
+
+def unprobeable(decoded: DecodedInstruction) -> str | None:
+    """Return why an instruction cannot carry a probepoint, as a clause about ``it``; None if it can."""
+    return _UNPROBEABLE.get(decoded.mnemonic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Say from which file offset to which one instruction reaches."""
+
+    offset: int
+    end: int
+    is_invalid: bool = False
+
+
+def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
+    """Return the instructions of the function that start before ``file_offset``; None if they cannot be known."""
+    _bits(module)
+    _code_end(module, file_offset)
+    start = module.function_start(file_offset)
+    start_offset = module.elf.file_offset(start) if start is not None else None
+    if start_offset is None or start_offset > file_offset:
+        return None
+    found = []
+    for extent in _extents(module, start_offset):
+        if extent.offset >= file_offset:
+            break
+        if extent.is_invalid:
+            return None  # data between the instructions: what follows may be out of step
+        found.append(extent)
+    return found
+
+
+def _extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+    """Give the places of the instructions from ``start_offset`` on."""
+    if _bits(module) is None:
+        return _foreign_extents(module, start_offset)
+    return (_Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
+
+
+def _foreign_extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+    from dprobes.target.code.foreigncode import LENGTH_MAX, instruction_length
+
+    end, at = _code_end(module, start_offset), start_offset
+    while at < end:
+        data = module.elf.data[at : min(end, at + LENGTH_MAX)]
+        length = instruction_length(module.elf.machine, data, module.elf.link_address(at) or 0)
+        yield _Extent(at, at + (length or 1), length is None)
+        at += length or 1
+
+
+def _foreign_at(module: Module, offset: int) -> DecodedInstruction:
+    """Return the instruction at a file offset, of a processor other than x86."""
+    from dprobes.target.code.foreigncode import LENGTH_MAX, instruction_length, instruction_text
+
+    data = module.elf.data[offset : min(offset + LENGTH_MAX, _code_end(module, offset))]
+    if not data:
+        raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
+    machine, address = module.elf.machine, module.elf.link_address(offset) or 0
+    length = instruction_length(machine, data, address)
+    if length is None:
+        return DecodedInstruction(address, 1, data[:1], _BAD, data[0], _BAD, offset)
+    mnemonic, text = instruction_text(machine, data[:length], address)
+    return DecodedInstruction(address, length, data[:length], text, data[0], mnemonic, offset)
+
+
+def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
+    """Give the instructions from ``start_offset`` on as text."""
+    if _bits(module) is None:
+        return (_foreign_at(module, extent.offset) for extent in _foreign_extents(module, start_offset))
+    describe = _describer()
+    return (describe(*found) for found in _instructions(module, start_offset))
+
+
+def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
+    """Return a function from an instruction, its file offset and its bytes to their description."""
+    from iced_x86 import FormatMnemonicOptions, Formatter, FormatterSyntax
+
+    formatter = Formatter(FormatterSyntax.INTEL)
+    formatter.hex_prefix = "0x"
+    formatter.hex_suffix = ""
+    formatter.uppercase_hex = False
+    formatter.small_hex_numbers_in_decimal = False
+    formatter.branch_leading_zeros = False
+    formatter.show_branch_size = False
+    formatter.rip_relative_addresses = True
+    formatter.space_after_operand_separator = True
+
+    def describe(instruction: Instruction, offset: int, raw: bytes) -> DecodedInstruction:
+        bad = instruction.is_invalid
+        mnemonic = formatter.format_mnemonic(instruction, FormatMnemonicOptions.NO_PREFIXES)
+        return DecodedInstruction(
+            address=instruction.ip,
+            length=len(raw),
+            raw=raw,
+            text=_BAD if bad else formatter.format(instruction),
+            opcode_byte=raw[0],
+            mnemonic=_BAD if bad else mnemonic,
+            offset=offset,
+        )
+
+    return describe
+
+
+def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instruction, int, bytes]]:
+    """Give each instruction from ``start_offset`` to the end of its segment, with its file offset and bytes."""
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    bits = _bits(module)
+    assert bits is not None, "the caller has made sure that it is x86"
+    end = _code_end(module, start_offset)
+    position = start_offset
+    while position < end:
+        base = position
+        data = module.elf.data[base : min(end, base + _CHUNK)]
+        decoder = Decoder(bits, data, ip=module.elf.link_address(base) or 0)
+        # The last instructions of a chunk may be cut: they are decoded again at the start of the next one.
+        limit = end if base + len(data) >= end else base + len(data) - MAX_LENGTH
+        while position < limit:
+            instruction = decoder.decode()
+            length = max(1, instruction.len)
+            yield instruction, position, data[position - base : position - base + length]
+            position += length
+
+
+def _bits(module: Module) -> int | None:
+    """Return the mode of x86, None for a processor of ``foreigncode``."""
+    machine = module.elf.machine
+    bits = _BITS.get(machine)
+    if bits is not None:
+        return bits
+    from dprobes.target.code.foreigncode import FOREIGN_MACHINES
+
+    if machine not in FOREIGN_MACHINES:
+        known = ", ".join((*_BITS, *FOREIGN_MACHINES))
+        raise TargetError(f"instructions of {machine} cannot be decoded, only those of {known}")
+    return None
+
+
+def _code_end(module: Module, file_offset: int) -> int:
+    for segment in module.elf.load_segments:
+        if segment.executable and 0 <= file_offset - segment.offset < segment.filesz:
+            return segment.offset + segment.filesz
+    raise TargetError(f"file offset 0x{file_offset:x} of '{module.path}' is not in its code")

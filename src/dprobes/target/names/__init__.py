@@ -1,0 +1,1 @@
+"""Names of functions, modules and places, as linkers and people write them."""
