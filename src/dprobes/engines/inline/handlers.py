@@ -30,7 +30,7 @@ from dprobes.engines.inline.stackentries import StackEntries
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice
 from dprobes.engines.linux.procfs import first_stack_of
-from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ReleaseMemory, ShareMemory, SitesPatched
+from dprobes.engines.ptrace.requests import PatchSites, ReleaseMemory, ShareMemory
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.errors import DprobesError
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import Batch
+    from dprobes.engines.ptrace.reports import MemoryReleased, MemoryShared, SitesPatched
     from dprobes.engines.ptrace.sitepatch import SitePatch
-    from dprobes.engines.ptrace.wire import MemoryReleased
     from dprobes.record.layout import Item
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program

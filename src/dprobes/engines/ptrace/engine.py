@@ -17,8 +17,9 @@ from dprobes.engines.overhead import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.client.programrun import ProgramRun
+from dprobes.engines.ptrace.reports import Done, Ended
+from dprobes.engines.ptrace.requests import ChangeRequest, Remove, Start
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
-from dprobes.engines.ptrace.wire import ChangeRequest, Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.rpn.program import MANY_PLACES, calls_extensions
 from dprobes.target.location import OWN_SYMBOLS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.wire import Lowered, Placed, Raised, Removed, Watched
+from dprobes.engines.ptrace.reports import Lowered, Placed, Raised, Removed, Watched
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:

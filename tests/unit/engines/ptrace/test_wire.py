@@ -7,17 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.engines.ptrace.wire import (
-    Attach,
-    Done,
-    FrameReader,
-    Kind,
-    Placed,
-    load_message,
-    pack_message,
-    pack_record,
-    unpack_record,
-)
+from dprobes.engines.ptrace.reports import Done, Placed
+from dprobes.engines.ptrace.requests import Attach
+from dprobes.engines.ptrace.wire import FrameReader, Kind, load_message, pack_message, pack_record, unpack_record
 
 NUMBERS = st.integers(0, 0xFFFFFFFF)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.engines.foreign.examiner import Examiner
-    from dprobes.engines.ptrace.wire import ModuleMapped
+    from dprobes.engines.ptrace.reports import ModuleMapped
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.location import Module, SymbolProvider

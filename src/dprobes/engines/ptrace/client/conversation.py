@@ -27,8 +27,7 @@ from dprobes.engines.linux.threadidentity import ThreadIdentity
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.link import Inbox, Outbox, TracerGuard, readable, start_tracer
 from dprobes.engines.ptrace.client.programrun import death_notices, event_of, obstacle_text
-from dprobes.engines.ptrace.wire import (
-    Attach,
+from dprobes.engines.ptrace.reports import (
     Attached,
     Done,
     Dumped,
@@ -36,8 +35,6 @@ from dprobes.engines.ptrace.wire import (
     Failed,
     Forked,
     InPlace,
-    Insert,
-    Kind,
     Left,
     Mapped,
     MemoryReleased,
@@ -47,13 +44,12 @@ from dprobes.engines.ptrace.wire import (
     Overloaded,
     ProbeStatus,
     Refused,
-    Replace,
     Replaced,
     SitesPatched,
     Warned,
-    load_message,
-    unpack_record,
 )
+from dprobes.engines.ptrace.requests import Attach, Insert, Replace
+from dprobes.engines.ptrace.wire import Kind, load_message, unpack_record
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.resolve.probestate import ProbeState
@@ -66,8 +62,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.client.nativeside import Request
     from dprobes.engines.ptrace.client.programrun import Item, ProgramRun
     from dprobes.engines.ptrace.client.restorerprocess import RestorerProcess
+    from dprobes.engines.ptrace.requests import Start
     from dprobes.engines.ptrace.sites import Sites
-    from dprobes.engines.ptrace.wire import Start
     from dprobes.engines.sharedglobals import GlobalVariables
 
 __all__ = ["Conversation", "NotFollowedError"]

@@ -12,8 +12,9 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.client.unreportedchildren import unreported_children
+from dprobes.engines.ptrace.reports import Lowered, Placed, Raised, Removed, Watched
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
-from dprobes.engines.ptrace.wire import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
+from dprobes.engines.ptrace.wire import Kind, load_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING
 from dprobes.engines import refusals
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.wire import End, FrameReader, pack_message
+from dprobes.engines.ptrace.requests import End
+from dprobes.engines.ptrace.wire import FrameReader, pack_message
 from dprobes.errors import EngineError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.wire import Kind, Start
+    from dprobes.engines.ptrace.requests import Start
+    from dprobes.engines.ptrace.wire import Kind
 
 __all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer", "watch_for_death"]
 

@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.nativestate import NativeState, NativeStatePlan
-    from dprobes.engines.ptrace.wire import (
-        MemoryReleased,
-        MemoryShared,
-        PatchSites,
-        ReleaseMemory,
-        ShareMemory,
-        SitesPatched,
-    )
+    from dprobes.engines.ptrace.reports import MemoryReleased, MemoryShared, SitesPatched
+    from dprobes.engines.ptrace.requests import PatchSites, ReleaseMemory, ShareMemory
     from dprobes.resolve.probestate import ProbeState
 
     Batch = Sequence[tuple[int, bytes]]

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Counts, Event, Finished, Notice, RecordBatch, StateEvent
-from dprobes.engines.ptrace.wire import Done, Dumped, Ended, ProbeStatus, Warned
+from dprobes.engines.ptrace.reports import Done, Dumped, Ended, ProbeStatus, Warned
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.resolve.probestate import ProbeState
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dprobes.engines.overloadnotices import OverloadNotices
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.client.nativeside import NativeSide
+    from dprobes.engines.ptrace.reports import Overloaded
     from dprobes.engines.ptrace.sharedcounters import SharedCounters
-    from dprobes.engines.ptrace.wire import Overloaded
     from dprobes.target.processimages import ProcessImages
 
 __all__ = ["Item", "ProgramRun", "death_notices", "event_of", "obstacle_text"]

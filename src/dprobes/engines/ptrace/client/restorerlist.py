@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
 from dprobes.engines.ptrace.client.memoryremoval import UNMAPPING_PATIENCE, unmap_left_memory
+from dprobes.engines.ptrace.reports import Removed
 from dprobes.engines.ptrace.restorerwire import FilesShared, JumpsCopied, JumpsPlanned, MemoryUnmapped, PagesMapped
 from dprobes.engines.ptrace.tracer.native.patches import Patches
-from dprobes.engines.ptrace.wire import Removed
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.lifemark import HAS_ENDED
 

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import living_thread
+from dprobes.engines.ptrace.reports import Attached, Failed
 from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.processtree import Seizer
-from dprobes.engines.ptrace.wire import Attached, Failed
 from dprobes.errors import reason_of
 
 if TYPE_CHECKING:

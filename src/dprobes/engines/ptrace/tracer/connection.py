@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import processcalls
 from dprobes.engines.linux.procfs import thread_state
+from dprobes.engines.ptrace.reports import Warned
 from dprobes.engines.ptrace.restorerwire import FOR_RESTORERS, TracerBegun
 from dprobes.engines.ptrace.sites import Sites
-from dprobes.engines.ptrace.wire import FrameReader, Warned, load_message, pack_message, pack_record
+from dprobes.engines.ptrace.wire import FrameReader, load_message, pack_message, pack_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,8 +22,8 @@ from dprobes.engines.linux.oomscore import copy_score
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import RegisterSet
 from dprobes.engines.linux.stops import StopKind, classify_stop
+from dprobes.engines.ptrace.reports import Dumped
 from dprobes.engines.ptrace.tracer.state import ThreadState as State
-from dprobes.engines.ptrace.wire import Dumped
 from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 

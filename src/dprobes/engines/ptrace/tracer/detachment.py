@@ -22,11 +22,11 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
+from dprobes.engines.ptrace.reports import Left, Warned
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native.nativestops import STOPPING, fix_up, is_in_native_stop
 from dprobes.engines.ptrace.tracer.removal import give_back_all
 from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.wire import Left, Warned
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter

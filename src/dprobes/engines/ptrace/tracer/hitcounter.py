@@ -25,9 +25,9 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import system_call_of
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import StopKind, classify_stop
+from dprobes.engines.ptrace.reports import Warned
 from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.tracer.steps.heldsignals import FAULTS
-from dprobes.engines.ptrace.wire import Warned
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:

@@ -11,15 +11,16 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.reports import Ended, InPlace, NotInserted
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.state import ThreadState
-from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted
 from dprobes.errors import EngineError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dprobes.engines.ptrace.requests import Insert, Replace
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.wire import Insert, Replace
 
 __all__ = ["Inserter", "prepared"]
 

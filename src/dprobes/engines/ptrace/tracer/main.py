@@ -21,6 +21,19 @@ from dprobes.engines.linux import processcalls, ptracecalls, stops
 from dprobes.engines.linux.oomscore import spare_process
 from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.reports import Done, Overloaded, Refused, Warned
+from dprobes.engines.ptrace.requests import (
+    Attach,
+    ChangeRequest,
+    End,
+    Insert,
+    PatchSites,
+    ReleaseMemory,
+    Remove,
+    Replace,
+    ShareMemory,
+    Start,
+)
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.attachment import Attachment
@@ -47,22 +60,6 @@ from dprobes.engines.ptrace.tracer.switchover import Replacer
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watchpoints
-from dprobes.engines.ptrace.wire import (
-    Attach,
-    ChangeRequest,
-    Done,
-    End,
-    Insert,
-    Overloaded,
-    PatchSites,
-    Refused,
-    ReleaseMemory,
-    Remove,
-    Replace,
-    ShareMemory,
-    Start,
-    Warned,
-)
 from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 

@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.ptrace.reports import Lowered, Mapped, ProbeStatus, Removed
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
 from dprobes.engines.ptrace.tracer.placement import Placer, why_not
 from dprobes.engines.ptrace.tracer.programs import EVERYWHERE, FileSites
-from dprobes.engines.ptrace.wire import Lowered, Mapped, ProbeStatus, Removed
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
 from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, run_time_address

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.reports import Placed, ProbeStatus, Raised
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.memorywrites import is_mapped_writable
 from dprobes.engines.ptrace.tracer.steps.slots import Placement
-from dprobes.engines.ptrace.wire import Placed, ProbeStatus, Raised
 from dprobes.engines.x86.emulation import is_emulated
 from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState

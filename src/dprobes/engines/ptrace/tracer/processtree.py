@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.reports import Forked, Placed, Raised, Removed, Watched
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
@@ -24,7 +25,6 @@ from dprobes.engines.ptrace.tracer.native.nativememory import own_pages
 from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.wire import Forked, Placed, Raised, Removed, Watched
 from dprobes.engines.x86.debugregs import CONTROL
 from dprobes.errors import system_error
 

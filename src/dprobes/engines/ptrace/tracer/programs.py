@@ -10,9 +10,10 @@ from dprobes.engines.hits import handlerruns, probes
 from dprobes.engines.hits.probes import Handlers
 from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.interface import carry_out
+from dprobes.engines.ptrace.reports import ModuleMapped, ProbeStatus, Warned
+from dprobes.engines.ptrace.requests import End
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.sites import Sites
-from dprobes.engines.ptrace.wire import End, ModuleMapped, ProbeStatus, Warned
 from dprobes.engines.sharedglobals import MappedCells
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Change
     from dprobes.engines.overload import Verdict
     from dprobes.engines.ptrace.nativestate import NativeState
+    from dprobes.engines.ptrace.requests import Start
     from dprobes.engines.ptrace.sites import FileKey, Site, WatchSite
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
     from dprobes.keyed.store import KeyedStore
 

@@ -13,11 +13,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.reports import Lowered, ProbeStatus, Removed
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.nativeremoval import is_left, unmap_native
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.tracer.steps.slots import Slots
-from dprobes.engines.ptrace.wire import Lowered, ProbeStatus, Removed
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import PAGE_SIZE
 

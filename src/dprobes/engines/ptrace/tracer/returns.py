@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.reports import Placed
 from dprobes.engines.ptrace.sites import Role, Site
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.entries import Entry
 from dprobes.engines.ptrace.tracer.native.nativecalls import take_call
 from dprobes.engines.ptrace.tracer.state import PendingReturn
-from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
 from dprobes.errors import TargetError

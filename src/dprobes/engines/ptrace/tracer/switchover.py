@@ -15,17 +15,18 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
+from dprobes.engines.ptrace.reports import InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.insertions import prepared
 from dprobes.engines.ptrace.tracer.placement import note_placement
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import ThreadState
-from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.requests import Replace
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.hitcounter import Settler
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import Watchpoints
-    from dprobes.engines.ptrace.wire import Replace
 
 __all__ = ["Replacer"]
 

@@ -17,9 +17,9 @@ from dprobes.arch.x86 import X86_64
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.reports import Placed
 from dprobes.engines.ptrace.tracer.memorywrites import is_mapped_writable, write_memory
 from dprobes.engines.ptrace.tracer.segments import Segments, no_descriptor
-from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86 import cpuid, xsave
 from dprobes.engines.x86.emulation import Action
 from dprobes.errors import InternalError, reason_of

@@ -16,8 +16,8 @@ import errno
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
+from dprobes.engines.ptrace.reports import ProbeStatus, Watched
 from dprobes.engines.ptrace.tracer.state import ThreadState
-from dprobes.engines.ptrace.wire import ProbeStatus, Watched
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, assign, control_bits, is_enabled, slot_mask, slots_hit
 from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState, impossible_address

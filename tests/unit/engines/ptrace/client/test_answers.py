@@ -14,8 +14,8 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.foreign.examiner import Examiner
 from dprobes.engines.ptrace.client.answers import Answers, reachable
+from dprobes.engines.ptrace.reports import ModuleMapped
 from dprobes.engines.ptrace.sites import Role, Sites
-from dprobes.engines.ptrace.wire import ModuleMapped
 from dprobes.errors import TargetError
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.pipeline import parse_source

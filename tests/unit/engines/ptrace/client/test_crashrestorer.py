@@ -12,7 +12,7 @@ import pytest
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
-from dprobes.engines.ptrace.wire import Lowered, Placed, Raised, Removed
+from dprobes.engines.ptrace.reports import Lowered, Placed, Raised, Removed
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.client.link import Outbox
-from dprobes.engines.ptrace.wire import End, FrameReader, Remove, load_message
+from dprobes.engines.ptrace.requests import End, Remove
+from dprobes.engines.ptrace.wire import FrameReader, load_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.client import restorerlist
 from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
+from dprobes.engines.ptrace.reports import Placed, Removed
 from dprobes.engines.ptrace.restorerwire import FilesShared, JumpsCopied, JumpsPlanned, MemoryUnmapped, PagesMapped
 from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
-from dprobes.engines.ptrace.wire import Placed, Removed
 
 if TYPE_CHECKING:
     import pytest

@@ -16,7 +16,8 @@ from dprobes.engines.ptrace.client.restorerprocess import RestorerProcess
 TRACER = """
 import os, signal, sys
 from dprobes.engines.ptrace.restorerwire import TracerBegun
-from dprobes.engines.ptrace.wire import Placed, pack_message
+from dprobes.engines.ptrace.reports import Placed
+from dprobes.engines.ptrace.wire import pack_message
 pipe, target, address, ends = map(int, sys.argv[1:])
 os.write(pipe, pack_message(TracerBegun(os.getpid())))
 os.write(pipe, pack_message(Placed(target, ((address, 0x55),))))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dprobes.engines.ptrace.reports import ProbeStatus, Watched
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Watchpoint
 from dprobes.engines.ptrace.tracer.state import ThreadTable
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, UnwatchedMemory, Watchpoints
-from dprobes.engines.ptrace.wire import ProbeStatus, Watched
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Access

@@ -11,16 +11,16 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.reports import MemoryReleased
 from dprobes.engines.ptrace.tracer.native.nativeremoval import is_outside
-from dprobes.engines.ptrace.wire import MemoryReleased
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dprobes.engines.ptrace.requests import ReleaseMemory
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.wire import ReleaseMemory
 
     Code = dict[AddressSpace, list[tuple[int, int]]]
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.leftmanifest import entry_of
+from dprobes.engines.ptrace.reports import MemoryShared, SitesPatched, Warned
+from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
@@ -28,7 +30,6 @@ from dprobes.engines.ptrace.tracer.native.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
-from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, SitesPatched, Warned
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 

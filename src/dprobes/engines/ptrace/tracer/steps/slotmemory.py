@@ -12,11 +12,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.reports import Placed
 from dprobes.engines.ptrace.restorerwire import PagesMapped
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.steps.slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
-from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.emulation import Action
 from dprobes.engines.x86.relocation import relocated
 from dprobes.errors import TargetError

@@ -18,12 +18,12 @@ from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.reports import Placed, Removed
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.steps.heldsignals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.tracer.steps.slotmemory import SlotMaker
 from dprobes.engines.ptrace.tracer.steps.slots import Placement
-from dprobes.engines.ptrace.wire import Placed, Removed
 from dprobes.engines.x86.debugregs import STATUS, slots_hit
 from dprobes.engines.x86.emulation import Action
 from dprobes.lazydataclass import dataclass

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, LENGTH, MAGIC, entries_in, entry_of
+from dprobes.engines.ptrace.reports import MemoryShared, Warned
+from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
 from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native import patcher
@@ -19,7 +21,6 @@ from dprobes.engines.ptrace.tracer.native.patcher import Patcher
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 from dprobes.engines.ptrace.tracer.programs import Programs
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState, ThreadTable
-from dprobes.engines.ptrace.wire import MemoryShared, PatchSites, ShareMemory, Warned
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
