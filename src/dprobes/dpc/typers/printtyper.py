@@ -10,6 +10,8 @@ from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typedtree.valueproperties import form_of
 from dprobes.dpc.typers.fieldnames import field_name
+from dprobes.dpc.typers.operatortyper import TypingError
+from dprobes.dpc.typers.typetable import UnknownTypeError
 from dprobes.dpc.types.ctype import (
     INT,
     UNSIGNED,
@@ -73,35 +75,48 @@ class PrintTyper:
             found, _ = conversions(text)
         places: list[tuple[Conversion, str]] = []
         items: list[typed.Argument] = []
+        is_wrong = False
         for written, expression in zip(found, arguments, strict=True):
-            if isinstance(expression, FirstElements):
-                elements = self._elements(expression)
-                items.append(elements)
-                places.append((written, _list_of(written, elements.type, field_name(expression.array))))
+            try:
+                holder, item = self._place(written, expression)
+            except (TypingError, UnknownTypeError):
+                is_wrong = True  # which has been said, and what is wrong in the others is said as well
                 continue
-            conversion = _as_people_take_it(written, expression)
-            item = self._printed(expression, conversion.letter)
-            holder = None
-            if isinstance(item, typed.CommName):
-                holder = "%{name}" if conversion.letter in "sv" else None
-            elif isinstance(item, typed.Literal) and not self._is_tool:
-                holder = _laid_out(item.text, conversion) if conversion.letter in "sv" else None
-            elif _is_place(expression) and conversion.letter in "sv":
-                holder = placeholder(replace(conversion, letter="a"), item.type, self._form(item))
-                items.append(item)
-            else:
-                holder = placeholder(conversion, item.type, self._form(item))
-                items.append(item)
-            if holder is None:
-                raise self._values.wrong(
-                    expression.span,
-                    f"'%{conversion.letter}' does not print '{item.type}'",
-                    self._string_there(expression, item.type) or _fitting(item.type),
-                )
-            if not isinstance(item, typed.CommName) and (self._is_tool or not isinstance(item, typed.Literal)):
-                holder = named(holder, field_name(expression), is_list=_is_list(item))
             places.append((written, holder))
+            if item is not None:
+                items.append(item)
+        if is_wrong:
+            raise TypingError
         return typedstatement.Log(number, tuple(items), "\n".join(lines_of(text, places)), call.span)
+
+    def _place(
+        self, written: Conversion, expression: tree.Expression | FirstElements
+    ) -> tuple[str, typed.Argument | None]:
+        """Return what stands in the template for a conversion, and what goes into the record for it, if anything."""
+        if isinstance(expression, FirstElements):
+            elements = self._elements(expression)
+            return _list_of(written, elements.type, field_name(expression.array)), elements
+        conversion = _as_people_take_it(written, expression)
+        item = self._printed(expression, conversion.letter)
+        is_string = conversion.letter in "sv"
+        is_logged = False
+        if isinstance(item, typed.CommName):
+            holder = "%{name}" if is_string else None
+        elif isinstance(item, typed.Literal) and not self._is_tool:
+            holder = _laid_out(item.text, conversion) if is_string else None
+        elif _is_place(expression) and is_string:
+            holder, is_logged = placeholder(replace(conversion, letter="a"), item.type, self._form(item)), True
+        else:
+            holder, is_logged = placeholder(conversion, item.type, self._form(item)), True
+        if holder is None:
+            raise self._values.wrong(
+                expression.span,
+                f"'%{conversion.letter}' does not print '{item.type}'",
+                self._string_there(expression, item.type) or _fitting(item.type),
+            )
+        if not isinstance(item, typed.CommName) and (self._is_tool or not isinstance(item, typed.Literal)):
+            holder = named(holder, field_name(expression), is_list=_is_list(item))
+        return holder, item if is_logged else None
 
     def _elements(self, first: FirstElements) -> typed.Bytes:
         """Return the bytes of the first elements of an array."""

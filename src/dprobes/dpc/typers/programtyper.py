@@ -239,18 +239,20 @@ class ProgramTyper:
             module=self._modules.name_at(point),
         )
         values = self._values(scope, where)
-        condition = None
+        condition, is_wrong = None, False
         if probe.condition is not None:
             try:
                 condition = values.condition(probe.condition)
             except (TypingError, UnknownTypeError):
-                return None
-            if needs_entry(condition):
+                is_wrong = True  # what is wrong in the block is said as well
+            if condition is not None and needs_entry(condition):
                 slots, where = values.slots, replace(where, is_entry_known=True)
                 values = self._values(scope, where)
                 values.slots = slots
         statements = StatementTyper(values, self._diagnostics)
         body = statements.block(probe.body)
+        if is_wrong:
+            return None
         paths = find_log_paths(body, statements.logs, self._diagnostics)
         return TypedProbe(probe, (point,), condition, body, values.slots, paths)
 

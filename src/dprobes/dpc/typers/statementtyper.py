@@ -90,15 +90,19 @@ class StatementTyper:
             case tree.Block():
                 return self.block(statement)
             case tree.If(condition, then, otherwise, span):
-                test = self._values.condition(condition)
+                test = self._test(condition)
                 first = self._inner(then)
                 other = None if otherwise is None else self._inner(otherwise)
+                if test is None:
+                    raise TypingError
                 if isinstance(test, typed.Constant):
                     return first if test.value else other or typedstatement.Steps(())
                 return typedstatement.Select(test, first, other, span)
             case tree.While(condition, body, span):
-                test = self._values.condition(condition)
-                return _while(typedstatement.Loop(test, None, self._loop_body(body), tests_first=True, span=span))
+                test, inner = self._test(condition), self._loop_body(body)
+                if test is None:
+                    raise TypingError
+                return _while(typedstatement.Loop(test, None, inner, tests_first=True, span=span))
             case tree.DoWhile(body, condition, span):
                 inner = self._loop_body(body)
                 return typedstatement.Loop(self._values.condition(condition), None, inner, tests_first=False, span=span)
@@ -121,6 +125,13 @@ class StatementTyper:
             case tree.Try():
                 return self._try(statement)
         raise AssertionError(statement)
+
+    def _test(self, condition: tree.Expression) -> typed.Value | None:
+        """Return a condition, None if it is wrong, which has been said: what depends on it may be wrong as well."""
+        try:
+            return self._values.condition(condition)
+        except (TypingError, UnknownTypeError):
+            return None
 
     def _inner(self, statement: tree.Statement) -> typedstatement.Statement:
         """Return a statement with a scope of its own."""
