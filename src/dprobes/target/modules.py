@@ -46,12 +46,13 @@ _TRIPLETS = {
     "s390x": "s390x-linux-gnu",
 }
 _CROSS_TRIPLETS = {
-    "i386": "i686-linux-gnu",
+    "aarch64": "aarch64-linux-gnu",
     "ppc": "powerpc-linux-gnu",
     "ppc64": "powerpc64-linux-gnu",
     "riscv64": "riscv64-linux-gnu",
+    "s390x": "s390x-linux-gnu",
 }
-"""Where Debian's cross compilers have the libraries of a processor, if not where its own systems have them."""
+"""Where Debian's cross compilers have the libraries of a processor that runs here under an emulator alone."""
 _IDENTITY = {"i386": (1, 3), "x86_64": (2, 62), "aarch64": (2, 183), "ppc64": (2, 21), "s390x": (2, 22)}
 _MADE_BY_KERNEL = frozenset(
     ("[vdso]", "[vsyscall]", "linux-vdso.so.1", "linux-vdso32.so.1", "linux-vdso64.so.1", "linux-gate.so.1")
@@ -303,7 +304,8 @@ def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
         yield Path("/", directory, name)
         yield Path("/usr", directory, name)
     yield Path("/usr/local/lib", name)
-    yield Path("/usr", _CROSS_TRIPLETS.get(architecture, triplet), "lib", name)
+    if (cross := _CROSS_TRIPLETS.get(architecture)) is not None:
+        yield Path("/usr", cross, "lib", name)
 
 
 def _is_for(path: Path, architecture: str) -> bool:
