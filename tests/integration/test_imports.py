@@ -37,7 +37,7 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
     [
         (["--help"], 125, 13),
         (["check", "{source}"], 222, 111),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 331, 192),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 333, 194),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 428, 297),
         (ONE_LINER, 497, 366),
     ],
