@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dprobes.target.names.rustnames import rust_name
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "names.rs"
+PROGRAM = Path(__file__).parents[3] / "programs" / "names.rs"
 
 
 @pytest.mark.parametrize(
