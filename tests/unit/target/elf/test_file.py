@@ -222,7 +222,7 @@ def test_large_files_are_mapped_with_the_same_result(pie: Path, monkeypatch: pyt
 
 
 def test_importing_the_package_imports_no_heavy_library() -> None:
-    names = ["elf.file", "symbols", "elf.debugfiles", "processmaps", "modules", "location", "instructions"]
+    names = ["elf.file", "symbols", "elf.debugfiles", "processmaps", "modules", "location", "code.instructions"]
     code = f"import sys; import {', '.join('dprobes.target.' + n for n in names)}\n"
     code += "print([m for m in ('elftools', 'iced_x86', 'difflib') if m in sys.modules])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
