@@ -77,7 +77,7 @@ SLOW = {
     "sinks/ctf/test_interrupted.py",
     "sinks/ctf/test_typed_fields.py",
     "sinks/test_targets.py",
-    "target/test_callframes.py",
+    "target/elf/test_callframes.py",
     "vm/test_random_programs.py",
     "vm/translate/test_translator.py",
 }
@@ -95,6 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = CASES.parent
     slow = {tests / "unit" / name for name in SLOW}
     alone = {tests / "integration" / name for name in ALONE}
+    if missing := [path for path in slow | alone if not path.exists()]:
+        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {missing}")
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
