@@ -8,7 +8,6 @@ import mmap
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
 from dprobes.engines.ptrace.tracer.native.nativeremoval import unmap_program
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
+from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,9 @@ SIZE = 2 * mmap.PAGESIZE
 MAP_FIXED = 0x10
 
 
-def mapped(pid: int, start: int) -> bool:
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return any(int(line.split("-")[0], 16) == start for line in lines)
+def mapped(pid: int, address: int) -> bool:
+    """Return whether anything is mapped there: the kernel joins what is alike and lies side by side."""
+    return any(mapping.start <= address < mapping.end for mapping in parse_maps(read_maps(pid)))
 
 
 def child() -> int:
