@@ -17,6 +17,7 @@ from dprobes.engines.inline.engine import InlineEngine
 from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.program import ModuleType, Procedure
+from dprobes.rpn.tables import KeyKind
 from process_world import STACK_PAGES, Scene
 from random_programs import TABLES, RandomPrograms, random_context
 from session_agreement import GLOBALS, Agreement
@@ -49,6 +50,9 @@ _ELSEWHERE = (
     *("exit <code>", "skip"),
 )
 """What cannot be made up in a process, or has consequences there that a comparison of hits does not need."""
+
+_KEYS_ELSEWHERE = frozenset((KeyKind.COMM, KeyKind.USER_STACK, KeyKind.KERNEL_STACK))
+"""What tables take from the process itself."""
 
 _NAMES = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
 _KEPT = ("eip", "esp", "eflags", "cs", "ss")
@@ -160,6 +164,7 @@ def _is_for_processes(case: Case, target: Target, program: Program) -> bool:
         and program.gvars <= GLOBALS
         and program.modtype is ModuleType.USER
         and not program.definitions[0].at_return
+        and not any(key.kind in _KEYS_ELSEWHERE for table in program.tables for key in table.parts)
     )
 
 
