@@ -140,7 +140,7 @@ def test_sessions_leave_nothing(path: Path, run: Callable[[Path, OnDemand], None
         before, mapped = descriptors(), mappings()
         for _ in range(CYCLES):
             run(path, target)
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads
         assert descriptors() == before
         assert mappings() == mapped
         assert target.end() == 0
