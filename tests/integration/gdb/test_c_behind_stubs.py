@@ -8,34 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.gdb.processors import PROCESSORS, EmulatedProgram, Processor
 from integration.support import DPROBES, TIMEOUT, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from integration.gdb.processors import EmulatedProgram, Processor
     from integration.support import Builder
 
     Starter = Callable[..., EmulatedProgram]
-
-
-@pytest.fixture(params=PROCESSORS)
-def processor(request: pytest.FixtureRequest) -> Processor:
-    return PROCESSORS[request.param]
-
-
-@pytest.fixture
-def start(processor: Processor, tmp_path: Path) -> Iterator[Starter]:
-    started: list[EmulatedProgram] = []
-
-    def begin(*command: object) -> EmulatedProgram:
-        started.append(EmulatedProgram(processor, tmp_path, *map(str, command)))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 
 from dprobes.target.code.instructions import disassemble, unprobeable
 from dprobes.target.location import Module
-from integration.gdb.processors import PROCESSORS, EmulatedProgram, Processor, without_steps
+from integration.gdb.processors import EmulatedProgram, Processor, without_steps
 from integration.support import DPROBES, TIMEOUT, await_true, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from integration.support import Builder, Runner
@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     Starter = Callable[..., EmulatedProgram]
 
 LINKAGES = pytest.mark.parametrize("flags", [("-static",), ()], ids=["static", "dynamic"])
-
-
-@pytest.fixture(params=PROCESSORS)
-def processor(request: pytest.FixtureRequest) -> Processor:
-    return PROCESSORS[request.param]
-
-
-@pytest.fixture
-def start(processor: Processor, tmp_path: Path) -> Iterator[Starter]:
-    started: list[EmulatedProgram] = []
-
-    def begin(*command: object) -> EmulatedProgram:
-        started.append(EmulatedProgram(processor, tmp_path, *map(str, command)))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.close()
 
 
 def engine(endpoint: str) -> list[str]:
