@@ -505,6 +505,7 @@ class Stub:
         while (data := self._transport.receive(_DRAIN)) is not None:
             self._take(data)
         self._answers.clear()
+        self._owed.clear()
 
     @property
     def raises_signals(self) -> bool:

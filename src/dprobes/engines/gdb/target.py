@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from dprobes.engines.gdb.description import TargetDescription, parse_description
 from dprobes.engines.gdb.stopreplies import Console, Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub import BreakpointKind
+from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ _TRAP, _INTERRUPTS = 5, (0, 2)
 _STEP_ATTEMPTS = 3
 _SINGLE_MAX = 3
 """How many registers are set one by one."""
+
+
+def _is_for_interrupt(reply: StopReply) -> bool:
+    return isinstance(reply, Stopped) and reply.signal in _INTERRUPTS
 
 
 class Registers:
@@ -343,8 +348,15 @@ class StubTarget:
                 if reply is not None:
                     self.is_running = False
                     self.tell("running 0")
+                    self._drop_interrupts(reply)
                 self.is_over |= isinstance(reply, Exited | NoThreads)
                 return reply
+
+    def _drop_interrupts(self, reply: StopReply) -> None:
+        """Forget interrupts that another stop came before, where the stub will not stop for them once more."""
+        if self.interrupts and not self.stub.raises_signals and not _is_for_interrupt(reply):
+            self.stub.drain()
+            self.interrupts = 0
 
     def interrupt(self) -> None:
         """Have the target stop; it stops for that, or for something else that comes first."""
@@ -353,15 +365,10 @@ class StubTarget:
 
     def has_answered(self, reply: StopReply) -> bool:
         """Take notice of a stop; return whether it is for an interrupt of ours."""
-        if not self.interrupts:
+        if not self.interrupts or not _is_for_interrupt(reply):
             return False
-        if isinstance(reply, Stopped) and reply.signal in _INTERRUPTS:
-            self.interrupts -= 1
-            return True
-        if not self.stub.raises_signals:  # it will not stop for that once more
-            self.stub.drain()
-            self.interrupts = 0
-        return False
+        self.interrupts -= 1
+        return True
 
     def stop(self) -> StopReply:
         """Interrupt the target; return why it stands still."""
@@ -380,11 +387,11 @@ class StubTarget:
             self.unwatch(*place)
 
     def let_go(self) -> None:
-        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if it does not stop."""
+        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if that fails."""
         if self.is_running:
             self.stop()
         self.clear()
         if self.interrupts and self.stub.raises_signals:
             self.stub.absorb_interrupt()
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(ConnectionLostError):  # some close it before they answer
             self.stub.detach(self.process)
