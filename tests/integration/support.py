@@ -79,7 +79,8 @@ class Builder:
 
     def __call__(self, source: str, *flags: str, i386: bool = False, name: str = "", compiler: str = "") -> Path:
         compiler = compiler or (I386_COMPILER if i386 else "gcc")
-        key = (source, name, compiler, *flags)
+        linking = I386_FLAGS if i386 and not {"-static", "-static-pie", "-shared"} & set(flags) else ()
+        key = (source, name, compiler, *flags, *linking)
         place = hashlib.sha256(repr(key).encode()).hexdigest()[:12]
         if self._compiled is not None:
             output = self._compiled / place / (name or Path(source).stem)
@@ -91,7 +92,6 @@ class Builder:
             directory = self._directory / place
             directory.mkdir()
             output = directory / (name or Path(source).stem)
-            linking = I386_FLAGS if i386 and not {"-static", "-static-pie", "-shared"} & set(flags) else ()
             command = [compiler, "-O1", "-g", "-o", str(output), str(PROGRAMS / source), *flags, *linking, "-lpthread"]
             subprocess.run(command, check=True, timeout=TIMEOUT)
             self._made[key] = output
