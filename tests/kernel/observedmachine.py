@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from guests.initramfs import PYTHON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from guests.guest import Guest
@@ -42,6 +42,11 @@ class Observed:
             assert self.client.poll() is None, self.client.communicate()[1]
             assert time.monotonic() < deadline, "no record came"
             self.guest.run(command, input=given)
+
+    def await_last(self, is_last: Callable[[dict[str, Any]], bool]) -> int:
+        """Wait for a record that comes behind all of what was done before; return how many there are then."""
+        self.guest.wait_until(lambda: any(map(is_last, self.lines)), "the last record", 60)
+        return len(self.lines)
 
     def stop(self) -> Result:
         return self._runner.end(self.client, self._output)

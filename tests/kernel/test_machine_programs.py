@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from guests.guest import Guest, Process
     from integration.support import Builder, Runner
+    from kernel.observedmachine import Observed
 
 __all__ = ["build", "run"]
 
@@ -48,8 +49,7 @@ def test_every_process_that_maps_the_module(guest: Guest, run: Runner, build: Bu
     before = started(guest)
     handler = "push r, rdi; push total; push mem, u64; push uid; log 3; exit"
     with observed(guest, run, program(module, handler), tmp_path) as seen:
-        seen.await_record([PROGRAM], b"1\n")
-        first = len(seen.lines)
+        first = await_breakpoints(seen)
         calls = [ask(guest, before, "5"), ask(guest, before, "f 4"), ask(guest, started(guest), "3")]
         result = seen.stop()
     assert result.status == 0, result.stderr
@@ -61,6 +61,18 @@ def test_every_process_that_maps_the_module(guest: Guest, run: Runner, build: Bu
     ]
     assert result.counts[1].hits == len(result.records)
     assert ask(guest, before, "2")[1] == 3
+
+
+def await_second_call(seen: Observed, number: int = 2) -> int:
+    """Wait for the record of a second call, whose handler pushes a ``number`` first; return how many there are then."""
+    return seen.await_last(lambda record: record["minor"] == 1 and words_of(record)[-1] == number)
+
+
+def await_breakpoints(seen: Observed, number: int = 2) -> int:
+    """Wait until calls are logged; return how many records there are of the calls that were made for that."""
+    seen.await_record([PROGRAM], b"1\n")
+    seen.guest.run([PROGRAM], input=b"2\n")
+    return await_second_call(seen, number)
 
 
 @pytest.mark.parametrize("kernel", ["6.12"], indirect=True)
@@ -77,7 +89,8 @@ def test_one_process_with_or_without_its_children(guest: Guest, run: Runner, bui
             while not seen.lines:
                 assert seen.client.poll() is None, seen.client.communicate()[1]
                 ask(guest, chosen, "1")
-            first = len(seen.lines)
+            ask(guest, chosen, "2")
+            first = await_second_call(seen)
             ask(guest, other, "4")
             child = ask(guest, chosen, "f 3")[0]
             ask(guest, chosen, "2")
@@ -104,8 +117,7 @@ def test_what_is_no_hit_though_it_has_the_address(guest: Guest, run: Runner, bui
         process.await_output("ready\n")
     pid = ask(guest, older, "0")[0]
     with observed(guest, run, program(module, "push r, rdi; log 1; exit"), tmp_path) as seen:
-        seen.await_record([PROGRAM], b"1\n")
-        before = len(seen.lines)
+        before = await_breakpoints(seen)
         assert ask(guest, other, "3")[1] == 6
         assert ask(guest, older, "3")[1] == 6
         result = seen.stop()
@@ -123,8 +135,7 @@ def test_returns_and_watchpoints_of_programs(guest: Guest, run: Runner, build: B
     text = program(module, returned, "return = yes") + watched
     before = started(guest)
     with observed(guest, run, text, tmp_path) as seen:
-        seen.await_record([PROGRAM], b"1\n")
-        first = len(seen.lines)
+        first = await_breakpoints(seen, 3)
         pid, total = ask(guest, before, "4")
         result = seen.stop()
     assert result.status == 0, result.stderr
