@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.linux.procfs import thread_state
 from integration.support import (
+    TIMEOUT,
     await_breakpoint,
     await_line,
     await_true,
@@ -18,6 +22,7 @@ from integration.support import (
     code_is_original,
     is_traced,
     running,
+    tracer_of,
 )
 
 if TYPE_CHECKING:
@@ -109,6 +114,27 @@ def test_a_parent_that_waits_for_its_vfork_child_keeps_no_page(build: Builder, r
         target.stdin.write("x")
         target.stdin.flush()
         assert ask(target) == SECOND_SUM
+
+
+def test_a_program_that_is_about_to_receive_a_signal_keeps_no_page(build: Builder, run: Runner) -> None:
+    program = build("slots.c")
+    with waiting(program, "caught") as target:
+        before = maps_of(target.pid)
+        client, _ = run.start(PROGRAM, ["-p", str(target.pid)])
+        await_breakpoint(target.pid, program, SITES[-1])
+        assert ask(target) == FIRST_SUM
+        assert maps_of(target.pid) != before
+        tracer = tracer_of(target.pid)
+        os.kill(tracer, signal.SIGSTOP)
+        target.send_signal(signal.SIGUSR1)
+        await_true(lambda: thread_state(target.pid) == "t", "the target's stop for the signal")
+        os.kill(tracer, signal.SIGTERM)
+        os.kill(tracer, signal.SIGCONT)
+        client.communicate(timeout=TIMEOUT)
+        await_true(lambda: not is_traced(target.pid), "the end of tracing")
+        assert maps_of(target.pid) == before
+        assert private_code_pages(target.pid, program) == 0
+        assert ask(target) == str(int(SECOND_SUM) + 1)
 
 
 def test_the_padding_is_left_as_it_was(build: Builder, run: Runner) -> None:

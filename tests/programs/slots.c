@@ -1,11 +1,12 @@
 /*
  * slots MODE: runs instructions that cannot be emulated, in processes where memory for them is hard to get.
  *
- * MODE is plain, seccomp (strict: only read, write and exit), mdwe (no new executable memory), or full (no memory at
- * all). Writes "ready", and then, for each byte that it reads, a number that the instructions computed; for a "v" it has
- * a vfork child that reads the next byte.
+ * MODE is plain, seccomp (strict: only read, write and exit), mdwe (no new executable memory), full (no memory at all),
+ * or caught (a handler adds the number of SIGUSR1 signals to what is computed). Writes "ready", and then, for each byte
+ * that it reads, a number that the instructions computed; for a "v" it has a vfork child that reads the next byte.
  */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <linux/seccomp.h>
 #include <stdio.h>
 #include <string.h>
@@ -57,6 +58,13 @@ static void say(const char *text, size_t size)
 		_exit(3);
 }
 
+static volatile sig_atomic_t received;
+
+static void on_signal(int number)
+{
+	received += number == SIGUSR1;
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "plain";
@@ -66,6 +74,8 @@ int main(int argc, char **argv)
 	memset(from, 7, sizeof from);
 	if (!strcmp(mode, "mdwe"))
 		failed = prctl(PR_SET_MDWE, 1, 0, 0, 0);
+	if (!strcmp(mode, "caught"))
+		failed = signal(SIGUSR1, on_signal) == SIG_ERR;
 	if (!strcmp(mode, "full")) {
 		struct rlimit none = { 0, 0 };
 		failed = setrlimit(RLIMIT_AS, &none);
@@ -74,7 +84,7 @@ int main(int argc, char **argv)
 		failed = prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
 	say(failed ? "unable\n" : "ready\n", failed ? 7 : 6);
 	while (read(0, &byte, 1) == 1) {
-		long sum = 0;
+		long sum = received;
 		char text[32];
 		int n = sizeof text;
 

@@ -9,6 +9,7 @@ import os
 # Nothing that takes long is imported here: no pathlib, no errors of ours.
 
 __all__ = [
+    "catches_signal",
     "children_of",
     "first_stack_of",
     "living_thread",
@@ -28,6 +29,12 @@ def process_field(tid: int, name: str) -> str:
             if key == name:
                 return value.strip()
     return ""
+
+
+def catches_signal(tid: int, number: int) -> bool:
+    """Return whether a thread's process has a handler for a signal."""
+    caught = process_field(tid, "SigCgt")
+    return bool(caught) and bool(int(caught, 16) >> number - 1 & 1)
 
 
 def thread_state(tid: int) -> str:

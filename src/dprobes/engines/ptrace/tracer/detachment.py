@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import HandedOver
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.procfs import catches_signal, process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.reports import Left, Warned
@@ -29,6 +29,8 @@ from dprobes.engines.ptrace.tracer.removal import give_back_all
 from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
     from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
@@ -236,10 +238,29 @@ class Detacher:
         ready = [t for t in mine if signals.get(t) == 0 and t.state is ThreadState.STOPPED]
         if not all(t in signals for t in mine) or not space.shared_with <= {t.pid for t in mine}:
             return
-        for thread in ready:
+        for thread in ready or self._delivered(mine, signals):
             with contextlib.suppress(*STRANGE, ThreadGoneError):
                 if give_back_all(space, thread, mine):
                     return
+
+    def _delivered(self, threads: list[Thread], signals: dict[Thread, int]) -> Iterator[Thread]:
+        """
+        Let threads that are about to receive signals come to the beginnings of the handlers of these, one by one.
+
+        A thread cannot make a system call for us before. The kernel stops one that is stepped when it has prepared the
+        call of the handler (``signal_setup_done`` in ``kernel/signal.c``).
+        """
+        for thread in threads:
+            number = signals[thread]
+            if thread.state is not ThreadState.STOPPED or not catches_signal(thread.tid, number):
+                continue
+            with contextlib.suppress(OSError):
+                ptracecalls.single_step(thread.tid, number)
+                kind, stop = classify_stop(self._stopper.await_stop(thread))
+                is_there = kind is StopKind.SIGNAL and stop == signal.SIGTRAP
+                signals[thread] = stop if kind is StopKind.SIGNAL and not is_there else 0
+                if is_there:
+                    yield thread
 
     def _settle(self, thread: Thread) -> int:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""

@@ -12,7 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.procfs import catches_signal
 from dprobes.engines.ptrace.reports import Lowered, Mapped, ProbeStatus, Removed
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
@@ -177,7 +177,7 @@ class ModuleBreakpoints:
         is to be set back onto the instruction then.
         """
         space = thread.space
-        if _catches_traps(thread.tid):
+        if catches_signal(thread.tid, signal.SIGTRAP):
             return False
         self.inherit(space, thread)
         if address in space.breakpoints or address in space.former:
@@ -348,8 +348,3 @@ def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
             if os.pread(space.memory, _ALIKE, breakpoint_.address) == copy:
                 return breakpoint_
     return None
-
-
-def _catches_traps(tid: int) -> bool:
-    caught = process_field(tid, "SigCgt")
-    return bool(caught) and bool(int(caught, 16) & 1 << signal.SIGTRAP - 1)

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.procfs import catches_signal
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.state import RestartedCall, ThreadState
 from dprobes.engines.ptrace.tracer.steps.timedwaits import EINTR, RESTART_NO_HANDLER, interrupted_wait, is_restarted
@@ -53,7 +53,7 @@ class Waits:
         ptracecalls.get_registers(thread.tid, registers)
         call = thread.restarted
         if call is not None and registers[_RIP] == call.place and registers[_RAX] in (call.number, *RESTART_SYSCALL):
-            if not number or not _has_handler(thread, number):
+            if not number or not catches_signal(thread.tid, number):
                 return
             self._return_to_call(thread, call)
         thread.restarted = None
@@ -62,7 +62,7 @@ class Waits:
         if registers[_ORIG_RAX] >= ptracecalls.NO_SYSTEM_CALL or not (fails or result in ptracecalls.RESTARTS):
             self.forget(thread)
             return
-        if number and _has_handler(thread, number):
+        if number and catches_signal(thread.tid, number):
             self.forget(thread)
             return
         now = time.monotonic()
@@ -161,8 +161,3 @@ class Waits:
         self._registers[_RAX] = wait.result
         ptracecalls.set_registers(thread.tid, self._registers)
         self.forget(thread)
-
-
-def _has_handler(thread: Thread, number: int) -> bool:
-    caught = process_field(thread.tid, "SigCgt")
-    return bool(caught) and bool(int(caught, 16) >> number - 1 & 1)
