@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ __all__ = ["FaultHandler", "Pages", "call_stub", "function_at", "handle_faults",
 
 SAVED = (Gpr.RBX, Gpr.RBP, Gpr.R12, Gpr.R13, Gpr.R14, Gpr.R15)
 _SA_SIGINFO, _SA_NODEFER = 4, 0x40000000
-_PRIVATE, _ANONYMOUS, _FIXED = 2, 0x20, 0x10
+_PRIVATE, _ANONYMOUS = 2, 0x20
 
 
 class _SigAction(ctypes.Structure):
@@ -48,12 +47,15 @@ def reserve(size: int) -> int:
 
 
 def place(address: int, code: bytes, room: int) -> None:
-    """Put code where ``room`` bytes were reserved for it."""
+    """
+    Put code where ``room`` bytes were reserved for it.
+
+    It stays there: it is no file's, so that it does not count among what a process has mapped of files.
+    """
     assert len(code) <= room
-    file = os.memfd_create("code")
-    os.write(file, code)
-    assert libc().mmap(address, room, mmap.PROT_READ | mmap.PROT_EXEC, _FIXED | _PRIVATE, file, 0) == address
-    os.close(file)
+    assert not libc().mprotect(address, room, mmap.PROT_READ | mmap.PROT_WRITE)
+    ctypes.memmove(address, code, len(code))
+    assert not libc().mprotect(address, room, mmap.PROT_READ | mmap.PROT_EXEC)
 
 
 def function_at(address: int, arguments: int = 1) -> Callable[..., int]:

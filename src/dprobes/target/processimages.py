@@ -27,7 +27,10 @@ _IMAGES_MAX = 64
 """How many images of a process are remembered, the last ones."""
 
 _MAPPINGS_MAX = 4096
-"""How many mappings of an image are remembered."""
+"""How many mappings of an image are remembered; of more, those of files on disk first."""
+
+_IN_MEMORY = "/memfd:"
+"""How paths of files in memory begin, from which compilers map what they have just compiled: there may be thousands."""
 
 
 class ProcessImage:
@@ -41,7 +44,7 @@ class ProcessImage:
         self.pid = pid
         self.since = since
         self.name = name
-        self._mappings = {each.start: each for each in mappings[:_MAPPINGS_MAX]}
+        self._mappings = {each.start: each for each in _first(mappings)}
         self._starts = sorted(self._mappings)
 
     @property
@@ -69,6 +72,12 @@ class ProcessImage:
     def copy(self, pid: int, since: int) -> ProcessImage:
         """Return the image of a forked child."""
         return ProcessImage(pid, since, self.mappings, self.name)
+
+
+def _first(mappings: Sequence[Mapping]) -> Sequence[Mapping]:
+    if len(mappings) > _MAPPINGS_MAX:
+        mappings = sorted(mappings, key=lambda each: each.path.startswith(_IN_MEMORY))
+    return mappings[:_MAPPINGS_MAX]
 
 
 class ProcessImages:

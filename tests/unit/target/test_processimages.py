@@ -25,6 +25,13 @@ def paths(images: ProcessImages, pid: int, when: int | None, address: int) -> st
     return None if found is None else found.path
 
 
+def test_what_compilers_map_does_not_displace_the_files_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAPPINGS_MAX", 3)
+    compiled = [mapping(n << 12, n + 1 << 12, "/memfd:doublemapper") for n in range(1, 9)]
+    image = ProcessImage(1, 0, [*compiled, mapping(0x100000, 0x101000)])
+    assert [each.start for each in image.mappings] == [0x1000, 0x2000, 0x100000]
+
+
 def test_a_process_has_what_it_executed_at_the_moment() -> None:
     images = ProcessImages()
     images.began(1, 100)

@@ -7,14 +7,14 @@ import os
 
 # Nothing that takes long is imported here.
 
-__all__ = ["map_code", "map_file"]
+__all__ = ["map_code", "map_file", "unmap_code"]
 
 _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 
 
 def map_code(code: bytes) -> int:
     """
-    Return the address of code, which stays mapped; raise OSError if this process may not map any.
+    Return the address of code, mapped until it is unmapped; raise OSError if this process may not map any.
 
     It comes from a file in memory: a page that can be written and executed is not needed at any time.
     """
@@ -36,3 +36,8 @@ def map_file(file: int, size: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return address
+
+
+def unmap_code(address: int, size: int) -> None:
+    """Unmap code of so many bytes that nobody will run any more."""
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Helper, Register
 from dprobes.engines.inline.memory.ownroutines import own_function
@@ -25,3 +28,20 @@ def test_a_routine_takes_five_words_and_calls_others() -> None:
     assert function(1, 2, 3, 4, 5) == 153
     assert function(1 << 62) == ((10 << 62) & (1 << 64) - 1) + 3
     assert function() == 3
+
+
+def test_the_code_of_a_routine_goes_with_it() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("/memfd:dprobes")
+
+    asm = Assembler()
+    asm.mov(_R.R0, 7)
+    asm.exit()
+    gc.collect()
+    before = mapped()
+    functions = [own_function(asm.assemble()) for _ in range(3)]
+    assert [function() for function in functions] == [7] * 3
+    assert mapped() == before + 3
+    functions.clear()
+    gc.collect()
+    assert mapped() == before
