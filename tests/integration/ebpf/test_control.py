@@ -157,7 +157,8 @@ def test_probepoints_are_removed_and_the_others_stay(path: Path, is_old: bool) -
 
 
 def test_a_probepoint_can_be_removed_from_a_pattern_under_load(path: Path) -> None:
-    with on_demand(path, 2) as target:
+    threads = 2
+    with on_demand(path, threads) as target:
         text = "offset = *ed\nminor = 4\nexit\noffset = both\nminor = 5\nexit\n"
         with followed(EbpfEngine(), job_for(path, text, Scope(pid=target.process.pid))) as following:
             target.say("start")
@@ -170,7 +171,10 @@ def test_a_probepoint_can_be_removed_from_a_pattern_under_load(path: Path) -> No
             await_true(lambda: following.hits[1] > reached[1] + 1000, "more hits")
             calls = target.say("stop")
         assert following.hits[gone] < calls
-        assert [hits for number, hits in enumerate(following.hits) if number != gone] == [calls] * (len(names) - 1)
+        others = [hits for number, hits in enumerate(following.hits) if number != gone]
+        assert len(others) == len(names) - 1
+        # Threads may have been between the old link and the new one.
+        assert all(calls - threads <= hits <= calls for hits in others)
         assert target.end() == 0
 
 

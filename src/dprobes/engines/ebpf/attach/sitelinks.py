@@ -4,7 +4,7 @@ The links of a run: which sites are attached, and how single ones are taken away
 A link with many sites is cheap to make and to close, a link for each would take some 50 ms each to close. So the sites
 of a pattern share one, and to take some of them away the others get a new link before the old one is closed. For a
 moment both are attached: each probepoint has two entries in the probe table, one for each link, and only one of them is
-enabled.
+enabled. The kernel calls one link after the other at a hit: if the entries change places in between, neither counts it.
 """
 
 from __future__ import annotations
