@@ -124,7 +124,10 @@ class ProgramEmitter:
         modules: dict[str, None] = {}
         for each in self._probes:
             for point in each.at:
-                modules[self._module_of(point)] = None
+                module = self._module_of(point)
+                if not module:
+                    self._refuse_unknown_module(point)
+                modules[module] = None
         found = [self._compilation(module) for module in modules]
         return [self._with_faults(each) for each in found] if self._has_faults else found
 
@@ -136,6 +139,7 @@ class ProgramEmitter:
         return replace(compilation, lines=tuple(lines))
 
     def _module_of(self, point: programtree.Point) -> str:
+        """Return the module of a point, "" if nothing says which one it is."""
         if point.kind in KERNEL_KINDS:
             return "kernel tracepoint"
         if point.module == "kernel":
@@ -146,12 +150,14 @@ class ProgramEmitter:
             return "*"
         if point.kind is programtree.PointKind.WATCH and point.place[:1].isdigit():
             return "kernel kernel"  # an address of every process, as programs about the kernel have it
+        return ""
+
+    def _refuse_unknown_module(self, point: programtree.Point) -> None:
         self._diagnostics.error(
             point.span,
             f"the module of '{point.place}' is not known",
             hint=f"write MODULE:{point.place}, or 'module NAME;'",
         )
-        return ""
 
     def _attribute(self, attributes: Sequence[programtree.Attribute], name: str) -> int | str | None:
         return next((each.value for each in attributes if each.name == name), None)
