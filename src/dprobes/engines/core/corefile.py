@@ -5,23 +5,26 @@ Pure: knows no process and no system call. A file has these parts, the memory st
 
     ELF header | program headers | (section header) | notes: process, threads, files | memory of each segment
 
-Sources: elf(5), core(5); ``include/uapi/linux/elfcore.h``, ``fs/binfmt_elf.c`` and ``fs/coredump.c`` of the kernel. The
-structures below are those of x86-64 and of i386 on it.
+Sources: elf(5), core(5); ``include/uapi/linux/elfcore.h``, ``fs/binfmt_elf.c`` and ``fs/coredump.c`` of the kernel.
+What differs between processors is in ``processors``.
 """
 
 from __future__ import annotations
 
 import enum
+import signal
 import struct
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from dprobes.engines.core.notetypes import NoteType, owner_of
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dprobes.engines.core.processors import CoreProcessor
     from dprobes.target.processmaps import Mapping
 
 __all__ = [
@@ -31,34 +34,13 @@ __all__ = [
     "CoreThread",
     "Extent",
     "Note",
-    "NoteType",
     "Segment",
     "extent",
     "notes",
     "parse_smaps",
     "place",
+    "signal_info_at",
 ]
-
-
-WordSize = Literal[4, 8]
-
-
-class NoteType(enum.IntEnum):
-    """Number the notes of a core file (``include/uapi/linux/elf.h``)."""
-
-    PRSTATUS = 1
-    PRFPREG = 2
-    PRPSINFO = 3
-    AUXV = 6
-    SIGINFO = 0x53494749
-    FILE = 0x46494C45
-    TLS_386 = 0x200
-    XSTATE = 0x202
-    PRXFPREG = 0x46E62B7F
-
-
-_OF_LINUX = (NoteType.TLS_386, NoteType.XSTATE, NoteType.PRXFPREG)
-"""Notes of the owner ``LINUX``; all others belong to ``CORE``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +68,7 @@ class CoreThread:
 class CoreProcess:
     """Hold what a core file says of the process as a whole; ``signal_info`` belongs to the first thread."""
 
-    word_size: WordSize
+    processor: CoreProcessor
     pid: int
     parent: int
     group: int
@@ -193,13 +175,7 @@ def extent(area: Area, wanted: int) -> Extent:
 # Notes
 
 _PIDS = "iiii"
-_STATUS = {8: struct.Struct("=iiihxx QQ" + _PIDS + "8q"), 4: struct.Struct("=iiihxx II" + _PIDS + "8i")}
-"""``struct elf_prstatus`` up to the registers; behind them comes ``pr_fpvalid``, padded to a whole word."""
-
-_GENERAL_SIZE = {8: 27 * 8, 4: 17 * 4}
-_INFO = {8: struct.Struct("=bcbb4x Q II" + _PIDS + "16s80s"), 4: struct.Struct("=bcbb I HH" + _PIDS + "16s80s")}
-"""``struct elf_prpsinfo``."""
-
+_TRAP_BRKPT = 1
 _OVERFLOW_ID = 65534
 
 
@@ -212,16 +188,26 @@ def notes(process: CoreProcess, threads: Sequence[CoreThread], files: Sequence[M
         Note(NoteType.AUXV, process.auxv),
     ]
     if files:
-        whole.append(Note(NoteType.FILE, _file_table(process.word_size, files)))
-    parts = [_pack(Note(NoteType.PRSTATUS, _status(process, first))), *map(_pack, whole), *map(_pack, first.more)]
+        whole.append(Note(NoteType.FILE, _file_table(process.processor, files)))
+    order = process.processor.prefix
+    parts = [_pack(order, Note(NoteType.PRSTATUS, _status(process, first)))]
+    parts += [_pack(order, note) for note in (*whole, *first.more)]
     for thread in others:
-        parts += [_pack(Note(NoteType.PRSTATUS, _status(process, thread))), *map(_pack, thread.more)]
+        parts += [_pack(order, note) for note in (Note(NoteType.PRSTATUS, _status(process, thread)), *thread.more)]
     return b"".join(parts)
 
 
-def _pack(note: Note) -> bytes:
-    owner = b"LINUX\0" if note.kind in _OF_LINUX else b"CORE\0"
-    head = struct.pack("=III", len(owner), len(note.data), note.kind)
+def signal_info_at(processor: CoreProcessor, address: int) -> bytes:
+    """Return the ``siginfo_t`` of a breakpoint trap at an address, which is what the process has stopped for."""
+    head = "iii4x" if processor.word_size == 8 else "iii"
+    return struct.pack(f"{processor.prefix}{head}{processor.word}", signal.SIGTRAP, 0, _TRAP_BRKPT, address).ljust(
+        128, b"\0"
+    )
+
+
+def _pack(order: str, note: Note) -> bytes:
+    owner = owner_of(note.kind)
+    head = struct.pack(f"{order}III", len(owner), len(note.data), note.kind)
     return head + _padded(owner) + _padded(note.data)
 
 
@@ -230,70 +216,78 @@ def _padded(data: bytes) -> bytes:
 
 
 def _status(process: CoreProcess, thread: CoreThread) -> bytes:
-    size = process.word_size
+    """Return a ``struct elf_prstatus``; behind the registers comes ``pr_fpvalid``, padded to a whole word."""
+    processor = process.processor
+    size, word = processor.word_size, processor.word
     mask = (1 << 8 * size) - 1
     times = [part for seconds in thread.times for part in (int(seconds), int(seconds % 1 * 1_000_000))]
     # No signal: the process did not end by one, and goes on.
-    head = _STATUS[size].pack(
+    head = struct.pack(
+        f"{processor.prefix}iiihxx{word}{word}{_PIDS}8{word}",
         0, 0, 0, 0, thread.pending & mask, thread.blocked & mask,
         thread.tid, process.parent, process.group, process.session, *times,
     )  # fmt: skip
-    registers = thread.registers[: _GENERAL_SIZE[size]].ljust(_GENERAL_SIZE[size], b"\0")
-    return head + registers + int(bool(thread.more)).to_bytes(size, "little")
+    registers = thread.registers[: processor.general_size].ljust(processor.general_size, b"\0")
+    has_more = struct.pack(f"{processor.prefix}I", bool(thread.more)).ljust(size, b"\0")
+    return head + registers + has_more
 
 
 def _process_info(process: CoreProcess) -> bytes:
-    size = process.word_size
+    """Return a ``struct elf_prpsinfo``."""
+    processor = process.processor
     ids = [process.uid, process.gid]
-    if size == 4:
+    if processor.id_size == 2:
         ids = [number if number < 1 << 16 else _OVERFLOW_ID for number in ids]
-    return _INFO[size].pack(
+    padding, id_word = "4x" if processor.word_size == 8 else "", "H" if processor.id_size == 2 else "I"
+    return struct.pack(
+        f"{processor.prefix}bcbb{padding}{processor.word}{id_word}{id_word}{_PIDS}16s80s",
         0, b"R", 0, process.nice, process.flags & 0xFFFFFFFF, *ids,
         process.pid, process.parent, process.group, process.session,
         process.name[:15], process.arguments[:79].rstrip(b"\0").replace(b"\0", b" "),
     )  # fmt: skip
 
 
-def _file_table(word_size: WordSize, files: Sequence[Mapping]) -> bytes:
-    word = "Q" if word_size == 8 else "I"
+def _file_table(processor: CoreProcessor, files: Sequence[Mapping]) -> bytes:
     numbers = [len(files), PAGE_SIZE]
     for mapping in files:
         numbers += [mapping.start, mapping.end, mapping.offset // PAGE_SIZE]
     names = b"".join(mapping.path.encode(errors="surrogateescape") + b"\0" for mapping in files)
-    return struct.pack(f"={len(numbers)}{word}", *numbers) + names
+    return struct.pack(f"{processor.prefix}{len(numbers)}{processor.word}", *numbers) + names
 
 
 # Places
 
-_HEADER = {8: struct.Struct("=16sHHIQQQIHHHHHH"), 4: struct.Struct("=16sHHIIIIIHHHHHH")}
-_PROGRAM_HEADER = {8: struct.Struct("=IIQQQQQQ"), 4: struct.Struct("=IIIIIIII")}
-_SECTION_HEADER = {8: struct.Struct("=IIQQQQIIQQ"), 4: struct.Struct("=IIIIIIIIII")}
-_MACHINE = {8: 62, 4: 3}  # EM_X86_64, EM_386
+_HEADER = {8: "16sHHIQQQIHHHHHH", 4: "16sHHIIIIIHHHHHH"}
+_PROGRAM_HEADER = {8: "IIQQQQQQ", 4: "IIIIIIII"}
+_SECTION_HEADER = {8: "IIQQQQIIQQ", 4: "IIIIIIIIII"}
 _ET_CORE, _PT_LOAD, _PT_NOTE = 4, 1, 4
 _MANY = 0xFFFF  # PN_XNUM: the number of program headers stands in the section header
 
 
-def place(word_size: WordSize, note_bytes: bytes, segments: Sequence[Segment]) -> CoreLayout:
+def place(processor: CoreProcessor, note_bytes: bytes, segments: Sequence[Segment]) -> CoreLayout:
     """Return the layout of a file with these notes and segments."""
-    header, entry, section = _HEADER[word_size], _PROGRAM_HEADER[word_size], _SECTION_HEADER[word_size]
+    size = processor.word_size
+    header, entry, section = (
+        struct.Struct(processor.prefix + forms[size]) for forms in (_HEADER, _PROGRAM_HEADER, _SECTION_HEADER)
+    )
     count = len(segments) + 1
     many = count >= _MANY
     section_offset = header.size + count * entry.size
     note_offset = section_offset + (section.size if many else 0)
     position = _to_page(note_offset + len(note_bytes))
-    entries = [_program_header(word_size, _PT_NOTE, 0, note_offset, 0, len(note_bytes), 0, 4)]
+    entries = [_program_header(entry, size, _PT_NOTE, 0, note_offset, 0, len(note_bytes), 0, 4)]
     offsets = []
     for segment in segments:
         offsets.append(position)
         flags = sum(bit for bit, letter in ((4, "r"), (2, "w"), (1, "x")) if letter in segment.permissions[:3])
         length = segment.end - segment.start
         entries.append(
-            _program_header(word_size, _PT_LOAD, flags, position, segment.start, segment.size, length, PAGE_SIZE)
+            _program_header(entry, size, _PT_LOAD, flags, position, segment.start, segment.size, length, PAGE_SIZE)
         )
         position += _to_page(segment.size)
-    identity = b"\x7fELF" + bytes([2 if word_size == 8 else 1, 1, 1]) + bytes(9)
+    identity = b"\x7fELF" + bytes([2 if size == 8 else 1, 1 if processor.order == "little" else 2, 1]) + bytes(9)
     head = header.pack(
-        identity, _ET_CORE, _MACHINE[word_size], 1, 0, header.size, section_offset if many else 0, 0, header.size,
+        identity, _ET_CORE, processor.number, 1, 0, header.size, section_offset if many else 0, 0, header.size,
         entry.size, _MANY if many else count, section.size if many else 0, int(many), 0,
     )  # fmt: skip
     head += b"".join(entries)
@@ -303,11 +297,19 @@ def place(word_size: WordSize, note_bytes: bytes, segments: Sequence[Segment]) -
 
 
 def _program_header(
-    word_size: WordSize, kind: int, flags: int, offset: int, address: int, in_file: int, in_memory: int, align: int
+    entry: struct.Struct,
+    word_size: int,
+    kind: int,
+    flags: int,
+    offset: int,
+    address: int,
+    in_file: int,
+    in_memory: int,
+    align: int,
 ) -> bytes:
     if word_size == 8:
-        return _PROGRAM_HEADER[8].pack(kind, flags, offset, address, 0, in_file, in_memory, align)
-    return _PROGRAM_HEADER[4].pack(kind, offset, address, 0, in_file, in_memory, flags, align)
+        return entry.pack(kind, flags, offset, address, 0, in_file, in_memory, align)
+    return entry.pack(kind, offset, address, 0, in_file, in_memory, flags, align)
 
 
 def _to_page(number: int) -> int:

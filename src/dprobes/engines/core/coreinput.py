@@ -1,5 +1,5 @@
 """
-What the writer of a core file needs from whoever holds the threads: a new file, register sets, and the signal.
+What the writer of a core file needs from whoever holds the threads: a new file, and register sets.
 
 All of it is the same whether the threads are stopped by the tracer or by a process that traces them for the core only.
 """
@@ -7,14 +7,13 @@ All of it is the same whether the threads are stopped by the tracer or by a proc
 from __future__ import annotations
 
 import os
-import signal
-import struct
 
-from dprobes.engines.core.corefile import Note, NoteType
+from dprobes.engines.core.corefile import Note
+from dprobes.engines.core.notetypes import NoteType
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RegisterSet
 
-__all__ = ["POINTER", "create_core_file", "register_sets_of", "signal_info_at"]
+__all__ = ["POINTER", "create_core_file", "register_sets_of"]
 
 _ATTEMPTS = 1000
 """How many file names are tried."""
@@ -31,8 +30,6 @@ _MORE_SETS = {
 
 POINTER: dict[int, tuple[int, str]] = {8: (16 * 8, "=Q"), 4: (12 * 4, "=I")}
 """Where the instruction pointer is in the general registers, by word size: offset and format."""
-
-_TRAP_BRKPT = 1
 
 
 def create_core_file(path: str) -> tuple[str, int]:
@@ -51,9 +48,3 @@ def register_sets_of(tid: int, word_size: int) -> tuple[Note, ...]:
     """Return the notes about the registers of a stopped thread, but for the general ones."""
     sets = ((kind, ptracecalls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
     return tuple(Note(kind, data) for kind, data in sets if data)
-
-
-def signal_info_at(word_size: int, address: int) -> bytes:
-    """Return the ``siginfo_t`` of a breakpoint trap at an address, which is what the process has stopped for."""
-    head = struct.pack("=iii", signal.SIGTRAP, 0, _TRAP_BRKPT)
-    return (head + (struct.pack("=xxxxQ", address) if word_size == 8 else struct.pack("=I", address))).ljust(128, b"\0")

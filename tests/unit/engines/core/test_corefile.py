@@ -15,17 +15,20 @@ from dprobes.engines.core.corefile import (
     CoreThread,
     Extent,
     Note,
-    NoteType,
     Segment,
     extent,
     notes,
     parse_smaps,
     place,
 )
+from dprobes.engines.core.notetypes import NoteType
+from dprobes.engines.core.processors import PROCESSORS
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dprobes.engines.core.processors import CoreProcessor
 
 SMAPS = """\
 55d0e0a00000-55d0e0a01000 r--p 00000000 fe:01 42                         /usr/bin/a: b
@@ -96,18 +99,21 @@ def test_what_belongs_into_a_core_file(what: Area, bits: int, expected: Extent) 
     assert extent(what, bits) is expected
 
 
-def process(word_size: Literal[4, 8]) -> CoreProcess:
-    auxv = bytes(2 * word_size)
+X86 = {8: PROCESSORS["x86_64"], 4: PROCESSORS["i386"]}
+
+
+def process(processor: CoreProcessor) -> CoreProcess:
+    auxv = bytes(2 * processor.word_size)
     return CoreProcess(
-        word_size, 100, 1, 100, 99, 70000, 7, b"a name that is too long", b"arg\0two\0", auxv, bytes(128)
+        processor, 100, 1, 100, 99, 70000, 7, b"a name that is too long", b"arg\0two\0", auxv, bytes(128)
     )
 
 
-def split(data: bytes) -> dict[int, bytes]:
+def split(data: bytes, order: str = "<") -> dict[int, bytes]:
     found = {}
     position = 0
     while position < len(data):
-        owner, size, kind = struct.unpack_from("=III", data, position)
+        owner, size, kind = struct.unpack_from(f"{order}III", data, position)
         position += 12 + owner + -owner % 4
         found[kind] = data[position : position + size]
         position += size + -size % 4
@@ -119,37 +125,58 @@ C_PROGRAM = """
 #include <stddef.h>
 unsigned sizes[] = { sizeof(prstatus_t), offsetof(prstatus_t, pr_reg), offsetof(prstatus_t, pr_pid),
     offsetof(prstatus_t, pr_sighold), offsetof(prstatus_t, pr_utime), sizeof(prpsinfo_t),
-    offsetof(prpsinfo_t, pr_uid), offsetof(prpsinfo_t, pr_fname), offsetof(prpsinfo_t, pr_psargs) };
+    offsetof(prpsinfo_t, pr_uid), offsetof(prpsinfo_t, pr_fname), offsetof(prpsinfo_t, pr_psargs),
+    sizeof(elf_gregset_t), sizeof(elf_fpregset_t) };
 """
 
 
-@pytest.mark.parametrize(("word_size", "compiler"), [(8, "gcc"), (4, "i686-linux-gnu-gcc")])
-def test_notes_are_laid_out_as_the_c_library_declares(tmp_path: Path, word_size: Literal[4, 8], compiler: str) -> None:
+COMPILERS = {
+    "x86_64": "gcc",
+    "i386": "i686-linux-gnu-gcc",
+    "aarch64": "aarch64-linux-gnu-gcc",
+    "riscv64": "riscv64-linux-gnu-gcc",
+    "ppc64": "powerpc64-linux-gnu-gcc",
+    "ppc": "powerpc-linux-gnu-gcc",
+    "s390x": "s390x-linux-gnu-gcc",
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_notes_are_laid_out_as_the_c_library_declares(tmp_path: Path, name: str) -> None:
+    compiler, processor = COMPILERS[name], PROCESSORS[name]
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     (tmp_path / "sizes.c").write_text(C_PROGRAM)
+    objcopy = compiler.removesuffix("gcc") + "objcopy"
     subprocess.run([compiler, "-c", "sizes.c"], cwd=tmp_path, check=True)
-    subprocess.run(["objcopy", "-O", "binary", "-j", ".data", "sizes.o", "sizes"], cwd=tmp_path, check=True)
-    size, registers, pid, held, user, info, uid, name, arguments = struct.unpack(
-        "9I", (tmp_path / "sizes").read_bytes()
+    subprocess.run([objcopy, "-O", "binary", "-j", ".data", "sizes.o", "sizes"], cwd=tmp_path, check=True)
+    order, word_size = processor.prefix, processor.word_size
+    size, registers, pid, held, user, info, uid, called, arguments, general, floating = struct.unpack(
+        f"{order}11I", (tmp_path / "sizes").read_bytes()
     )
 
     more = (Note(NoteType.PRFPREG, b"fp"),)
-    thread = CoreThread(101, b"\x11" * 27 * word_size, more, pending=2, blocked=0x4000, times=(1.5, 0, 0, 0))
-    found = split(notes(process(word_size), [thread], []))
+    thread = CoreThread(101, b"\x11" * general, more, pending=2, blocked=0x4000, times=(1.5, 0, 0, 0))
+    found = split(notes(process(processor), [thread], []), order)
     status, whole = found[NoteType.PRSTATUS], found[NoteType.PRPSINFO]
     assert len(status) == size
-    assert status[registers] == 0x11
-    assert status[registers - 1] == 0
-    assert struct.unpack_from("i", status, pid) == (101,)
-    assert struct.unpack_from("H", status, held) == (0x4000,)
+    assert (
+        status[registers - 1 : registers + general + 1] == b"\0" + b"\x11" * general + status[registers + general :][:1]
+    )
+    assert struct.unpack_from(f"{order}i", status, pid) == (101,)
+    assert struct.unpack_from(f"{order}{processor.word}", status, held) == (0x4000,)
     layout = "qq" if word_size == 8 else "ii"
-    assert struct.unpack_from(layout, status, user) == (1, 500_000)
+    assert struct.unpack_from(f"{order}{layout}", status, user) == (1, 500_000)
+    assert struct.unpack_from(f"{order}I", status, registers + general) == (1,)  # pr_fpvalid
     assert len(whole) == info
-    assert struct.unpack_from("I" if word_size == 8 else "H", whole, uid) == (70000 if word_size == 8 else 65534,)
-    assert whole[name : name + 16] == b"a name that is \0"
+    number, form = (65534, "H") if name == "i386" else (70000, "I")
+    assert struct.unpack_from(f"{order}{form}", whole, uid) == (number,)
+    assert whole[called : called + 16] == b"a name that is \0"
     assert whole[arguments:].rstrip(b"\0") == b"arg two"
     assert found[NoteType.PRFPREG] == b"fp"
+    sets = dict(processor.more)
+    # The kernel leaves out what is behind fcsr.
+    assert sum(field.size for field in sets[NoteType.PRFPREG]) == (floating if name != "riscv64" else 33 * 8)
 
 
 def readelf(option: str, path: Path) -> str:
@@ -162,8 +189,8 @@ def readelf(option: str, path: Path) -> str:
 def test_segments_lie_where_the_program_headers_say(tmp_path: Path, word_size: Literal[4, 8]) -> None:
     (mapping,) = parse_maps("10000-14000 r-xp 00002000 fe:01 42 /usr/bin/a\n")
     segments = [Segment(0x10000, 0x14000, "r-xp", PAGE_SIZE), Segment(0x20000, 0x22000, "rw-p", 2 * PAGE_SIZE)]
-    head_notes = notes(process(word_size), [CoreThread(1, b"")], [mapping])
-    layout = place(word_size, head_notes, segments)
+    head_notes = notes(process(X86[word_size]), [CoreThread(1, b"")], [mapping])
+    layout = place(X86[word_size], head_notes, segments)
     path = tmp_path / "core"
     path.write_bytes(layout.head.ljust(layout.size, b"\0"))
     rows = [line.split() for line in readelf("-l", path).splitlines() if " LOAD " in line]
@@ -183,7 +210,7 @@ def test_segments_lie_where_the_program_headers_say(tmp_path: Path, word_size: L
 @pytest.mark.parametrize("word_size", [4, 8])
 def test_more_segments_than_the_header_can_count(tmp_path: Path, word_size: Literal[4, 8]) -> None:
     segments = [Segment(n * 2 * PAGE_SIZE, n * 2 * PAGE_SIZE + PAGE_SIZE, "rw-p", 0) for n in range(1, 66001)]
-    layout = place(word_size, notes(process(word_size), [CoreThread(1, b"")], []), segments)
+    layout = place(X86[word_size], notes(process(X86[word_size]), [CoreThread(1, b"")], []), segments)
     path = tmp_path / "core"
     path.write_bytes(layout.head.ljust(layout.size, b"\0"))
     assert "Number of program headers:         65535 (66001)" in readelf("-h", path)

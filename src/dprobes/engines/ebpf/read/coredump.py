@@ -16,7 +16,6 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ebpf.read.corestops import CoreStops, await_stop
-from dprobes.engines.interface import Notice
 from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import executable_mappings, read_maps
@@ -24,6 +23,8 @@ from dprobes.target.processmaps import executable_mappings, read_maps
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable, Mapping
+
+    from dprobes.engines.interface import Notice
 
 __all__ = ["Dump", "breakpoints_in", "main", "start_dump"]
 
@@ -48,20 +49,20 @@ class Dump:
 
     def finish(self, *, abandoned: bool = False) -> Notice:
         """Let the process go on, and return what is to be said; a file that is not complete is taken away."""
+        from dprobes.engines.core.corenotices import no_core_notice, written_notice
+
         if abandoned:
             self.writer.kill()
         _, complaint = self.writer.communicate()
         self.stops.let_go_on(self.pid)  # unless it has done that itself
-        process = f"process {self.pid} ({self.name})"
         if self.writer.returncode == 0:
-            size = os.stat(self.path).st_size
-            return Notice(f"the core of {process} is in '{self.path}' ({size} bytes)", is_warning=False)
+            return written_notice(self.pid, self.name, self.path, os.stat(self.path).st_size)
         problem = complaint.decode(errors="replace").rstrip() or "the process that wrote it was killed"
         if abandoned:
             problem = "the run ended before it was complete"
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-        return Notice(f"no core of {process} in '{self.path}': {problem}; the process continues")
+        return no_core_notice(self.pid, self.name, self.path, problem)
 
 
 def start_dump(
@@ -75,14 +76,14 @@ def start_dump(
     import json
 
     from dprobes.engines.core.coreinput import create_core_file
+    from dprobes.engines.core.corenotices import no_core_notice
 
     path = os.path.join(directory, f"core.dprobes.{pid}")
     try:
         path, output = create_core_file(path)
     except OSError as error:
         stops.let_go_on(pid)
-        reason = reason_of(error)
-        return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process continues")
+        return no_core_notice(pid, name, path, reason_of(error))
     import subprocess
 
     list_ = stops.descriptor
@@ -138,8 +139,11 @@ def main(pid: int, tid: int, stops: CoreStops) -> None:
 def _write(pid: int, tid: int) -> None:
     import json
 
-    from dprobes.engines.core.coreinput import POINTER, register_sets_of, signal_info_at
-    from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
+    from dprobes.engines.core.corefile import signal_info_at
+    from dprobes.engines.core.coreinput import POINTER, register_sets_of
+    from dprobes.engines.core.localcore import write_core
+    from dprobes.engines.core.processfacts import CoreRequest, ThreadState
+    from dprobes.engines.core.processors import PROCESSORS
     from dprobes.engines.linux import ptracecalls
     from dprobes.engines.linux.ptracecalls import RegisterSet
 
@@ -159,8 +163,9 @@ def _write(pid: int, tid: int) -> None:
     offset, word = POINTER[word_size]
     (address,) = struct.unpack_from(word, general[tid], offset)
     memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    info = signal_info_at(word_size, address)
-    write_core(CoreRequest(pid, word_size, memory, tuple(threads), info, hidden), sys.stdout.fileno())
+    processor = PROCESSORS["x86_64" if word_size == 8 else "i386"]
+    request = CoreRequest(pid, processor, tuple(threads), signal_info_at(processor, address))
+    write_core(request, memory, hidden, sys.stdout.fileno())
 
 
 def _threads(pid: int) -> set[int]:

@@ -180,10 +180,11 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
 
 def _dump_notice(dumped: Dumped) -> Notice:
     """Say what became of a core file."""
-    process = f"process {dumped.pid} ({dumped.name})"
+    from dprobes.engines.core.corenotices import no_core_notice, written_notice
+
     if dumped.problem:
-        return Notice(f"no core of {process} in '{dumped.path}': {dumped.problem.rstrip()}; the process continues")
-    return Notice(f"the core of {process} is in '{dumped.path}' ({dumped.size} bytes)", is_warning=False)
+        return no_core_notice(dumped.pid, dumped.name, dumped.path, dumped.problem)
+    return written_notice(dumped.pid, dumped.name, dumped.path, dumped.size)
 
 
 def death_notices(status: int, restored: int, cleared: int, left: int) -> list[Notice]:

@@ -15,8 +15,11 @@ import traceback
 from dataclasses import field
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.engines.core.coreinput import POINTER, create_core_file, register_sets_of, signal_info_at
-from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
+from dprobes.engines.core.corefile import signal_info_at
+from dprobes.engines.core.coreinput import POINTER, create_core_file, register_sets_of
+from dprobes.engines.core.localcore import write_core
+from dprobes.engines.core.processfacts import CoreRequest, ThreadState
+from dprobes.engines.core.processors import PROCESSORS
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.oomscore import copy_score
 from dprobes.engines.linux.procfs import process_field
@@ -84,7 +87,7 @@ class CoreDumps:
         dump.result, answer = os.pipe2(os.O_CLOEXEC)
         writer = os.fork()
         if writer == 0:
-            self._become_writer(request, output, answer)
+            self._become_writer(request, thread, output, answer)
         os.close(output)
         os.close(answer)
         self._writers[writer] = self.busy[thread.pid] = dump
@@ -119,13 +122,15 @@ class CoreDumps:
         dump.parked[thread.tid] = (thread.state, status)
         thread.state = State.STOPPED
 
-    def _become_writer(self, request: CoreRequest, output: int, answer: int) -> NoReturn:
+    def _become_writer(self, request: CoreRequest, thread: Thread, output: int, answer: int) -> NoReturn:
         text = "0"
         try:
             processcalls.end_with_parent()
             copy_score(self._connection.client, os.getpid())
             self._connection.close_in_child()
-            text = str(write_core(request, output))
+            space = thread.space
+            hidden = {address: each.original for address, each in space.breakpoints.items()} | space.patches.originals()
+            text = str(write_core(request, space.memory, hidden, output))
         except OSError as error:
             text = reason_of(error)
         except BaseException:  # noqa: BLE001 - whatever it is, it is told
@@ -173,13 +178,12 @@ def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
     first = _state(thread, dump, space.word_size)
     offset, word = POINTER[space.word_size]
     (address,) = struct.unpack_from(word, first.registers, offset)
+    processor = PROCESSORS["x86_64" if space.word_size == 8 else "i386"]
     return CoreRequest(
         pid=thread.pid,
-        word_size=space.word_size,
-        memory=space.memory,
+        processor=processor,
         threads=(first, *(_state(t, dump, space.word_size) for t in siblings)),
-        signal_info=signal_info_at(space.word_size, address),
-        hidden={a: breakpoint_.original for a, breakpoint_ in space.breakpoints.items()} | space.patches.originals(),
+        signal_info=signal_info_at(processor, address),
         left_out=space.patches.ranges(),
     )
 
