@@ -80,6 +80,7 @@ ALSO: dict[str, list[str]] = {
     "engines/launcher": ["tests/integration/test_refusals.py", "tests/integration/test_points.py"],
     "engines/refusals": ["tests/integration/test_refusals.py"],
     "engines/core": ["tests/integration/test_coredump.py"],
+    "engines/gdb/cores": ["tests/integration/gdb/test_cores_behind_stubs.py"],
     "engines/hits": ["tests/integration/test_counts.py", "tests/integration/test_points.py"],
     "engines/replay": ["tests/integration/test_replay.py"],
     "engines/ebpf": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_control.py"],

@@ -297,6 +297,7 @@ _GDB = EngineRow(
             Capability.SEGMENTED,
             Capability.VERIFY_WRITE,
             Capability.HAND_OVER,
+            Capability.CORE_DUMP,
             Capability.GLOB,
             Capability.RETURN,
             Capability.WRITE_REGISTER,

@@ -35,9 +35,10 @@ class GdbEngine(interface.Engine):
 
     name = "gdb"
 
-    def __init__(self, options: EngineOptions, scope: interface.Scope) -> None:  # noqa: ARG002 - as the registry asks
+    def __init__(self, options: EngineOptions, scope: interface.Scope) -> None:
         assert scope.endpoint is not None, "the registry says that this engine takes endpoints only"
         self._endpoint, self._command = scope.endpoint, scope.command
+        self._core_directory = options.core_directory
         self._kernel: Resolved | None = None
         self._facts: KernelFacts | None = None
         self._visited: RunningKernel = BareMachine()
@@ -106,4 +107,4 @@ class GdbEngine(interface.Engine):
             return MachineSession(job, self._kernel, connection, self._facts)
         if not self._command and connection.open().is_machine:
             return ProgramSession(job, self._resolved, connection)
-        return StubSession(job, self._resolved, connection)
+        return StubSession(job, self._resolved, connection, self._core_directory)

@@ -22,7 +22,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from dprobes.engines.gdb.target import StubTarget
 
@@ -74,18 +74,20 @@ class ProcessImage:
 
     def loaded_files(self, target: StubTarget) -> tuple[LoadedFile, ...]:
         """Return the files that are loaded by now, the program first."""
-        program = LoadedFile("", self.bias)
+        entries = (LoadedFile(_text(target, name), bias) for _, bias, name in self.linker_entries(target))
+        return (LoadedFile("", self.bias), *(each for each in entries if each.path))
+
+    def linker_entries(self, target: StubTarget) -> Iterator[tuple[int, int, int]]:
+        """Iterate over the entries of the dynamic linker's list: where each is, its ``l_addr``, and its ``l_name``."""
         at = self._debug(target, 1)
-        files: list[LoadedFile] = []
         seen: set[int] = set()
-        while at and at not in seen and len(files) < _FILES_MAX:
+        while at and at not in seen and len(seen) < _FILES_MAX:
             seen.add(at)
-            words = [target.word(at + n * self.word_size, self.word_size) for n in range(4)]
-            if words[0] is None or words[3] is None:
+            bias, name, _, following = (target.word(at + n * self.word_size, self.word_size) for n in range(4))
+            if bias is None or following is None:
                 break
-            files.append(LoadedFile(_text(target, words[1] or 0), words[0]))
-            at = words[3]
-        return (program, *(each for each in files if each.path))
+            yield at, bias, name or 0
+            at = following
 
     def headers(self, target: StubTarget) -> tuple[int, ...]:
         """Return where the ELF headers of the program and of the files that are loaded by now are."""

@@ -12,7 +12,7 @@ from dprobes.errors import EngineError
 from dprobes.target.elf.functiondescriptors import FunctionDescriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from dprobes.engines.gdb.loadedfiles import LoadedFile
     from dprobes.engines.gdb.processors import StubProcessor
@@ -103,6 +103,17 @@ class StubProcess:
     def headers(self) -> tuple[int, ...]:
         """Return where the ELF headers of what is loaded are."""
         return self._image.headers(self._target)
+
+    def files_in_memory(self) -> Iterator[tuple[int, str]]:
+        """Iterate over the ELF headers of what is loaded and the paths of the files, the program first."""
+        yield self._image.header, self.program
+        for file in self._image.loaded_files(self._target):
+            if file.path:
+                yield file.bias, file.path
+
+    def linker_entries(self) -> Iterator[int]:
+        """Iterate over where the dynamic linker keeps what it says of the files."""
+        return (at for at, _, _ in self._image.linker_entries(self._target))
 
     def loaded_files(self) -> tuple[LoadedFile, ...]:
         """Return what is loaded now; nothing if something is about to go."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.gdb.callstacks import CallStacks
 from dprobes.engines.gdb.codefiles import CodeFiles
-from dprobes.engines.gdb.controls import StubControls
+from dprobes.engines.gdb.exits import StubExits
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.machine.needs import refuse_for_process
 from dprobes.engines.gdb.placement import PlacedProbes
@@ -32,7 +32,7 @@ from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over, skipping
+from dprobes.engines.hits.handlerruns import HandlerRunner, skipping
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, StateEvent
 from dprobes.errors import EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
@@ -46,13 +46,11 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.engines import interface
     from dprobes.engines.gdb.connection import StubConnection
-    from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.program import Resolved, StubProbe
     from dprobes.engines.gdb.stopreplies import StopReply
     from dprobes.engines.gdb.stub import Stub
     from dprobes.engines.gdb.target import Registers
-    from dprobes.engines.hits.handlerruns import Handled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
 __all__ = ["StubSession"]
@@ -71,13 +69,15 @@ _FAULTS = frozenset({4, 8, 10, 11})
 """SIGILL, SIGFPE, SIGBUS and SIGSEGV."""
 
 
-class StubSession(StubControls):
-    """One run, on a process."""
+class StubSession(StubExits):
+    """One run, on a process; core files are written into ``core_directory``."""
 
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
 
-    def __init__(self, job: interface.Job, resolved: Resolved, connection: StubConnection) -> None:
+    def __init__(
+        self, job: interface.Job, resolved: Resolved, connection: StubConnection, core_directory: str = "."
+    ) -> None:
         self.probes = resolved.probepoints
         self.left_out = resolved.left_out
         self._job, self._resolved = job, resolved
@@ -103,8 +103,8 @@ class StubSession(StubControls):
         self._code_files: CodeFiles | None = None
         self._is_left = False
         """Whether the target was left to a debugger, at whatever probepoint."""
-        self._relay: DebuggerRelay | None = None
-        """Where a debugger takes over, if a handler wants that."""
+        self._relay = None
+        self._core_directory = core_directory
 
     # The connection
 
@@ -298,48 +298,17 @@ class StubSession(StubControls):
             outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
             if self._hand_over(outcome, at, registers):
                 return True  # before the instruction
+            uncounted = self._leave_core(outcome, at, registers)
             if (skip := skipping(outcome)) is not None and skip.outcome is not None:
                 reply_of_step = self._stepper.leave_function(skip.outcome.value, thread, registers)
             else:
                 reply_of_step = self._pass(at, thread, registers)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
-            self._drop(self._emitter.count(outcome, has_faulted=has_faulted))
+            self._drop(self._emitter.count(uncounted, has_faulted=has_faulted))
             if isinstance(reply_of_step, Stopped) and reply_of_step.address is not None:
                 self._on_access(reply_of_step, thread, self._target.registers(thread))
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
-
-    def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
-        """Do what handlers want to be done with the target before it goes on; return whether the run is over then."""
-        if not hands_over(handled):
-            return False
-        self._drop(self._emitter.count(handled))
-        self._target.write_back(self._context.thread, registers)
-        self._target.clear()
-        self._relay = self._stub.relay()
-        where = next((self.probes[each.probe.number].where for each in handled), "")
-        text = f"the process stands still at {at:#x} ({where}) until a debugger takes over, or the run is ended"
-        self._warn(text, f"gdb {self._process.program} -ex 'target remote {self._relay.path}'")
-        return True
-
-    def _serve_debugger(self, relay: DebuggerRelay) -> Iterator[interface.Event]:
-        """Pass on what a debugger says until the stub or the run comes to its end."""
-        try:
-            while not self._is_stopping:
-                is_there = relay.serve(_LOOK)
-                if relay.has_served or not is_there:
-                    self._target.is_over = True  # what becomes of it is the debugger's business
-                    self._target.tell("end")
-                if not is_there:
-                    break
-                yield Pause()
-        finally:
-            relay.close()
-
-    @property
-    def is_debugging(self) -> bool:
-        """Whether a debugger has taken the stub over, and is still there."""
-        return self._relay is not None and self._relay.is_serving
 
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
@@ -373,17 +342,19 @@ class StubSession(StubControls):
             if self._hand_over(handled, at, registers):
                 self._is_left = True
                 return
-            self._drop(self._emitter.count(handled))
+            self._drop(self._emitter.count(self._leave_core(handled, at, registers)))
 
     def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
         """Run the handlers of those who watch the memory that was accessed."""
         assert reply.address is not None
         self._select(thread, registers)
         outcome = self._runner.run(self._placed.watched.concerned(reply.address, reply.reason))
-        self._is_left = self._hand_over(outcome, registers[self._processor.pc], registers)
+        pc = registers[self._processor.pc]
+        self._is_left = self._hand_over(outcome, pc, registers)
         if not self._is_left:
+            uncounted = self._leave_core(outcome, pc, registers)
             self._target.write_back(thread, registers)
-            self._drop(self._emitter.count(outcome))
+            self._drop(self._emitter.count(uncounted))
 
     def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Await the returns of a function that is entered."""

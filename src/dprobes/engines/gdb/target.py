@@ -177,11 +177,15 @@ class StubTarget:
         return bytes(data)
 
     def _read_block(self, block: int) -> bytes:
-        data = self.stub.read(block, BLOCK)
+        return self.read_anew(block, BLOCK)
+
+    def read_anew(self, address: int, size: int) -> bytes:
+        """Return bytes of memory without our breakpoints, which are not kept; fewer if they cannot all be read."""
+        data = self.stub.read(address, size)
         for at, original in self._originals.items():
-            if at < block + BLOCK and block < at + len(original) and data:
+            if at < address + size and address < at + len(original) and data:
                 clean = bytearray(data)
-                for place, byte in enumerate(original, at - block):
+                for place, byte in enumerate(original, at - address):
                     if 0 <= place < len(clean):
                         clean[place] = byte
                 data = bytes(clean)

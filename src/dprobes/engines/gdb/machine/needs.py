@@ -8,6 +8,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.capabilities import Capability, requirements
 from dprobes.engines.gdb.machine.privileged import MONITORED, SELECTED
 from dprobes.rpn.isa import Group, OperandKind
+from dprobes.rpn.needs import CORE_DUMP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +76,9 @@ def refuse_lacking(
             if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
                 message = f"the stub {stub} has no monitor, which '{instruction}' needs"
                 diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
+            if row.syntax == "exit <code>" and operand == CORE_DUMP:
+                message = f"'{instruction}' writes the core of a process, but the stub {stub} stands for a machine"
+                diagnostics.error(instruction.span, message, hint="write 'exit 2' for a dump of the machine's memory")
             if row.operand_kind is not OperandKind.REGISTER or not isinstance(operand, (str, int)):
                 continue
             register = architecture.register(operand)
