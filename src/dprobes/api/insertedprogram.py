@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,7 @@ class InsertedProgram:
         reason: str | None,
         diagnostics: Diagnostics,
         command: LaunchedCommand | None = None,
+        tells_status: bool = False,
     ) -> None:
         self.program = program
         self.engine = engine
@@ -94,6 +96,7 @@ class InsertedProgram:
         self.diagnostics = diagnostics
         self.session = session
         self._command = command
+        self._tells_status = tells_status
         self._is_reported = False
         self._is_stopping = False
         self._followed = _Followed(program, session, queue, reader)
@@ -209,8 +212,19 @@ class InsertedProgram:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of the command that was launched, negative for a signal; None if there is none (yet)."""
-        return None if self._command is None else self._command.exit_status
+        """
+        The exit status of the command that was launched, negative for a signal; None if there is none (yet).
+
+        Behind a stub it is that of the program there.
+        """
+        if self._command is not None:
+            return self._command.exit_status
+        finished = self._followed.finished if self._tells_status else None
+        return (
+            None
+            if finished is None or finished.exit_status is None
+            else os.waitstatus_to_exitcode(finished.exit_status)
+        )
 
     def raise_problem(self) -> None:
         """Raise ``EngineError`` if it ended because of one that nobody has been told of."""

@@ -62,7 +62,8 @@ class ProbeSession:
         scope = scope if argument is None else replace(scope, endpoint=argument)
         insertion(self._engine, scope, options)
         self._scope = scope
-        self._command = LaunchedCommand(scope.command, follow=scope.follow) if scope.command else None
+        is_launched = bool(scope.command) and scope.endpoint is None  # else the engine starts it
+        self._command = LaunchedCommand(scope.command, follow=scope.follow) if is_launched else None
         self._options = options
         self._items = items | Item.MAJOR | Item.MINOR
         self._queue = RecordQueue(buffer)
@@ -259,8 +260,14 @@ class ProbeSession:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of a launched command, negative for a signal; None if there is none (yet)."""
-        return None if self._command is None else self._command.exit_status
+        """
+        The exit status of a launched command, negative for a signal; None if there is none (yet).
+
+        Behind a stub it is that of the program there.
+        """
+        if self._command is not None:
+            return self._command.exit_status
+        return next((each.exit_status for each in self.programs if each.exit_status is not None), None)
 
     @property
     def lost(self) -> int:
@@ -347,6 +354,7 @@ class ProbeSession:
             reason=prepared.reason,
             diagnostics=diagnostics,
             command=self._command,
+            tells_status=scope.endpoint is not None,
         )
 
 
