@@ -6,7 +6,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.gdb.packets import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.protocol.packets import MessageKind, PacketReader, packet
 from dprobes.engines.gdb.transports import adopted_transport
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.packets import INTERRUPT, MessageKind, PacketReader, packet
+from dprobes.engines.gdb.protocol.packets import INTERRUPT, MessageKind, PacketReader, packet
 from dprobes.engines.gdb.transports import ConnectionLostError
 
 if TYPE_CHECKING:

@@ -1,58 +1,35 @@
 """
 What can be asked of a stub: its registers, memory, breakpoints and threads, whatever of the protocol it knows.
 
-A packet that a stub does not know it answers with an empty one (GDB manual, appendix E.1). Which it knows is found by
-asking; nothing is asked twice that it does not.
+Each method is about one thing; how questions are sent and answered is ``protocol.channel``'s.
 """
 
 from __future__ import annotations
 
 import enum
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.conversation import Conversation
-from dprobes.engines.gdb.packets import INTERRUPT
+from dprobes.engines.gdb.protocol.channel import REASON, StubChannel
+from dprobes.engines.gdb.protocol.packets import INTERRUPT
 from dprobes.engines.gdb.stopreplies import NoThreads, Stopped, StopReply, ThreadId, parse_stop_reply
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
     from dprobes.engines.gdb.transports import Transport
 
 __all__ = ["BreakpointKind", "Stub"]
 
 _PATIENCE = 5.0
 """Seconds within which a stub has to answer."""
-_DRAIN = 0.05
-"""Seconds to wait for what a stub says of itself when somebody connects."""
 _UNDER_WAY = 0.5
 """Seconds within which an interrupt has reached a target that goes on."""
 _DEFAULT_PACKET_SIZE = 400
-_FRAME = 4
-"""Bytes of a packet around its payload."""
-_AT_ONCE_MAX = 200
-"""
-Bytes of packets that are sent together while they are acknowledged.
-
-QEMU (user mode) takes 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
-what of them is left. What comes behind it would be taken for a refusal.
-"""
 _OVERHEAD = 32
 """Bytes of a packet that are not its contents."""
 _PACKET_SIZE_MAX = 1 << 16
-_OURS = (
-    "multiprocess+;swbreak+;hwbreak+;fork-events+;vfork-events+;exec-events+;vContSupported+;no-resumed+;"
-    "xmlRegisters=i386,arm,mips,powerpc,s390"
-)
-"""What we can, and the processors whose descriptions of registers we understand."""
-_STOPS = (b"S", b"T", b"W", b"X", b"N")
-"""How packets begin that say why a target stands still."""
-_OBJECT_MAX = 64 << 20
-_CHUNK = 0x800
 _BATCH = 32
 """How many pieces of memory are asked for together."""
 
@@ -67,209 +44,21 @@ class BreakpointKind(enum.IntEnum):
     ACCESS = 4
 
 
-_REASON = b"?"
-"""What asks why the target stands still."""
-
-
-def _is_stop(answer: bytes) -> bool:
-    """Return whether an answer to another question says that the target has stopped."""
-    return answer[:1] in (b"S", b"T") and answer[1:3].isalnum() and answer[1:3].lower() == answer[1:3]
-
-
-class Stub:
+class Stub(StubChannel):
     """A stub at the other end of ``transport``, for one thread."""
 
     def __init__(self, transport: Transport, patience: float = _PATIENCE) -> None:
-        self._transport = transport
-        self._patience = patience
-        self._conversation = Conversation()
-        self._answers: deque[bytes] = deque()
-        self._told: list[bytes] = []
-        """What is to be sent before the next question, and answered by OK."""
-        self._owed: deque[bytes] = deque()
-        """What of that has been sent, in its order, and is still to be answered."""
+        super().__init__(transport, patience)
         self._is_interrupted = False
-        self._may_stop_late = True
-        """Whether a stop may still come that nobody waits for: QEMU stops a machine when somebody connects."""
-        self._unknown: set[str] = set()
         self._tried: set[str] = set()
         self._selected: dict[str, str] = {}
         self._actions: list[str] | None = None
         """What ``vCont`` can have threads do, None as long as it was not asked."""
-        self.features: dict[str, str] = {}
-        """What it says of itself: "+", "-", or a value, by the name."""
-
-    @property
-    def name(self) -> str:
-        """How a user named it."""
-        return self._transport.name
-
-    # Packets
-
-    def start(self) -> None:
-        """Agree with it on how to speak; raise ``EngineError`` if it does not speak the protocol."""
-        while (data := self._transport.receive(_DRAIN)) is not None:
-            self._take(data)  # a stop that nobody asked for
-        self._answers.clear()
-        self._transport.send(b"+")
-        for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
-            name, equals, value = entry.partition("=")
-            self.features[name if equals else entry[:-1]] = value if equals else entry[-1:]
-        if self.features.get("QStartNoAckMode") == "+" and self.ask("QStartNoAckMode") == b"OK":
-            self._conversation.has_acknowledgements = False
-        self.ask("Hgp0.0" if self.knows("multiprocess") else "Hg0")  # before it gdbserver has no target to describe
-
-    @property
-    def has_acknowledgements(self) -> bool:
-        """Whether packets are acknowledged."""
-        return self._conversation.has_acknowledgements
-
-    def relay(self) -> DebuggerRelay:
-        """Return what lets a debugger have the connection, while the target stands still."""
-        from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
-
-        self.flush()
-        return DebuggerRelay(self._transport, acknowledges=self.has_acknowledgements)
-
-    def take_over(self, *, has_acknowledgements: bool, patience: float) -> StopReply | None:
-        """
-        Go on with a conversation that somebody else has begun; return the stop that comes within so many seconds.
-
-        Whoever it was may have left answers that were not acknowledged, or not read.
-        """
-        self._conversation.has_acknowledgements = has_acknowledgements
-        if has_acknowledgements:
-            self._transport.send(b"+")
-        while (data := self._transport.receive(patience)) is not None:
-            self._take(data)
-        stops = [answer for answer in self._answers if answer[:1] in _STOPS]
-        self._answers.clear()
-        return parse_stop_reply(stops[-1]) if stops else None
-
-    def knows(self, feature: str) -> bool:
-        """Return whether it said that it has a feature."""
-        return self.features.get(feature) == "+"
-
-    def ask(self, payload: str | bytes, patience: float | None = None) -> bytes:
-        """Return the answer to a packet; raise ``EngineError`` if there is none in time."""
-        data = payload.encode("latin-1") if isinstance(payload, str) else payload
-        self._send(data)
-        answer = self._answer(data, self._patience if patience is None else patience)
-        while self._may_stop_late and data != _REASON and _is_stop(answer):
-            answer = self._answer(data, self._patience)
-        return answer
-
-    def ask_if_known(self, payload: str) -> bytes | None:
-        """Return the answer to a packet, None if the stub does not know such."""
-        kind = payload.partition(":")[0].partition(",")[0]
-        if kind in self._unknown:
-            return None
-        answer = self.ask(payload)
-        if not answer:
-            self._unknown.add(kind)
-            return None
-        return answer
-
-    def command(self, line: str, patience: float | None = None) -> str | None:
-        """Return what the monitor behind the stub says to a command (``qRcmd``), None if there is no monitor."""
-        patience = self._patience if patience is None else patience
-        if "qRcmd" in self._unknown:
-            return None
-        said, answer = bytearray(), self.ask(f"qRcmd,{line.encode().hex()}", patience)
-        while answer[:1] == b"O" and answer != b"OK":
-            try:
-                said += bytes.fromhex(answer[1:].decode("ascii"))
-            except ValueError:
-                raise self._unexpected("qRcmd", answer) from None
-            answer = self._answer(b"qRcmd", patience)
-        if not answer:
-            self._unknown.add("qRcmd")
-            return None
-        return said.decode("utf-8", "replace")
-
-    def tell(self, payload: str | bytes) -> None:
-        """
-        Ask for what has no answer but OK, with the next question, and do not wait for it.
-
-        Whatever waits for an answer then raises ``EngineError`` if another one comes.
-        """
-        self._told.append(payload.encode("latin-1") if isinstance(payload, str) else payload)
-
-    def flush(self) -> None:
-        """
-        Send what was told, and wait for the answers.
-
-        QEMU (system mode) stops a machine for whatever comes while that goes on, an acknowledgement included.
-        """
-        if self._told:
-            last = self._told.pop()
-            self._send(last)
-            if (answer := self._answer(last, self._patience)) != b"OK":
-                raise self._unexpected(last, answer)
-
-    def _send(self, payload: bytes) -> None:
-        """Send what was told, and a packet behind it."""
-        told, self._told = self._told, []
-        size = sum(len(each) for each in (*told, payload)) + _FRAME * (len(told) + 1)
-        may_be_one = not self._conversation.has_acknowledgements or size <= _AT_ONCE_MAX
-        if not (self._transport.is_reliable and may_be_one):
-            for each in told:
-                self._transport.send(self._conversation.ask(each))
-                if (answer := self._answer(each, self._patience)) != b"OK":
-                    raise self._unexpected(each, answer)
-            told = []
-        self._owed.extend(told)
-        self._transport.send(b"".join(map(self._conversation.ask, (*told, payload))))
-
-    def _answer(self, asked: bytes, patience: float) -> bytes:
-        answer = self._next_answer(patience)
-        if answer is None:
-            raise EngineError(f"the stub {self.name} does not answer '{asked[:40].decode('latin-1')}'")
-        return answer
-
-    def _next_answer(self, patience: float) -> bytes | None:
-        """Return the next answer to what was asked, None if there is none in time."""
-        deadline = time.monotonic() + patience
-        while True:
-            while self._answers:
-                answer = self._answers.popleft()
-                if not self._owed:
-                    return answer
-                told = self._owed.popleft()
-                if answer != b"OK":
-                    raise self._unexpected(told, answer)
-            data = self._transport.receive(deadline - time.monotonic())
-            if data is None:
-                return None
-            self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        received = self._conversation.receive(data)
-        if received.reply:
-            self._transport.send(received.reply)
-        self._answers.extend(received.answers)
 
     @property
     def is_machine(self) -> bool:
         """Whether it stands for a machine, of whose physical memory QEMU's stub knows, and not for a process."""
         return self.ask_if_known("qqemu.PhyMemMode") is not None
-
-    # Objects
-
-    def read_object(self, kind: str, annex: str = "") -> bytes | None:
-        """Return what a stub has under a name (``qXfer``), None if it has none of that kind."""
-        if not self.knows(f"qXfer:{kind}:read"):
-            return None
-        data = bytearray()
-        while True:
-            answer = self.ask(f"qXfer:{kind}:read:{annex}:{len(data):x},{_CHUNK:x}")
-            if answer[:1] not in (b"m", b"l"):
-                return None
-            data += answer[1:]
-            if answer[:1] == b"l":
-                return bytes(data)
-            if len(answer) == 1 or len(data) > _OBJECT_MAX:
-                raise EngineError(f"the stub {self.name} does not come to the end of '{kind}'")
 
     # Threads
 
@@ -418,21 +207,11 @@ class Stub:
         """Remove it, and do not wait for that."""
         self.tell(f"z{kind:d},{address:x},{size:x}")
 
-    def ask_if_known_kind(self, kind: str, payload: str) -> bytes | None:
-        """Return the answer to a packet of a kind, None if the stub does not know that."""
-        if kind in self._unknown:
-            return None
-        answer = self.ask(payload)
-        if not answer:
-            self._unknown.add(kind)
-            return None
-        return answer
-
     # Going on, and stopping
 
     def reason(self) -> StopReply:
         """Return why the target stands still now."""
-        return parse_stop_reply(self.ask(_REASON))
+        return parse_stop_reply(self.ask(REASON))
 
     def resume(self, actions: Iterable[tuple[str, ThreadId | None]]) -> None:
         """Let threads go on: ``c`` or ``s`` each, None being all others; ``wait`` says what becomes of it."""
@@ -474,10 +253,6 @@ class Stub:
             self._selected["g"] = str(reply.thread)  # as GDB presumes, too
         return reply
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when something has come."""
-        return self._transport.fileno()
-
     def interrupt(self) -> None:
         """Stop the target; ``wait`` says that it has."""
         self._is_interrupted = True
@@ -493,19 +268,6 @@ class Stub:
         if self.wait(_UNDER_WAY) is None:  # it came when the target stood still, and is lost
             self.interrupt()
             self.wait(self._patience)
-
-    def drain(self) -> None:
-        """
-        Take what comes without having been asked for, while the target stands still, and forget it.
-
-        QEMU (user mode) takes what interrupts it for a refusal if it has stopped just then, and says so once more. What
-        comes later still is no answer to a question.
-        """
-        self._may_stop_late = True
-        while (data := self._transport.receive(_DRAIN)) is not None:
-            self._take(data)
-        self._answers.clear()
-        self._owed.clear()
 
     @property
     def raises_signals(self) -> bool:
@@ -527,11 +289,3 @@ class Stub:
         if answer != b"OK" and process:
             answer = self.ask("D")
         return answer == b"OK"
-
-    def close(self) -> None:
-        """End the connection."""
-        self._transport.close()
-
-    def _unexpected(self, asked: str | bytes, answer: bytes) -> EngineError:
-        shown = asked if isinstance(asked, str) else asked[:40].decode("latin-1")
-        return EngineError(f"the stub {self.name} answers '{shown}' with {answer[:40]!r}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
-from dprobes.engines.gdb.packets import packet
+from dprobes.engines.gdb.protocol.packets import packet
 from dprobes.engines.gdb.transports import adopted_transport
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.engines.gdb.doctor import examine_stub
-from dprobes.engines.gdb.packets import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.protocol.packets import MessageKind, PacketReader, packet
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 

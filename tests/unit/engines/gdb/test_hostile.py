@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dprobes.engines.gdb import stub as stub_module
 from dprobes.engines.gdb.description import parse_description
 from dprobes.engines.gdb.doctor import examine_stub
-from dprobes.engines.gdb.packets import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.protocol.packets import MessageKind, PacketReader, packet
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.transports import adopted_transport
 from dprobes.errors import EngineError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.engines.gdb.packets import packet
+from dprobes.engines.gdb.protocol.packets import packet
 from dprobes.engines.gdb.restorer import Restorer, restore
 from dprobes.engines.gdb.transports import open_transport
 from fakestub import FakeStub

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.gdb.packets import packet
+from dprobes.engines.gdb.protocol.packets import packet
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.stub import BreakpointKind, Stub
 from dprobes.errors import EngineError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.gdb.machine.monitor import Monitor, Segment
-from dprobes.engines.gdb.packets import packet
+from dprobes.engines.gdb.protocol.packets import packet
 from dprobes.engines.gdb.stub import Stub
 from dprobes.errors import EngineError
 from fakestub import FakeStub

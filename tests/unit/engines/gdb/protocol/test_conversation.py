@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.engines.gdb.conversation import Conversation, Received
-from dprobes.engines.gdb.packets import packet
+from dprobes.engines.gdb.protocol.conversation import Conversation, Received
+from dprobes.engines.gdb.protocol.packets import packet
 from dprobes.errors import EngineError
 
 OK = packet(b"OK")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.engines.gdb.packets import Message, MessageKind, PacketReader, packet
+from dprobes.engines.gdb.protocol.packets import Message, MessageKind, PacketReader, packet
 
 PAYLOADS = st.binary(max_size=80)
 

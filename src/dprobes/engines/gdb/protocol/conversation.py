@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.packets import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.protocol.packets import MessageKind, PacketReader, packet
 from dprobes.errors import EngineError
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from dprobes.engines.gdb.packets import Message
+    from dprobes.engines.gdb.protocol.packets import Message
 
 __all__ = ["Conversation", "Received"]
 
