@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 from roff import Page, bold, escaped, italic
 
-from dprobes.cli.enginechoice import EngineName
-from dprobes.cli.main import VERBS, command_of
+from dprobes.cli.commandgroup import VERBS, command_of
+from dprobes.cli.engineoptions import EngineName
 from dprobes.cli.original import VERBS as ORIGINAL_VERBS
 from dprobes.cli.original import Takes
 from dprobes.version import __version__

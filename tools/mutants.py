@@ -71,7 +71,7 @@ ALSO: dict[str, list[str]] = {
     "cli/output": ["tests/integration/test_outputs.py", "tests/integration/test_views.py"],
     "cli/output/recordprinter": ["tests/integration/test_trace_files.py"],
     "cli/runfollower": ["tests/integration/test_ends.py", "tests/integration/test_announcements.py"],
-    "cli/verbs/run": [
+    "cli/programrun": [
         "tests/integration/test_ends.py",
         "tests/integration/test_refusals.py",
         "tests/integration/test_templates.py",

@@ -1,7 +1,7 @@
 """
 What a shell may complete: one table from parameters to functions, used only while a shell asks.
 
-The shells' scripts call the command with a variable (``main.COMPLETE_VARIABLE``) in the environment; click finds the
+The shells' scripts call the command with a variable (``cli.COMPLETE_VARIABLE``) in the environment; click finds the
 parameter that the cursor is at. Whatever goes wrong here is silent: a shell in the middle of a line is no place for
 messages.
 """
@@ -224,7 +224,7 @@ def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.C
 def _program(ctx: click.Context) -> Program:
     """Return the program that the line names."""
     from dprobes.api.compiledfile import is_compiled
-    from dprobes.cli.options import compile_options
+    from dprobes.cli.optionvalues import compile_options
     from dprobes.diagnostics import Diagnostics
     from dprobes.ppdf.reader import decode
     from dprobes.rpn.pipeline import parse_file

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, PROGRAM_FILE, compile_options
+from dprobes.cli.options import PROGRAM, PROGRAM_FILE
+from dprobes.cli.optionvalues import compile_options
 from dprobes.diagnostics import Diagnostics, Severity
 
 if TYPE_CHECKING:

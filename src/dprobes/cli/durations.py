@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
-
 from dprobes.lazypattern import lazy_pattern
 
-if TYPE_CHECKING:
-    from click import Context, Parameter
-
-__all__ = ["DURATION"]
+__all__ = ["seconds_of"]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TEXT = lazy_pattern(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
 
 
-class _Duration(click.ParamType[float]):
-    name = "time"
-
-    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> float:
-        """Return a time in seconds; without a unit they are seconds."""
-        match = _TEXT.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            self.fail(f"'{value}' is no time: write it like 10s, 500ms, 2m or 1h", param, ctx)
-        seconds = float(match["number"]) * _UNITS[match["unit"] or "s"]
-        if seconds <= 0:
-            self.fail("a time of 0 never passes", param, ctx)
-        return seconds
-
-
-DURATION = _Duration()
-"""The type of options that take a time, which becomes seconds."""
+def seconds_of(text: str) -> float:
+    """Return a time in seconds, which they are without a unit; ``ValueError`` says what is wrong with the text."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is no time: write it like 10s, 500ms, 2m or 1h")
+    seconds = float(match["number"]) * _UNITS[match["unit"] or "s"]
+    if seconds <= 0:
+        raise ValueError("a time of 0 never passes")
+    return seconds

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import click
-
+from dprobes.cli.usageerror import usage_error
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -55,5 +54,5 @@ def log_items_of(
             from dprobes.diagnostics import did_you_mean
 
             hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS]) or f"write {', '.join(LOG_ITEMS)}, or ALL"
-            raise click.UsageError(f"--log knows no item '{name.lower()}'; {hint}")
+            raise usage_error(f"--log knows no item '{name.lower()}'; {hint}")
     return items

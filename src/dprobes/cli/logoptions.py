@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from dprobes.sinks.interface import LOG_FORMATS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -16,6 +12,10 @@ __all__ = ["has_structure", "log_format_option"]
 
 def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return ``--log-format``, with other names where these mean nothing else."""
+    import click
+
+    from dprobes.sinks.interface import LOG_FORMATS
+
     return click.option(
         "--log-format",
         *names,

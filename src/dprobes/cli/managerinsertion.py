@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.cli import console
-from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, note_uprobe_holders, verbose_option
+from dprobes.cli.enginechoice import check_scope, note_engine, note_uprobe_holders
+from dprobes.cli.engineoptions import engine_option, verbose_option
 from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
-from dprobes.cli.options import filter_option, names_of, overhead_option, selection_options, verification_options
+from dprobes.cli.options import filter_option, overhead_option, selection_options, verification_options
+from dprobes.cli.optionvalues import names_of
 from dprobes.cli.original import ORIGINAL_OPTION
 from dprobes.cli.output.textoutput import print_line
 from dprobes.cli.progress import Progress
-from dprobes.cli.scopeoptions import scope_of
+from dprobes.cli.scopechoice import scope_of
 from dprobes.cli.verbs.log_target import absolute_target
 from dprobes.engines.insertion import insertion
 from dprobes.engines.launchedcommand import LaunchedCommand

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how their values are read."""
+"""Options that several verbs share; ``optionvalues`` has what their values mean."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.cli.durations import DURATION
+from dprobes.cli.durations import seconds_of
+from dprobes.cli.optionvalues import note_word
 from dprobes.engines.overhead import DEFAULT_OVERHEAD, overhead_of
 from dprobes.errors import EngineError
-from dprobes.rpn.pipeline import CompileOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,11 +20,8 @@ __all__ = [
     "PROCESS_ID",
     "PROGRAM",
     "PROGRAM_FILE",
-    "compile_options",
     "filter_option",
-    "names_of",
     "overhead_option",
-    "program_of",
     "program_options",
     "selection_options",
     "stacks_options",
@@ -33,7 +30,6 @@ __all__ = [
     "table_options",
     "text_option",
     "verification_options",
-    "word_of_program",
 ]
 
 PROGRAM_FILE = click.Path(path_type=Path)
@@ -65,7 +61,7 @@ class _Program(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path of the file; ``word_of_program`` keeps it as it was written."""
         if ctx is not None:
-            ctx.meta[_WORD] = str(value)
+            note_word(ctx, str(value))
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix == ".bt" and path.is_file():
             made = f"dprobes convert {path} -o {path.stem}.dpc"
@@ -79,26 +75,10 @@ class _Program(click.Path):
 
 PROGRAM = _Program()
 
-_WORD = "dprobes.program"
-
-
-def word_of_program() -> str:
-    """Return the word of the command line that ``PROGRAM`` took: that of a command where the program is a text."""
-    return str(click.get_current_context().meta[_WORD])
-
 
 def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what adds ``-e`` to a command whose program may be a text; ``program_of`` reads it."""
     return click.option("-e", "text", metavar="TEXT", help=f"{purpose} this program in DProbes C instead of a file.")
-
-
-def program_of(file: Path | None, text: str | None) -> Path | str:
-    """Return the file of a program, or its text; it is a usage error if there is neither, or both."""
-    if text is None and file is None:
-        raise click.UsageError("name the file of a program, or give its text with -e TEXT")
-    if text is not None and file is not None:
-        raise click.UsageError(f"'{word_of_program()}' is too much: the program is the text of -e")
-    return file if file is not None else text or ""
 
 
 def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +104,20 @@ def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
         help="Read the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
     )(function)  # fmt: skip
+
+
+class _Duration(click.ParamType[float]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return a time in seconds; what is none is a usage error."""
+        try:
+            return seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_DURATION = _Duration()
 
 
 class _Overhead(click.ParamType[float]):
@@ -173,11 +167,6 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def names_of(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in the values of ``selection_options``, separated by blanks or commas."""
-    return tuple(" ".join(values).replace(",", " ").split())
-
-
 def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add to a command what is taken on trust of a module."""
     for option in reversed(
@@ -196,22 +185,6 @@ def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
-
-
-def compile_options(
-    defines: tuple[str, ...], includes: tuple[Path, ...], cpp: str | None, *, allow_write: bool
-) -> CompileOptions:
-    """Return the values of ``program_options``; a macro without value is 1, as for a C compiler."""
-    external = None
-    if cpp is not None:
-        from dprobes.cli.externalcpp import external_preprocessor
-
-        external = external_preprocessor(cpp)
-    pairs = tuple(
-        (key.strip(), value.strip() if equals else "1")
-        for key, equals, value in (define.partition("=") for define in defines)
-    )
-    return CompileOptions(pairs, includes, external, allow_write)
 
 
 def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -267,7 +240,7 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--interval",
-                type=DURATION,
+                type=_DURATION,
                 metavar="TIME",
                 help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
             ),
@@ -279,7 +252,7 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--interval.",
             ),
             click.option(
-                "--duration", type=DURATION, metavar="TIME", help="End the run after this time, such as 10s or 2m."
+                "--duration", type=_DURATION, metavar="TIME", help="End the run after this time, such as 10s or 2m."
             ),
         )
     ):

@@ -14,8 +14,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
-import click
-
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -43,8 +41,10 @@ class Progress:
     @classmethod
     def of_command(cls) -> Self:
         """Return one that ends with the command that is carried out, before its error is printed if there is one."""
+        from click import get_current_context
+
         progress = cls()
-        click.get_current_context().call_on_close(progress.end)
+        get_current_context().call_on_close(progress.end)
         return progress
 
     def __enter__(self) -> Self:

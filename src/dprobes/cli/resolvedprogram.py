@@ -6,9 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from dprobes.api import C_SUFFIX, compiledprogram
+from dprobes.cli.usageerror import usage_error
 from dprobes.errors import DprobesError, SourceError
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
@@ -57,7 +56,7 @@ def load_program(
     from dprobes.api.compiledfile import is_compiled
 
     if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
-        raise click.UsageError(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
+        raise usage_error(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
     return compiledprogram.load_program(
         path,
         options,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.cli.enginechoice import note_uprobe_holders
-from dprobes.cli.output.summary import summary
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.escapes import escaped
 from dprobes.resolve.probestate import ProbeState
@@ -215,6 +214,8 @@ class Run:
         """Say what has happened, and return the exit status."""
         if finished is None:
             return 1
+        from dprobes.cli.output.summary import summary
+
         console.write(summary(self._program, self._session, finished.counts, console.width()))
         if any(table.name == FAULTS for table in self._program.tables):
             from dprobes.cli.output.faults import fault_lines

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from dprobes.cli import console
 from dprobes.record.layout import Item
 
@@ -36,6 +34,8 @@ _NEEDED = Item.PID
 
 def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option that names a directory of templates."""
+    import click
+
     return click.option(
         "--templates", "templates", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help_
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from dprobes.cli.main import command_group
+from dprobes.cli.commandgroup import command_group
 from dprobes.cli.shippedexamples import find_example
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
-from dprobes.cli.main import command_group
+from dprobes.cli.commandgroup import command_group
 from dprobes.cli.processnames import processes_named
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.cli.main import VERBS, run
+from dprobes.cli.commandgroup import VERBS
+from dprobes.cli.main import run
 
 PROGRAM = """\
 name = "no-such-module"

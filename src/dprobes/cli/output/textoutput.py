@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import click
-
 from dprobes.cli.console import is_number, table
 from dprobes.escapes import escaped
 
@@ -20,14 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["print_line", "print_lines", "print_table"]
 
 
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def print_line(line: str = "") -> None:
     """Print one line."""
-    click.echo(escaped(line))
+    _write(escaped(line))
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines, the whole at once."""
-    click.echo("\n".join(map(escaped, lines)))
+    _write("\n".join(map(escaped, lines)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
@@ -35,7 +38,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
     if not sys.stdout.isatty():
         if title:
             print_line(title)
-        click.echo(table(header, rows))
+        _write(table(header, rows))
         return
     from rich import box
     from rich.console import Console

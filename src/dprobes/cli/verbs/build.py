@@ -14,15 +14,8 @@ from dprobes.api import C_SUFFIX
 from dprobes.api.compiledfile import is_compiled
 from dprobes.api.sourcefile import parse_programs
 from dprobes.cli import console
-from dprobes.cli.options import (
-    PROGRAM,
-    PROGRAM_FILE,
-    compile_options,
-    program_of,
-    program_options,
-    symbols_option,
-    text_option,
-)
+from dprobes.cli.options import PROGRAM, PROGRAM_FILE, program_options, symbols_option, text_option
+from dprobes.cli.optionvalues import compile_options, program_of
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import is_c, source_of

@@ -8,7 +8,8 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, compile_options, program_of, program_options, symbols_option, text_option
+from dprobes.cli.options import PROGRAM, program_options, symbols_option, text_option
+from dprobes.cli.optionvalues import compile_options, program_of
 from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import compile_programs
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option

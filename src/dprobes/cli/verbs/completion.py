@@ -18,8 +18,9 @@ def command(shell: str) -> int:
     For bash put 'eval "$(dprobes completion bash)"' into ~/.bashrc; for zsh put the same with zsh into ~/.zshrc, after
     compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish.
     """
+    from dprobes.cli import COMPLETE_VARIABLE
+    from dprobes.cli.commandgroup import command_group
     from dprobes.cli.completions import script
-    from dprobes.cli.main import COMPLETE_VARIABLE, command_group
 
     click.echo(script(shell, command_group, COMPLETE_VARIABLE))
     return 0

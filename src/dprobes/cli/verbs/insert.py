@@ -9,15 +9,8 @@ import click
 from dprobes.api.compiledfile import compiled_bytes, is_compiled
 from dprobes.cli import console
 from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
-from dprobes.cli.options import (
-    PROGRAM,
-    compile_options,
-    program_of,
-    program_options,
-    symbols_option,
-    text_option,
-    word_of_program,
-)
+from dprobes.cli.options import PROGRAM, program_options, symbols_option, text_option
+from dprobes.cli.optionvalues import compile_options, program_of, word_of_program
 from dprobes.cli.scopeoptions import scope_options
 from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import templates_option

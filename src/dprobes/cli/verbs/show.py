@@ -9,15 +9,8 @@ import click
 from dprobes.api.compiledfile import is_compiled
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import (
-    PROCESS_ID,
-    PROGRAM,
-    compile_options,
-    program_of,
-    program_options,
-    symbols_option,
-    text_option,
-)
+from dprobes.cli.options import PROCESS_ID, PROGRAM, program_options, symbols_option, text_option
+from dprobes.cli.optionvalues import compile_options, program_of
 from dprobes.cli.output.handlercode import Disassembly
 from dprobes.cli.output.summary import left_out_lines, place_of
 from dprobes.cli.output.textoutput import print_lines

@@ -1,0 +1,274 @@
+"""The run of a program, for as long as a command or process lives, or until Ctrl-C, with all that is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.enginechoice import check_scope, note_engine, note_running_cpus
+from dprobes.cli.headeritems import log_items_of
+from dprobes.cli.headstarts import HeadStart
+from dprobes.cli.interrupts import EarlyInterrupt
+from dprobes.cli.keptcompilation import KeptCompilation
+from dprobes.cli.logoptions import has_structure
+from dprobes.cli.optionvalues import compile_options, names_of, program_of
+from dprobes.cli.output.tableoutput import TableOptions, TableOutput
+from dprobes.cli.output.views import Views
+from dprobes.cli.progress import Progress
+from dprobes.cli.resolvedprogram import files_of, load_program, module_of
+from dprobes.cli.scopechoice import scope_of, words_of
+from dprobes.cli.templateoption import note_addresses, printed_items, say_problems
+from dprobes.cli.usageerror import usage_error
+from dprobes.diagnostics import Severity
+from dprobes.engines.insertion import insertion
+from dprobes.engines.options import EngineOptions
+from dprobes.engines.registry import engine_row
+from dprobes.formatters.tablenames import has_addresses, names_for
+from dprobes.formatters.templates.derived import derived_templates
+from dprobes.record.layout import Item
+from dprobes.record.origin import RecordSource
+from dprobes.resolve.spaces import Space, space_of
+from dprobes.rpn.tables import FAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dprobes.cli.output.outputs import Outputs
+    from dprobes.cli.output.stackprofiles import StacksOptions
+    from dprobes.cli.runoptions import RunOptions
+    from dprobes.cli.toolblocks import ToolBlocks
+    from dprobes.engines.companions import PreparedCompanions
+
+__all__ = ["carry_out"]
+
+_STANDARD_ERROR = 2
+_CONSOLE = "console"
+_FOR_PROGRAMS = ("json", "csv", "binary")
+
+_GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
+"""The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
+
+
+def carry_out(given: RunOptions, head_start: HeadStart | None) -> int:
+    """Run what a line says, whose probes may have a head start, and return the exit status."""
+    progress = Progress()
+    try:
+        return _run(given, head_start or HeadStart(()), progress)
+    finally:
+        progress.end()  # before an error is printed
+
+
+def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
+    chosen = program_of(given.file, given.text)
+    scope = scope_of(given.command_line, given.arguments, given.pid, given.cgroup, given.user, follow=given.follow)
+    if given.exit_status and not scope.command:
+        raise usage_error("--exit-status needs a command (-c COMMAND)")
+    named = [*given.targets, *([f"file:{given.output}"] if given.output is not None else [])]
+    wants_all = not {"json", "csv"}.isdisjoint((given.format_name, given.log_format)) or has_structure(named)
+    has_view = bool(given.counted or given.measured or given.summed or given.top or given.stacks)
+    if scope.command and _is_for_programs(
+        given.output, given.format_name, given.targets, given.log_format, has_view=has_view
+    ):
+        # Whoever reads records gets nothing else: what the command prints goes where our messages do.
+        scope = replace(scope, output=_STANDARD_ERROR)
+    as_json = given.format_name == "json"
+    aside = not as_json and _is_for_programs(
+        given.output, given.format_name, given.targets, given.log_format, has_view=has_view
+    )
+    formats = {given.log_format or given.format_name} if given.targets else set()
+    if given.output is not None or not (given.targets or has_view):
+        formats.add(given.format_name)
+    items = log_items_of(given.log_items, is_tree=scope.is_tree, all_by_default=wants_all, for_people="text" in formats)
+    views = Views(
+        given.counted,
+        given.measured,
+        given.summed,
+        given.by,
+        top=given.top,
+        stacks=_stacks_of(given.stacks, given.weight, given.baseline),
+    )
+    items |= views.items
+    options = EngineOptions(
+        allow_write=given.allow_write,
+        debugger=_debugger(given.debugger),
+        core_directory=given.core_directory,
+        overhead=given.overhead,
+        own={"pid_namespace": given.pid_namespace, "exact": given.exact, "ring_size": given.ring_size << 20},
+    )
+    engine_name, scope = check_scope(given.engine_name, scope, options)
+    if given.stop_cpus:
+        note_running_cpus(engine_name)
+    where = insertion(engine_name, scope, options, allow_self=given.allow_self)
+    progress.begin("looking for the probepoints")
+    how_compiled, module = (
+        compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
+        module_of(scope),
+    )
+    others = given.symbols, given.filters, given.groups, given.types, given.dont_verify_opcodes
+    kept = KeptCompilation(chosen, how_compiled, module, engine_name, where.vantage, others=others)
+    with kept.noting():
+        loaded = kept.loaded or load_program(
+            chosen,
+            how_compiled,
+            symbols=given.symbols,
+            groups=names_of(given.groups),
+            types=names_of(given.types),
+            verify_build_id=not given.dont_verify_build_id,
+            verify_opcodes=not given.dont_verify_opcodes,
+            module=module,
+            files=files_of(chosen, given.symbols, scope, engine=engine_name),
+        )
+    if (directory := given.templates or _templates_beside(given.file)) is not None:
+        loaded = loaded.with_templates(directory)
+    elif loaded.templates:
+        from dprobes.formatters.templates.collection import templates_of
+
+        say_problems(templates_of(loaded.templates), f"'{given.file}'")
+    items |= printed_items(loaded.templates)
+    if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
+        note_addresses(loaded.templates, items)
+    program = loaded.program
+    if loaded.is_joined:
+        from dprobes.engines.companions import prepared_companions
+        from dprobes.rpn.joined import joined_program
+
+        program = joined_program(loaded.programs)
+    derived = derived_templates(program)
+    source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
+    tables_shown = tuple(table for table in loaded.program.tables if table.name != FAULTS)
+    # Where samples and accesses are is said by their ip, in outputs that have fields.
+    is_anywhere = any(not each.is_in_code for each in program.definitions)
+    is_user = space_of(program) is not Space.KERNEL
+    names_ip = is_anywhere and is_user and (wants_all or views.names_functions or given.top)
+    if source.may_show_addresses or names_ip or given.stacks is not None or has_addresses(tables_shown):
+        from dprobes.target.processimages import ProcessImages
+
+        source = replace(source, images=ProcessImages())
+        if given.counted or given.by:
+            items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
+    if is_anywhere and (views.names_functions or given.top):
+        items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME
+    views.check(source)
+    carries = given.output is not None or bool(given.targets)
+    joined: PreparedCompanions | None = None
+    if loaded.is_joined:
+        joined = prepared_companions(where, loaded.programs, loaded.diagnostics, loaded.all_symbols, given.filters)
+    else:
+        program = views.at_the_hit(program, source, carries=carries, verbose=given.verbose)
+    with kept.noting():
+        prepared = joined or where.prepare(
+            program,
+            loaded.diagnostics,
+            loaded.symbols,
+            filters=given.filters,
+            known=kept.places_of(program),
+            keeps=True,
+        )
+        engine = prepared.engine.name
+    source = replace(source, kernel=prepared.engine.records_kernel)
+    compiled = prepared.compiled
+    progress.end()
+    head_start.settle(is_possible=engine == "ebpf" and not loaded.is_joined)
+    note_engine(engine, prepared.reason, verbose=given.verbose)
+    # That the module is not there yet is of interest where it may still come.
+    waits = compiled.resolved is None and engine_row(engine).waits_for_modules
+    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits or compiled.kernel is not None else ())):
+        console.write(text)
+    progress.begin("inserting the probepoints")
+    inserted = prepared.session(items, images=source.images)
+    how = TableOptions(
+        given.rows, given.interval, given.duration, as_json=as_json, aside=aside, prometheus=given.prometheus
+    )
+    printed = loaded.tool.shown if loaded.tool is not None else ()
+    tables = TableOutput(how, inserted, len(tables_shown), names_for(source, tables_shown), printed)
+    blocks: ToolBlocks | None = None
+    if loaded.tool is not None:
+        from dprobes.cli.toolblocks import ToolBlocks
+        from dprobes.engines.companionsession import CompanionSession
+
+        assert isinstance(inserted, CompanionSession)
+        blocks = ToolBlocks(loaded.tool, inserted, tables, as_json=as_json, aside=aside)
+        inserted.ready = blocks.begin
+    with contextlib.ExitStack() as stack:
+        outputs = None
+        if named:
+            outputs = stack.enter_context(_outputs_of(given, source, views))
+        early = stack.enter_context(EarlyInterrupt(deferred=not scope.command))
+        stack.enter_context(head_start.noting())
+        session = stack.enter_context(inserted)
+        from dprobes.cli.runfollower import Run
+
+        # Standard output is there in any case: probes are armed before the modules for it are imported.
+        outputs = outputs or stack.enter_context(_outputs_of(given, source, views))
+        kept.keep(loaded, compiled)
+        head_start.keep(scope.pid, *kept.sources)
+        tables.also = outputs.send_tables
+        if given.top:
+            progress.end()  # the table is redrawn in its place
+        run = Run(
+            compiled.program, session, outputs, scope, progress, exit_status=given.exit_status, filters=given.filters
+        )
+        with views.shown(compiled.program, session), tables.shown(head_start.lead):
+            if blocks is None:
+                finished = run.follow(early)
+            else:
+                with blocks.repeated():
+                    finished = run.follow(early)
+                blocks.end()
+        views.collect(session, compiled.architecture.word_size)
+        views.print()
+        tables.print()
+        if tables_shown:
+            outputs.write_tables(session.tables()[: len(tables_shown)])
+        return run.conclude(finished)
+
+
+def _outputs_of(given: RunOptions, source: RecordSource, views: Views) -> Outputs:
+    from dprobes.cli.output.outputs import Outputs
+
+    log_format = given.log_format or given.format_name
+    return Outputs(source, given.output, given.format_name, given.targets, log_format, views.sinks)
+
+
+def _is_for_programs(
+    output: Path | None, format_name: str, targets: Sequence[str], log_format: str | None, *, has_view: bool
+) -> bool:
+    """Return whether records go to standard output in a form that programs read."""
+    if output is None and not targets and not has_view:
+        return format_name in _FOR_PROGRAMS
+    return _CONSOLE in targets and (log_format or format_name) in _FOR_PROGRAMS
+
+
+def _templates_beside(file: Path | None) -> Path | None:
+    """Return the directory of templates that comes with an example; None for other programs."""
+    if file is None:
+        return None
+    from dprobes.cli.shippedexamples import example_templates
+
+    return example_templates(file)
+
+
+def _stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
+    if target is None and weight is None and baseline is None:
+        return None
+    from dprobes.cli.output.stackprofiles import stacks_of
+
+    return stacks_of(target, weight, baseline)
+
+
+def _debugger(command_line: str | None) -> tuple[str, ...] | None:
+    """Return the words of the debugger's command, None if a process is to be left stopped."""
+    if command_line is None:
+        return _GDB if os.isatty(0) and os.isatty(1) else None
+    words = words_of(command_line, "debugger's command")
+    if "%p" not in command_line.replace("%%", ""):
+        raise usage_error("--debugger needs %p, where the process id goes: gdb -p %p")
+    import shutil
+
+    if shutil.which(words[0]) is None:
+        raise usage_error(f"--debugger: command '{words[0]}' is not found")
+    return words
