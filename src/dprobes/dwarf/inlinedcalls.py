@@ -78,7 +78,11 @@ def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
     alternate = file.alternate if file.has_alternate else None
     for holder in file.all_files():
         user = file if holder is alternate else holder  # of what several files share calls are in this one
-        found = (each for each in entries_named(holder, name, (Tag.SUBPROGRAM,)) if not _is_elsewhere(each))
+        found = (
+            each
+            for each in entries_named(holder, name, (Tag.SUBPROGRAM,), c_declarations=False)
+            if not _is_elsewhere(each)
+        )
         for abstract in {entry.origin: None for entry in found}:
             for unit, places in _references(user, holder, abstract):
                 yield from _Search(abstract, places).calls_in(unit.root, None, 0, 0)

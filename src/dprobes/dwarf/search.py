@@ -62,18 +62,22 @@ def _has_functions(entry: Entry) -> bool:
     return any(child.tag == Tag.SUBPROGRAM for child in entry.children())
 
 
-def entries_named(file: DebugFile, name: str, tags: Collection[int], *, declarations: bool = True) -> Iterator[Entry]:
+def entries_named(
+    file: DebugFile, name: str, tags: Collection[int], *, declarations: bool = True, c_declarations: bool = True
+) -> Iterator[Entry]:
     """
     Give the entries with one of the ``tags`` whose own name is ``name``, outside of functions.
 
     Each file is searched on its own: the entries that it shares with others are in its ``alternate``. Without
-    ``declarations`` most entries that only declare something are left out.
+    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` those of C: a
+    declaration in C++ may be all that has the name of a definition.
     """
     raw = name.encode("utf-8", "surrogateescape")
     if not raw or b"\0" in raw:
         return
     for unit, places in units_with(file, raw):
-        yield from _in_unit(unit, places, name, tags, declarations=declarations)
+        counts = declarations and (c_declarations or not is_c(unit))
+        yield from _in_unit(unit, places, name, tags, declarations=counts)
 
 
 def entries_in(file: DebugFile, unit: Unit, name: str, tags: Collection[int]) -> Iterator[Entry]:

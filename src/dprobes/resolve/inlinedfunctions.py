@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.names.clones import clones_among
+from dprobes.target.names.clones import clones_in
 
 if TYPE_CHECKING:
     from dprobes.target.location import Module
@@ -25,7 +25,7 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
         return error  # the debug information is damaged: nothing is known of the function
     if not places:
         return error
-    clones = clones_among((symbol.name for symbol in module.symbols.functions()), name)
+    clones = clones_in(module.symbols, name)
     made = f"; the compiler has also made {_listed([repr(each) for each in clones])} of it" if clones else ""
     return TargetError(
         f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {_listed(places)}{made}",

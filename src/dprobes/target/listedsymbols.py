@@ -59,6 +59,10 @@ class ListedSymbols:
         """Return the names of all symbols."""
         return self._by_name.keys()
 
+    def beginning(self, start: str) -> list[Symbol]:
+        """Return the symbols whose names begin with some characters."""
+        return [symbol for symbol in self._symbols if symbol.name.startswith(start)]
+
     def code(self) -> Iterator[tuple[int, int, int]]:
         """Give link address, size and index of each function."""
         return ((s.address, s.size, i) for i, s in enumerate(self._symbols) if s.is_code)

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.elf.debugfiles import find_debug_file, load_symbols
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
-from dprobes.target.names.clones import clones_among, only_clones
 from dprobes.target.symbols import SymbolTable
 
 if TYPE_CHECKING:
@@ -169,7 +167,9 @@ class Module:
     def _not_found(self, name: str) -> TargetError:
         if self.symbols.imports(name):
             return TargetError(f"'{name}' is imported by '{self.path}', not defined in it", hint=self._definition(name))
-        if clones := clones_among((symbol.name for symbol in self.symbols.functions()), name):
+        from dprobes.target.names.clones import clones_in, only_clones
+
+        if clones := clones_in(self.symbols, name):
             return only_clones(f"'{self.path}'", name, clones)
         last = re.sub(r"\(.*", "", name).rpartition("::")[2]
         near = self.symbols.near(name) or self.symbols.near_readable(name)
@@ -283,6 +283,8 @@ class FileSymbols:
         """Return the module in a file; raise ``TargetError`` if ``extra`` belongs to another one."""
         sources: list[SymbolSource] = []
         if self.extra is not None:
+            from dprobes.target.elf.debugfiles import load_symbols
+
             sources += load_symbols(self.extra, elf).sources
         sources += elf_symbols(elf)
         return Module(elf, self.table(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
@@ -302,5 +304,7 @@ OWN_SYMBOLS = FileSymbols()
 
 
 def _debug_symbols(elf: ElfFile) -> Iterable[SymbolSource]:
+    from dprobes.target.elf.debugfiles import find_debug_file
+
     debug = find_debug_file(elf)
     return elf_symbols(debug) if debug is not None else []

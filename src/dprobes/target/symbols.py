@@ -58,6 +58,9 @@ class SymbolSource(Protocol):
     def imports(self, name: str) -> bool:
         """Return whether ``name`` is used but not defined."""
 
+    def beginning(self, start: str) -> Iterable[Symbol]:
+        """Give the symbols whose names begin with some characters."""
+
     def names(self) -> Iterable[str]:
         """Return the names of all defined symbols."""
 
@@ -165,6 +168,16 @@ class SymbolTable:
                 if symbol.is_code and symbol.name and (symbol.name, symbol.address) not in seen:
                     seen.add((symbol.name, symbol.address))
                     yield symbol
+
+    def functions_beginning(self, start: str) -> Iterator[Symbol]:
+        """Give the functions whose names begin with some characters, without a look at all others."""
+        self._load_later()
+        first: dict[tuple[str, int], Symbol] = {}
+        for source in self._sources:
+            for symbol in source.beginning(start):
+                if symbol.is_code:
+                    first.setdefault((symbol.name, symbol.address), symbol)
+        yield from first.values()
 
     def near(self, name: str) -> list[str]:
         """Return up to three known names that ``name`` may be a misprint of, the nearest first."""

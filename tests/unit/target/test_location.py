@@ -183,5 +183,5 @@ def test_debug_file_is_not_looked_for_when_the_dynamic_symbols_answer(
     def fail(_elf: ElfFile) -> None:
         raise AssertionError("looked for")
 
-    monkeypatch.setattr("dprobes.target.location.find_debug_file", fail)
+    monkeypatch.setattr("dprobes.target.elf.debugfiles.find_debug_file", fail)
     assert Module.load(libc).address_of("write")

@@ -224,6 +224,24 @@ def test_functions_are_those_of_nm(tools: Toolbox, pie: Path) -> None:
     assert "global_value" not in names
 
 
+def test_functions_are_found_by_their_beginnings_as_among_all(pie: Path, libc: Path, i386: Path) -> None:
+    for path in (pie, libc, i386):
+        table = table_of(path)
+        every = [(symbol.name, symbol.address) for symbol in table.functions()]
+        beginnings = {name[:length] for name, _ in every[::20] for length in (1, 4, len(name))}
+        assert len(beginnings) > 1
+        for beginning in beginnings:
+            expected = {each for each in every if each[0].startswith(beginning)}
+            assert expected == {(symbol.name, symbol.address) for symbol in table.functions_beginning(beginning)}
+        assert not list(table.functions_beginning("no function begins so"))
+
+
+def test_listed_functions_are_found_by_their_beginnings() -> None:
+    symbols = [Symbol(name, 4, 1, kind, "global") for name, kind in (("a.b", "func"), ("a", "func"), ("a.c", "object"))]
+    table = SymbolTable([ListedSymbols(symbols)], code_range=lambda _: (0, 9))
+    assert symbols[:1] == list(table.functions_beginning("a."))
+
+
 def test_near_names_are_suggested(pie: Path) -> None:
     table = table_of(pie)
     assert ["work"] == table.near("wrok")

@@ -105,12 +105,11 @@ def _elsewhere(path: str, name: str) -> Iterator[str]:
     """Say where the code of a function is that the compiler has put elsewhere."""
     from dprobes.resolve.inlinedfunctions import inlined_places
     from dprobes.target.location import Module
-    from dprobes.target.names.clones import clones_among, is_cold_part
+    from dprobes.target.names.clones import clones_in, is_cold_part
 
     try:
         module = Module.load(path)
-        named = (symbol.name for symbol in module.symbols.functions())
-        clones = [each for each in clones_among(named, name) if not is_cold_part(each)]
+        clones = [each for each in clones_in(module.symbols, name) if not is_cold_part(each)]
         places = inlined_places(module, name)
     except TargetError:
         return

@@ -15,7 +15,7 @@ from dprobes.target.elf.headers import SHT_DYNSYM, SHT_SYMTAB
 from dprobes.target.symbols import Symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.elf.functiondescriptors import FunctionDescriptors
@@ -163,6 +163,11 @@ class ElfSymbols:
         sections = [self._row(i)[3] for i in self._indices(raw)] if raw and b"\0" not in raw else []
         return bool(sections) and not any(sections)
 
+    def beginning(self, start: str) -> list[Symbol]:
+        """Return the defined symbols whose names begin with some characters."""
+        indices = self._at(list(self._string_offsets(start.encode("utf-8", "surrogateescape"))))
+        return [symbol for i in indices if (symbol := self._defined(i)) is not None]
+
     def names(self) -> Iterator[str]:
         """Give the names of all defined symbols, without versions."""
         for i in range(self._count):
@@ -256,7 +261,10 @@ class ElfSymbols:
             if self._by_name is None:
                 self._by_name = self._indexed()
             return self._by_name.get(raw, [])
-        offsets = [*self._string_offsets(raw + b"\0"), *self._string_offsets(raw + b"@")]
+        return self._at([*self._string_offsets(raw + b"\0"), *self._string_offsets(raw + b"@")])
+
+    def _at(self, offsets: Sequence[int]) -> list[int]:
+        """Return the indices of the symbols whose names are at these places of the string table."""
         if len(offsets) > _MANY_OFFSETS:
             wanted = set(offsets)
             return [i for i, (offset,) in enumerate(self._name.iter_unpack(self._names)) if offset in wanted]

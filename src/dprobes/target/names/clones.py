@@ -11,7 +11,9 @@ from dprobes.lazypattern import lazy_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["clones_among", "is_clone", "is_cold_part", "only_clones"]
+    from dprobes.target.symbols import SymbolTable
+
+__all__ = ["clones_among", "clones_in", "is_clone", "is_cold_part", "only_clones"]
 
 _SUFFIXES = r"(?:\.(?:constprop|part|isra|cold|lto_priv|localalias|llvm|clone)(?:\.\d+)?)+"
 """What GCC and Clang append to the name of a function."""
@@ -29,6 +31,11 @@ def is_clone(name: str) -> bool:
 def is_cold_part(name: str) -> bool:
     """Return whether a name is that of the code of a function that is rarely executed: it is jumped to, not called."""
     return _COLD.fullmatch(name) is not None
+
+
+def clones_in(symbols: SymbolTable, original: str) -> list[str]:
+    """Return the names of clones of a function in a table of symbols, as ``clones_among`` does."""
+    return clones_among((symbol.name for symbol in symbols.functions_beginning(f"{original}.")), original)
 
 
 def clones_among(names: Iterable[str], original: str) -> list[str]:
