@@ -7,7 +7,6 @@ This module knows nothing about the language that the text is written in.
 
 from __future__ import annotations
 
-import enum
 from bisect import bisect_right
 from dataclasses import field
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped, replaced
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ class Span:
         return f"{self.file.name}:{line}:{column}"
 
 
-class Severity(enum.Enum):
+class Severity(Enum):
     """Rank a diagnostic; only an error stops the program from being inserted."""
 
     ERROR = "error"

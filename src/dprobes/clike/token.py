@@ -7,11 +7,11 @@ a parser asks for a word of its own instead.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TextTokens", "Token", "TokenKind"]
 
 
-class TokenKind(enum.Enum):
+class TokenKind(Enum):
     """Classify a token; the values are the names of groups in a language's expression."""
 
     NAME = "name"

@@ -30,7 +30,6 @@ a new cell never does. So cells of several CPUs are merged by one rule each: add
 
 from __future__ import annotations
 
-import enum
 import itertools
 import struct
 import sys
@@ -38,6 +37,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.quickenum import Enum
 from dprobes.rpn.arithmetic import signed
 from dprobes.rpn.tables import HIST_BUCKETS, KeyKind, TableKind
 
@@ -77,7 +77,7 @@ RawPart = int | bytes | tuple[int, ...]
 """A part of a key: a number, a string, or the addresses of a stack."""
 
 
-class Change(enum.Enum):
+class Change(Enum):
     """Name the ways in which a cell takes a number in."""
 
     ADD = "add"

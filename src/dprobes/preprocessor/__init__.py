@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from dprobes.errors import SourceError
 from dprobes.lazypattern import lazy_pattern
 from dprobes.preprocessor.clean import clean
-from dprobes.preprocessor.external import ExternalPreprocessor, ExternalRequest, ExternalResult
-from dprobes.preprocessor.sourcefiles import FILE_LIMIT, read_source
 from dprobes.preprocessor.textmap import Piece, Preprocessed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.preprocessor.external import ExternalPreprocessor, ExternalRequest, ExternalResult
+    from dprobes.preprocessor.sourcefiles import FILE_LIMIT, read_source
     from dprobes.source import SourceFile
 
 __all__ = [
@@ -36,6 +36,22 @@ __all__ = [
     "preprocess",
     "read_source",
 ]
+
+_LATE = {
+    "external": ("ExternalPreprocessor", "ExternalRequest", "ExternalResult"),
+    "sourcefiles": ("FILE_LIMIT", "read_source"),
+}
+"""What of these modules is there by name, and imported when it is asked for: text on a command line needs none."""
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _LATE.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
 
 _NEEDS_MACROS = lazy_pattern(r"^[ \t\f\v]*#|\b__[A-Za-z_]", re.MULTILINE)
 _IDENTIFIER = lazy_pattern(r"[A-Za-z_]\w*", re.ASCII)
@@ -80,6 +96,7 @@ def _call_external(
     defines: Sequence[tuple[str, str]],
     include_dirs: Sequence[Path],
 ) -> Preprocessed:
+    from dprobes.preprocessor.external import ExternalRequest
     from dprobes.preprocessor.linemarkers import read_result
 
     request = ExternalRequest(source.text, tuple(defines), (Path(source.name).parent, *include_dirs))

@@ -7,12 +7,12 @@ are a space as well; no engine places probepoints there, so programs for them ha
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.program import ModuleType
 
@@ -28,7 +28,7 @@ MACHINE = "machine"
 """The module's name in programs about a machine as such, whatever runs on it."""
 
 
-class Space(enum.Enum):
+class Space(Enum):
     """The places of a program's probepoints, as text for users."""
 
     MODULE = "the files of a module"

@@ -7,10 +7,10 @@ The parser, the printer and the language reference read this table. Sources: man
 
 from __future__ import annotations
 
-import enum
 from functools import cache
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.rpn.arithmetic import limits
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
 
@@ -22,14 +22,14 @@ TVARS_MAX = 1024
 U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
-class Header(enum.Enum):
+class Header(Enum):
     """Say in which header a keyword stands."""
 
     FILE = "the file header"
     POINT = "a probepoint header"
 
 
-class ValueKind(enum.Enum):
+class ValueKind(Enum):
     """Name the forms of a value; the text is what an error message says was expected."""
 
     MODULE = "a module name, in double quotes unless it is made of letters and digits only"

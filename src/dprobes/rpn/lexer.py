@@ -7,12 +7,12 @@ statements). This module knows nothing of what the words mean.
 
 from __future__ import annotations
 
-import enum
 import re
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Lexer", "Statement", "TokenKind", "WordToken"]
 
 
-class TokenKind(enum.Enum):
+class TokenKind(Enum):
     """Classify a token."""
 
     NAME = "name"

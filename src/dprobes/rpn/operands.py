@@ -11,7 +11,7 @@ import itertools
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from dprobes.arch import architecture
+from dprobes.arch import architecture, host_architecture
 from dprobes.diagnostics import did_you_mean, nearest
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn import isa
@@ -130,6 +130,11 @@ def _forms() -> dict[str, list[Row | Alias]]:
     return table
 
 
+def _is_register(word: str) -> bool:
+    # Most programs are for this machine's processor: the tables of others are read for other words.
+    return word in host_architecture().register_names or (word != _NOTHING and word in _register_names())
+
+
 @cache
 def _register_names() -> frozenset[str]:
     return frozenset(name for arch in _OF_THE_MAN_PAGE for name in architecture(arch).register_names)
@@ -165,7 +170,7 @@ def _fits(pattern: Sequence[str | OperandKind], signature: Sequence[str]) -> boo
     if len(pattern) != len(signature):
         return False
     # "push eax" is an old spelling of "push r, eax"; any other lone name is a symbol.
-    if pattern == (OperandKind.REGISTER,) and signature[0] not in _register_names():
+    if pattern == (OperandKind.REGISTER,) and not _is_register(signature[0]):
         return False
     return all(
         meaning == expected if isinstance(expected, str) else meaning != _NOTHING
@@ -177,15 +182,18 @@ def _meaning(tokens: Sequence[WordToken]) -> str:
     """Return what an operand may say about the form: a lone word that forms tell apart, else ANY, or NOTHING."""
     if not tokens:
         return _NOTHING
-    if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and (word := tokens[0].word) in _telling_words():
+    if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and _is_telling(word := tokens[0].word):
         return word
     return _ANY
 
 
+def _is_telling(word: str) -> bool:
+    return word in _literals() or _is_register(word)
+
+
 @cache
-def _telling_words() -> frozenset[str]:
-    literals = (o for forms in _forms().values() for form in forms for o in form.operands if isinstance(o, str))
-    return _register_names().union(literals)
+def _literals() -> frozenset[str]:
+    return frozenset(o for forms in _forms().values() for form in forms for o in form.operands if isinstance(o, str))
 
 
 def _reject_known(tokens: Sequence[WordToken]) -> None:

@@ -18,11 +18,11 @@ The section ``.go.buildinfo`` begins (debug/buildinfo in Go's source):
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazypattern import lazy_pattern
+from dprobes.quickenum import Enum
 from dprobes.target.names.clones import is_clone
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _VERSION = lazy_pattern(r"go(\d{1,3})\.(\d{1,3})")
 _REGISTERS_SINCE = (1, 17)
 
 
-class Convention(enum.Enum):
+class Convention(Enum):
     """Say by which convention a function of a Go program takes its arguments."""
 
     GO = "Go's registers (ABIInternal)"

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 from dprobes.target.elf.contents import READ_LIMIT, file_contents, file_head
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.executables import executable_of
-from dprobes.target.ldcache import host_architecture, read_ld_cache
 from dprobes.target.processmaps import executable_mappings, read_maps
 
 if TYPE_CHECKING:
@@ -83,6 +81,8 @@ def find_module(
         return mapped
     if command is not None and (program := _command_named(name, command)) is not None:
         return program
+    from dprobes.target.ldcache import host_architecture
+
     wanted = architecture or host_architecture()
     for path in _library_candidates(name, wanted):
         if path.is_file() and _is_for(path, wanted):
@@ -135,6 +135,8 @@ def has_soname(path: Path, name: str) -> bool:
 
 def near_modules(name: str, *, pid: int | None = None, command: str | None = None) -> list[str]:
     """Return up to three names of modules that ``name`` may have been meant to be, the nearest first."""
+    from dprobes.target.ldcache import read_ld_cache
+
     known: dict[str, None] = {}
     if pid is not None:
         known.update(dict.fromkeys(Path(m.path).name for m in _code_of(pid)))
@@ -252,6 +254,8 @@ def _command_named(name: str, command: str) -> Path | None:
     """Return the command's executable if ``name`` is its name: the one given, the link's, or the real file's."""
     import shutil
 
+    from dprobes.target.executables import executable_of
+
     program = executable_of(command)
     names = {program.name}
     link = shutil.which(command) or command
@@ -295,6 +299,8 @@ def _is_elf(path: Path) -> bool:
 
 
 def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
+    from dprobes.target.ldcache import read_ld_cache
+
     libraries = [x for x in read_ld_cache() if x.name == name and x.architecture == architecture]
     for library in sorted(libraries, key=lambda x: x.hardware_specific):
         yield Path(library.path)
@@ -323,7 +329,7 @@ def _is_for(path: Path, architecture: str) -> bool:
 def root_of(pid: int) -> str:
     """Return the prefix of the paths of a process in another mount namespace, else nothing."""
     try:
-        own, other = (Path(f"/proc/{who}/ns/mnt").readlink() for who in ("self", pid))
+        own, other = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115 - of each process
     except OSError:
         return ""
     return "" if own == other else f"/proc/{pid}/root"

@@ -125,6 +125,4 @@ def test_the_macro_machinery_is_not_imported_for_text_without_directives() -> No
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": source_root}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [
-        f"dprobes.preprocessor.{name}" for name in ("clean", "external", "problems", "sourcefiles", "textmap")
-    ]
+    assert done.stdout.split() == [f"dprobes.preprocessor.{name}" for name in ("clean", "problems", "textmap")]

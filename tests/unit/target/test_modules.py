@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target import modules
 from dprobes.target.executables import executable_of
 from dprobes.target.ldcache import CachedLibrary, parse_ld_cache, read_ld_cache
 from dprobes.target.modules import advice_on_name, find_module, matches, near_modules, suggestion
@@ -144,8 +143,8 @@ def test_library_of_another_architecture_is_chosen_on_request(
     entries = [
         CachedLibrary("libx.so", str(path), machine, False) for path, machine in ((i386, "i386"), (pie, "x86_64"))
     ]
-    monkeypatch.setattr(modules, "read_ld_cache", lambda: entries)
-    monkeypatch.setattr(modules, "host_architecture", lambda: "x86_64")
+    monkeypatch.setattr("dprobes.target.ldcache.read_ld_cache", lambda: entries)
+    monkeypatch.setattr("dprobes.target.ldcache.host_architecture", lambda: "x86_64")
     assert pie == find_module("libx.so")
     assert i386 == find_module("libx.so", architecture="i386")
 

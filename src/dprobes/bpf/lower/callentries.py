@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import MapName
-from dprobes.bpf.lower.calltable import table_entry_program, take_from_table
 from dprobes.bpf.lower.hits.scopefilter import write_filter
 from dprobes.bpf.lower.hosts.host import CONTEXT
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
@@ -67,6 +66,8 @@ def entry_program(architecture: Architecture, request: Request, host: type[Host]
     """Return the program at the entry for a request of which the placement is that of the entry."""
     assert request.entry is not None
     if request.abilities.calls is not None:
+        from dprobes.bpf.lower.calltable import table_entry_program
+
         return table_entry_program(architecture, request, host)
     asm = Assembler()
     writer = _Recorder(asm, architecture, request, host(asm, architecture, request, uses_ip=False, uses_ids=False))
@@ -78,6 +79,8 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
     """Take the entry of the call that returns away, to where SEEN says (time 0: there is none). Leaves R6 and R8."""
     assert request.entry is not None
     if request.abilities.calls is not None:
+        from dprobes.bpf.lower.calltable import take_from_table
+
         take_from_table(asm, request, SEEN)
         return
     unseen, count = asm.label(), len(request.entry.registers)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
 """How many nanoseconds there are between two executions of a block, from 10ms to one day."""
 
 
-class PointKind(enum.Enum):
+class PointKind(Enum):
     """Say what a point before a block is."""
 
     CODE = "code"
@@ -102,7 +102,7 @@ class Probe:
     order: int = 0
 
 
-class BlockKind(enum.Enum):
+class BlockKind(Enum):
     """Say when the tool executes a block of its own."""
 
     BEGIN = "begin"

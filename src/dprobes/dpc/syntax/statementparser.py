@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from dprobes.clike.cursor import ParseError
 from dprobes.clike.token import TokenKind
 from dprobes.diagnostics import Note
-from dprobes.dpc.bpftracewords import call_hint
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.syntax.declarationparser import DeclarationParser
 
@@ -81,6 +80,8 @@ class StatementParser:
         expression = self.expressions.expression()
         if isinstance(expression, tree.Call) and cursor.sees("{"):
             function = expression.function
+            from dprobes.dpc.bpftracewords import call_hint
+
             raise cursor.wrong(f"'{function}' begins no statement", expression.span, call_hint(function))
         statement = tree.ExpressionStatement(expression, cursor.span_from(first))
         self._end("a statement")

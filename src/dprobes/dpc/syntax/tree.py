@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from dprobes.source import Span
@@ -254,7 +254,7 @@ class TypeName:
     span: Span
 
 
-class Storage(enum.Enum):
+class Storage(Enum):
     """Say where a variable is."""
 
     AUTO = "auto"

@@ -7,10 +7,10 @@ word if the type is signed, else filled up with zeros.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import CType, Integer
@@ -105,7 +105,7 @@ class Local:
     type: CType
 
 
-class VariableKind(enum.Enum):
+class VariableKind(Enum):
     """Say which instructions access a variable."""
 
     LOCAL = "lv"

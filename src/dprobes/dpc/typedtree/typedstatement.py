@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +154,7 @@ class Steps:
     statements: tuple[Statement, ...]
 
 
-class Jumping(enum.Enum):
+class Jumping(Enum):
     """Say where a statement jumps to."""
 
     BREAK = "break"
@@ -177,7 +177,7 @@ class Result:
     span: Span
 
 
-class Ending(enum.Enum):
+class Ending(Enum):
     """Say how a hit ends."""
 
     RETURN = "return"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
-from dprobes.dpc.bpftracewords import call_hint
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
@@ -91,6 +90,8 @@ class CallTyper:
         if call.function in RESERVED_CALLS:
             hint = _STACK_HINT if call.function in ("ustack", "kstack") else None
             raise self._values.wrong(call.span, f"'{call.function}' {RESERVED_CALLS[call.function]}", hint)
+        from dprobes.dpc.bpftracewords import call_hint
+
         hint = call_hint(call.function) or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
 

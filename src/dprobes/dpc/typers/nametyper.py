@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.diagnostics import did_you_mean
-from dprobes.dpc.bpftracewords import name_hint
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
@@ -179,6 +178,8 @@ class NameTyper:
             raise self._values.wrong(name.span, f"'{name.name}' is a function: call it", hint)
         plain = name.name.removeprefix("::")
         known = [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED]
+        from dprobes.dpc.bpftracewords import name_hint
+
         hint = name_hint(plain) or did_you_mean(plain, known)
         hint = hint or f"for a variable of the module, declare it: extern int {plain};"
         raise self._values.wrong(name.span, f"nothing is named '{plain}'", hint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
-from dprobes.dpc.bpftracewords import type_hint
 from dprobes.dpc.syntax.declarationparser import NAMED_TYPES
 from dprobes.dpc.types.ctype import (
     BOOL,
@@ -163,6 +162,8 @@ class TypeTable:
                 return UNSIGNED_LONG_LONG if is_unsigned else LONG_LONG
         if len(specifier.words) == 1 and (known := self._of_module("", written, specifier.span)) is not None:
             return known
+        from dprobes.dpc.bpftracewords import type_hint
+
         hint = type_hint(written) or did_you_mean(written, [*self._typedefs, *NAMED_TYPES])
         self._diagnostics.error(
             specifier.span, f"there is no type '{written}'", hint=hint or "declare it with 'typedef'"

@@ -7,13 +7,13 @@ nothing.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.types.ctype import INT, Array, Enumeration, Integer, Network, Pointer, String
 from dprobes.dpc.types.ctype import Stack as StackType
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import CType
@@ -55,7 +55,7 @@ def conversions(text: str) -> tuple[list[Conversion], int | None]:
     return found, None
 
 
-class Form(enum.Enum):
+class Form(Enum):
     """Say how a value is logged: as its bytes, as an item of its bytes, or as an item of a word."""
 
     RAW = "raw"

@@ -10,7 +10,6 @@ once. They start disabled, and end with their descriptors.
 from __future__ import annotations
 
 import ctypes
-import enum
 import errno
 import fcntl
 import os
@@ -20,6 +19,7 @@ import time
 from dprobes.engines.linux.proxy import call_in_proxy
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import IntFlag
 
 __all__ = [
     "Access",
@@ -188,7 +188,7 @@ def open_tracepoint(number: int) -> int:
     return _open(_TYPE_TRACEPOINT, pid=-1, cpu=0, config=number)
 
 
-class Access(enum.IntFlag):
+class Access(IntFlag):
     """Name the accesses that a breakpoint watches (HW_BREAKPOINT_*)."""
 
     READ = 1

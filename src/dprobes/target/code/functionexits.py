@@ -8,12 +8,12 @@ tells. What cannot be decided is an error: a return that is missed would be wors
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.target.code.instructions import instructions_between, is_x86
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Exit", "ExitKind", "Exits", "function_exits"]
 
 
-class ExitKind(enum.Enum):
+class ExitKind(Enum):
     """Say how an instruction leaves a function."""
 
     RETURN = "return"

@@ -7,12 +7,12 @@ running process.
 
 from __future__ import annotations
 
-import enum
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.target.code.decoderpackage import prepare_decoder
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DecodedInstruction:
     offset: int
 
 
-class Boundary(enum.Enum):
+class Boundary(Enum):
     """Say how an offset lies to the instructions around it."""
 
     ON_BOUNDARY = "on boundary"

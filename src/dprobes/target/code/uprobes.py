@@ -13,10 +13,10 @@ Pure: bytes in, answer out.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.target.code.instructions import unprobeable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["UprobeClass", "has_no_effect", "is_replaced_by_call", "refusal", "uprobe_class"]
 
 
-class UprobeClass(enum.Enum):
+class UprobeClass(Enum):
     """Say what the kernel does with an instruction that carries a uprobe."""
 
     EMULATED = "emulated"

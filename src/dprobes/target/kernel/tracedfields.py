@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
 """The tracepoints of all system calls."""
 
 
-class Form(enum.Enum):
+class Form(Enum):
     """Say what the value is of the place that a field names."""
 
     NUMBER = "the number there"
@@ -55,7 +55,7 @@ class TracedField:
     narrow_path: tuple[int, ...] | None = None
 
 
-class Source(enum.Enum):
+class Source(Enum):
     """Say what a program's argument is, in words for people."""
 
     RECORD = "the tracepoint's record"

@@ -7,11 +7,11 @@ they are on again; it says EBUSY then, and the caller has to say what that means
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import SAMPLE_SIZE, MapName
+from dprobes.quickenum import IntEnum
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembler, Label
@@ -33,7 +33,7 @@ _ADDRESS = -56
 """Where on the stack the answer and the address are put, below what handlers keep there."""
 
 
-class Answer(enum.IntEnum):
+class Answer(IntEnum):
     """
     Give the stack offsets of what is known of the mapping; all are 0 where nothing is mapped.
 

@@ -10,7 +10,6 @@ which these are: nothing else is read, and no page comes into memory because of 
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import os
 import struct
@@ -24,6 +23,7 @@ from dprobes.engines.linux.procfs import process_field, threads_of
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.quickenum import Enum
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.code.uprobes import is_replaced_by_call
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
@@ -72,7 +72,7 @@ class Conflicts:
     hidden: tuple[int, ...] = ()
 
 
-class _Finding(enum.Enum):
+class _Finding(Enum):
     SAME = "the file's bytes"
     BREAKPOINT = "a breakpoint"
     UPROBE = "a uprobe"

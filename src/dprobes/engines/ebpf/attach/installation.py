@@ -31,7 +31,6 @@ from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.needs import dumps_core, makes_records, shared_tables
-from dprobes.target.kernel.tracedfields import entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -296,6 +295,7 @@ class Installation:
         if part.placement is not Placement.TRACEPOINT:
             return None
         from dprobes.engines.ebpf.kernel.tracepointlinks import form_of
+        from dprobes.target.kernel.tracedfields import entry_of
 
         number, site = part.sites[0]
         traced = self._numbers.events[number].probe.traced

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import enum
 import mmap
 import os
 import stat
@@ -23,6 +22,7 @@ from dprobes.engines.ebpf.attach.mappers import FileId, RecentMaps, file_id, pro
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.lazydataclass import dataclass
+from dprobes.quickenum import Enum
 from dprobes.target.modules import has_soname, is_made_by_kernel, matches
 from dprobes.target.processmaps import executable_mappings
 
@@ -125,7 +125,7 @@ def _executed(text: str, *parts: str) -> list[MemoryMapping]:
     return executable_mappings("\n".join(line for line in text.split("\n") if any(part in line for part in parts)))
 
 
-class _Meaning(enum.Enum):
+class _Meaning(Enum):
     """Say whether a file is meant by a module's name."""
 
     NONE = "not at all"

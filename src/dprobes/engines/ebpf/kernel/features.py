@@ -28,7 +28,6 @@ from dprobes.engines.linux.bpfcalls import (
 )
 from dprobes.engines.linux.kernelobjects import aside
 from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
-from dprobes.engines.linux.perfcalls import kprobe_unit
 from dprobes.errors import TargetError, system_error
 from dprobes.quickenum import Enum
 from dprobes.target.btf import Kind
@@ -320,11 +319,15 @@ def _try_typed_tracepoint(types: KernelTypes) -> None:
 
 
 def _try_kprobe(_: KernelTypes) -> None:
+    from dprobes.engines.linux.perfcalls import kprobe_unit
+
     kprobe_unit()
     os.close(_load(_nothing()))
 
 
 def _try_kprobe_multi(_: KernelTypes) -> None:
+    from dprobes.engines.linux.perfcalls import kprobe_unit
+
     kprobe_unit()
     program = _load(_nothing(), attach_type=AttachType.TRACE_KPROBE_MULTI)
     try:

@@ -15,7 +15,6 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
-from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import (
     AttachType,
     ProgramType,
@@ -117,6 +116,8 @@ def _single_uprobes(
     counters: Sequence[int],
     shown: str,
 ) -> UprobeLinks:
+    from dprobes.engines.linux import perfcalls
+
     offset = 0
 
     def events() -> Iterator[tuple[int, int]]:
@@ -138,6 +139,8 @@ Links = TypeVar("Links", bound=Descriptors)
 
 def link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
     """Attach a program to one event; from then on the link, which goes to ``links``, keeps it."""
+    from dprobes.engines.linux import perfcalls
+
     try:
         links.add(link_perf_event(program, event, cookie))
         perfcalls.enable(event)

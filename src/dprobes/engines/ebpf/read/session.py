@@ -23,13 +23,8 @@ from dprobes.engines.ebpf.attach.newfiles import NewFiles
 from dprobes.engines.ebpf.attach.scope import ProcessTree, filter_of, is_initial_namespace, pid_namespace_of
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.read.control import ControlledRun, Readings
-from dprobes.engines.ebpf.read.heldrecords import Ended, HeldRecords
-from dprobes.engines.ebpf.read.probecounts import ProbeCounts
-from dprobes.engines.ebpf.read.recordstream import RecordStream
 from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, StoppedProcesses
 from dprobes.engines.ebpf.read.switchover import Replacement, session_to_replace
-from dprobes.engines.ebpf.read.tablewatch import TableWatch
-from dprobes.engines.ebpf.read.threadprogress import progress
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.engines.linux import kernelobjects
@@ -45,6 +40,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.headstartplan import Planning
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
+    from dprobes.engines.ebpf.read.heldrecords import Ended
     from dprobes.engines.ebpf.read.userstacks import UserStacks
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
@@ -163,17 +159,12 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             stack.callback(self._stopped_processes.close)  # when no handler is left
             installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
             self._installation = installed
-            self._tables = TableWatch(self._program, installed)
             stack.callback(installed.close)
             faulting = installed.faulting
-            look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
             self._look_at_images = self._watch_images(stack)
-            self._held = HeldRecords(faulting, installed.giving_back, look)
             maps = installed.maps
             if maps.stops is not None:
                 self._stopped_processes.begin(maps.stops.fd)
-            self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
-            stack.callback(self._stream.close)
             types = self._features.types
             stack.callback(types.close)
             if scope.command:
@@ -208,6 +199,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                             installed.probes, (f"{each.state.value}: {each.detail}" for each in states)
                         )
                     replacement.take_over(installed)
+            self._begin_reading(installed, stack)
             if (standing := kernelobjects.standing()) is not None and not standing.is_used_up:
                 raise kernelobjects.HeadStartError
             self._notices += installed.attach_postponed()
@@ -220,12 +212,27 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             if self._command is not None:
                 self._command.go()
             self._notices.append(Begun())
-            counts = ProbeCounts(installed, self._held.faults, self._held.dropped, self._given_up)
-            self._readings = Readings(installed, counts.all)
-            stack.callback(self._readings.close)
             if plan is not None:
                 plan.finish(maps.descriptors, maps.ring.size)
             self._stack = stack.pop_all()
+
+    def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
+        """Begin to read what handlers write; probes are armed before the modules for that are imported."""
+        from dprobes.engines.ebpf.read.heldrecords import HeldRecords
+        from dprobes.engines.ebpf.read.probecounts import ProbeCounts
+        from dprobes.engines.ebpf.read.recordstream import RecordStream
+        from dprobes.engines.ebpf.read.tablewatch import TableWatch
+        from dprobes.engines.ebpf.read.threadprogress import progress
+
+        look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
+        self._held = HeldRecords(installed.faulting, installed.giving_back, look)
+        maps = installed.maps
+        self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
+        stack.callback(self._stream.close)
+        self._tables = TableWatch(self._program, installed)
+        counts = ProbeCounts(installed, self._held.faults, self._held.dropped, self._given_up)
+        self._readings = Readings(installed, counts.all)
+        stack.callback(self._readings.close)
 
     def _planning(self, found: Findings) -> Planning | None:
         """Begin to plan a head start for the next run, if somebody takes notes for one."""
@@ -338,10 +345,10 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         """Give out what has come, for a limited time."""
         for each in self._stream.turn(lambda: self._stopping):
             self._look_at_images()
-            if isinstance(each, Ended):
-                yield from self._end(each)
-            else:
+            if isinstance(each, RecordBatch):
                 yield each
+            else:
+                yield from self._end(each)
 
     def _wait(self) -> None:
         """Sleep until there may be something to do."""
