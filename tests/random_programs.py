@@ -60,7 +60,7 @@ TABLES = (
     Table("powers", TableKind.HIST, (Key(KeyKind.WORD),), room=7, unit=Unit.BYTES),
     Table("steps", TableKind.LHIST, (), Range(-3, 1000, 70)),
     Table("latest", TableKind.LAST, (Key(KeyKind.WORD),), room=2),
-    Table("wide", TableKind.STATS, (Key(KeyKind.LONG),), room=3, value=Key(KeyKind.LONG)),
+    Table("wide", TableKind.STATS, (Key(KeyKind.SIGNED_LONG),), room=3, value=Key(KeyKind.LONG)),
     Table("names", TableKind.LAST, (Key(KeyKind.WORD),), room=3, value=Key(KeyKind.STRING, 11)),
     Table("texts", TableKind.COUNT, (Key(KeyKind.TEXT, 11),), room=5),
     Table("kept", TableKind.LAST, (), value=Key(KeyKind.TEXT, 9)),

@@ -91,6 +91,7 @@ with variables, a `tally` counts even if the probed instruction faults. [tables.
 | `ustack[N]` | | the process, and its call stack, as `log ustack` has it |
 | `kstack[N]` | | the call stack in the kernel, as `log kstack` has it |
 | `long` | the number; in programs of 32 bits two cells, the low word on top | 64 bits, without a sign |
+| `slong` | the same | 64 bits with a sign |
 | `text[N]` | a string as cells, N/8+1 of 64 bits or twice as many of 32: its first byte in the low bits of the top one | its bytes |
 | `frames[N]` | N addresses of 64 bits, the innermost on top | a call stack in the kernel that was taken earlier |
 | `uframes[N]` | the process, of 64 bits, on top of N such addresses | a call stack of a program that was taken earlier |

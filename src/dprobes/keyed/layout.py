@@ -9,6 +9,7 @@ A key is the bytes of its parts, each a multiple of 8, numbers in the machine's 
     ustack[N]       the process id, and N addresses, the innermost first, and zeros
     kstack[N]       N addresses, and zeros
     long            64 bits, without a sign
+    slong           64 bits with a sign
     text[N]         as str[N], the bytes of the cells as they are
     frames[N]       as kstack[N]
     uframes[N]      as ustack[N]
@@ -219,6 +220,9 @@ def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, 
     return *found, *key_parts((table.value,), struct.pack(f"{len(cells)}Q", *cells))
 
 
+_SIGNED = (KeyKind.SIGNED, KeyKind.SIGNED_LONG)
+
+
 def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
     """
     Return the parts of a key: numbers, bytes, or the addresses of a stack.
@@ -241,5 +245,5 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
                     words.pop()
                 parts.append(tuple(words))
             case _:
-                parts.append(int.from_bytes(field, sys.byteorder, signed=key.kind is KeyKind.SIGNED))
+                parts.append(int.from_bytes(field, sys.byteorder, signed=key.kind in _SIGNED))
     return tuple(parts)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Surroundings", "ValueReader"]
 
 _COMPARISONS = ("==", "<", "<=")
-_NUMBERS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.LONG)
+_NUMBERS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.LONG, KeyKind.SIGNED_LONG)
 _VALUE_SIZE = 1
 
 

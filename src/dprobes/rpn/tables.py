@@ -112,6 +112,8 @@ class KeyKind(Enum):
     KERNEL_STACK = "kstack"
     LONG = "long"
     """A number of 64 bits: of two cells, the low word on top, in programs of 32."""
+    SIGNED_LONG = "slong"
+    """The same, with a sign."""
     TEXT = "text"
     """A string whose bytes stand in cells, the first ones in the low bits of the top one."""
     FRAMES = "frames"
@@ -217,7 +219,7 @@ class Key:
         match self.kind:
             case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES:
                 return 1
-            case KeyKind.LONG | KeyKind.TEXT | KeyKind.FRAMES | KeyKind.USER_FRAMES:
+            case KeyKind.LONG | KeyKind.SIGNED_LONG | KeyKind.TEXT | KeyKind.FRAMES | KeyKind.USER_FRAMES:
                 return self.bytes // word_size
             case _:
                 return 0

@@ -48,7 +48,7 @@ def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
             return machine.context.read(cells[0], key.size).ljust(key.bytes, b"\0")
         case KeyKind.TEXT:
             return b"".join([cell.to_bytes(machine.word_size, "little") for cell in cells])
-        case KeyKind.LONG | KeyKind.FRAMES | KeyKind.USER_FRAMES:
+        case KeyKind.LONG | KeyKind.SIGNED_LONG | KeyKind.FRAMES | KeyKind.USER_FRAMES:
             return _words(_wide_numbers(machine, cells), key)
         case KeyKind.COMM:
             return machine.context.process_name()[: PROCESS_NAME_SIZE - 1].ljust(PROCESS_NAME_SIZE, b"\0")

@@ -28,12 +28,15 @@ __all__ = ["KINDS", "KeyedTable", "TableTyper", "Tables"]
 KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
 """What a table may keep, and how many arguments that takes."""
 
-LONG = "long"
-"""The kind of keys and values of 64 bits in programs of 32."""
+LONG, SIGNED_LONG = "long", "slong"
+"""The kinds of keys of 64 bits in programs of 32, and of values, which have a sign in any case."""
+
+_WIDE = (LONG, SIGNED_LONG)
 
 _KEYS_MAX = 8
 _WORDS = {
     LONG: "64 bits",
+    SIGNED_LONG: "64 bits",
     SIGNED: "word",
     "text": "a text in quotes or kept string",
     **dict.fromkeys(("frames", "uframes"), "a kept call stack"),
@@ -144,8 +147,8 @@ class Tables:
         known = self._tables.setdefault(table.name, table)
         if (known.kind, known.keys, known.value) != (table.kind, table.keys, table.value):
             first = Note(f"here it is {known.contents}", known.span)
-            is_wider = LONG in (table.value, *table.keys) and LONG not in (known.value, *known.keys)
-            hint = "convert what is wider: (long)x" if is_wider else None
+            is_wider, was_wide = (not {each.value, *each.keys}.isdisjoint(_WIDE) for each in (table, known))
+            hint = "convert what is wider: (long)x" if is_wider and not was_wide else None
             hint = hint or _hint_about(known, table)
             self._diagnostics.error(span, f"'@{name}' is {table.contents} here", notes=(first,), hint=hint)
         return known
@@ -333,10 +336,10 @@ class TableTyper:
         match value.type:
             case Pointer():
                 return "address", value
-            case Integer() | Enumeration() if self._values.operators.is_wide(value.type):
-                return LONG, value
-            case Integer() | Enumeration() if known == LONG:
-                return LONG, self._values.converted(value, LONG_LONG, key.span)
+            case Integer() | Enumeration() as type_ if self._values.operators.is_wide(type_):
+                return known if known in _WIDE else SIGNED_LONG if word_kind(type_, "") == SIGNED else LONG, value
+            case Integer() | Enumeration() if known in _WIDE:
+                return known, self._values.converted(value, LONG_LONG, key.span)
             case Integer() | Enumeration() as type_:
                 is_code = isinstance(value, typed.Register) and value.name == "pc"
                 if is_code or (isinstance(key, tree.Call) and key.function == "sym"):
