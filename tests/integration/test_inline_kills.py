@@ -76,6 +76,27 @@ def test_nothing_is_left_of_a_killed_tool(build: Builder, run: Runner, ways: tup
         assert target.wait(TIMEOUT) == 0
 
 
+def kill_all(client: subprocess.Popen[str], *others: int) -> None:
+    """Kill a client with its children, none of which has the time to see another one end."""
+    client.send_signal(signal.SIGSTOP)
+    await_true(lambda: thread_state(client.pid) == "T", "the stop of the client", TIMEOUT)
+    for pid in (*others, client.pid):
+        os.kill(pid, signal.SIGKILL)
+    client.communicate(timeout=TIMEOUT)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return how much of a processor a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run_for(pid: int, seconds: float) -> None:
+    """Wait until a process has used so much of a processor."""
+    enough = cpu_seconds(pid) + seconds
+    await_true(lambda: cpu_seconds(pid) >= enough, f"{seconds} s of a processor", TIMEOUT)
+
+
 def hot_without_restorer(run: Runner, pid: int, program: Path) -> tuple[subprocess.Popen[str], int]:
     """Return a client and its tracer that have jumps in a process, after the end of the restorer."""
     client, _ = run.start(HOT, ["-p", str(pid)], INLINE)
@@ -90,13 +111,12 @@ def test_handlers_do_nothing_more_if_nobody_is_left_to_take_them_out(build: Buil
     program = build("torture.c")
     with running(program, 600, 2) as target:
         await_line(target)
-        client, tracer = hot_without_restorer(run, target.pid, program)
-        kill(("client", "tracer"), client, tracer)
-        client.communicate(timeout=TIMEOUT)
+        kill_all(*hot_without_restorer(run, target.pid, program))
         await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
         assert jump_is_at(target.pid, program)
+        run_for(target.pid, 0.2)  # handlers that have begun come to their end
         before = shared_memory(target.pid)
-        time.sleep(0.2)
+        run_for(target.pid, 0.2)
         assert shared_memory(target.pid) == before
         target.send_signal(signal.SIGUSR2)
         assert target.wait(TIMEOUT) == 0
@@ -110,12 +130,7 @@ def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runn
         client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
         await_traced(target.pid)
         await_true(lambda: jump_is_at(target.pid, program), "a jump")
-        # It would put the breakpoints right, if it had the time to see the others end.
-        client.send_signal(signal.SIGSTOP)
-        await_true(lambda: thread_state(client.pid) == "T", "the stop of the client", TIMEOUT)
-        for pid in (*children_of(client.pid), client.pid):
-            os.kill(pid, signal.SIGKILL)
-        client.communicate(timeout=TIMEOUT)
+        kill_all(client, *children_of(client.pid))
         await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
         assert jump_is_at(target.pid, program)
         # The other one is where the linker tells of libraries.
