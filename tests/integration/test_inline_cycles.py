@@ -144,4 +144,4 @@ def test_sessions_leave_nothing(path: Path, run: Callable[[Path, OnDemand], None
         assert descriptors() == before
         assert mappings() == mapped
         assert target.end() == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "dprobes-life"]
+    assert not [thread for thread in {*threading.enumerate()} - threads if thread.name == "dprobes-life"]
