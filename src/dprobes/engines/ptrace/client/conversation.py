@@ -431,10 +431,7 @@ class Conversation:
         self._asked[mapped.device, mapped.inode, mapped.path] = mapped
         run = self._runs[mapped.program]
         sites, notices = run.answers.sites(mapped)
-        if run.native is not None:
-            probes = {site.probe for site in sites.sites if site.probe >= 0}
-            sites = dataclasses.replace(sites, native=run.native.native_probes(probes, run.answers))
-        self.outbox.send(dataclasses.replace(sites, number=mapped.number))
+        self.outbox.send(dataclasses.replace(_with_native(sites, run), number=mapped.number))
         run.items += notices
 
     def _on_end(self, item_for: Callable[[ProgramRun], Item]) -> None:
@@ -503,5 +500,14 @@ def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], k
     for key in asked.keys() - known.keys():
         prepared = run.answers.prepare(asked[key])
         if prepared is not None:
-            known[key], notices = prepared
+            sites, notices = prepared
+            known[key] = _with_native(sites, run)
             run.items += notices
+
+
+def _with_native(sites: Sites, run: ProgramRun) -> Sites:
+    """Let sites say for which probepoints jumps will be asked for."""
+    if run.native is None:
+        return sites
+    probes = {site.probe for site in sites.sites if site.probe >= 0}
+    return dataclasses.replace(sites, native=run.native.native_probes(probes, run.answers))

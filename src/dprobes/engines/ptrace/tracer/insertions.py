@@ -2,17 +2,20 @@
 The insertion of a program among those that a tracer has, and the end of one while others stay.
 
 A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost, and
-no thread has to stop for it. What is wrong with the program itself is found out before anything is changed.
+no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on as they are meanwhile.
+What is wrong with the program itself is found out before anything is changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.reports import Ended, InPlace, NotInserted
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
+from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import EngineError, reason_of
@@ -27,12 +30,16 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.detachment import Detacher
     from dprobes.engines.ptrace.tracer.hitcounter import Settler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.native.jumpabsence import JumpAbsence
     from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
 __all__ = ["Inserter", "prepared"]
+
+_PATIENCE = 30.0
+"""Seconds for which jumps are awaited, before breakpoints are written instead."""
 
 
 class Inserter:
@@ -48,7 +55,11 @@ class Inserter:
         settler: Settler,
         dumps: CoreDumps,
         detacher: Detacher,
+        jump_absence: JumpAbsence,
     ) -> None:
+        self._jump_absence = jump_absence
+        self._pending: dict[int, tuple[list[AddressSpace], float]] = {}
+        """By program for whose jumps is waited: the spaces that it came into, and until when."""
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
@@ -79,12 +90,39 @@ class Inserter:
         program.reach.pids |= pids
         self._programs.append(program)
         self._tree.rescope()
-        for space in spaces:
-            thread = next((t for t in self._threads.in_space(space) if t.pid in pids), None)
-            if thread is not None and space.is_open and not space.shared_with:
-                self._modules.place_missing(space, thread, program)
-                self._modules.watch_missing(space, thread, program)
+        with self._jump_absence.everywhere():
+            for space in spaces:
+                thread = next((t for t in self._threads.in_space(space) if t.pid in pids), None)
+                if thread is not None and space.is_open and not space.shared_with:
+                    self._modules.place_missing(space, thread, program)
+                    self._modules.watch_missing(space, thread, program)
+        self._pending[number] = spaces, time.monotonic() + _PATIENCE
+        self.look_after()
+
+    def look_after(self) -> float | None:
+        """Say that programs are in place once their jumps are there; return in how many seconds to ask again."""
+        if not self._pending:
+            return None
+        now = time.monotonic()
+        for number, (spaces, until) in list(self._pending.items()):
+            if now >= until or not any(space.is_open and space.unwritten for space in spaces):
+                self._say_in_place(number)
+        return min((until - now for _, until in self._pending.values()), default=None)
+
+    def _say_in_place(self, number: int) -> None:
+        """Say that a program is in place; what has had no jump by now has its breakpoint."""
+        self._pending.pop(number)
+        for space in self._threads.spaces():
+            # Children that were born meanwhile get no jumps of their own.
+            if not any(thread.awaits_jumps for thread in self._threads.in_space(space)):
+                write_unwritten(space)
         self._connection.send(InPlace(number))
+
+    def finish(self) -> None:
+        """Say so of all programs, whose processes have been let go."""
+        for number in self._pending:
+            self._connection.send(InPlace(number))
+        self._pending.clear()
 
     def end_idle(self) -> None:
         """End the programs whose processes are all gone, if others still have some."""
@@ -101,6 +139,8 @@ class Inserter:
         ``let_handlers_end`` waits for those in processes: only then is all there that they count and record. The end is
         ``complete`` if its processes are gone.
         """
+        if program.number in self._pending:
+            self._say_in_place(program.number)
         held = self._settle_all(program)
         self._modules.drop(program)
         self._remover.withdraw_program(program)

@@ -46,6 +46,7 @@ from dprobes.engines.ptrace.tracer.identities import Identities
 from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.native.handlerends import HandlerEnds
+from dprobes.engines.ptrace.tracer.native.jumpabsence import JumpAbsence
 from dprobes.engines.ptrace.tracer.native.jumpwaits import JumpWaits
 from dprobes.engines.ptrace.tracer.native.patcher import Patcher
 from dprobes.engines.ptrace.tracer.native.reclamation import Reclaimer
@@ -91,7 +92,9 @@ class Tracer:
         modules = ModuleBreakpoints(state, watchpoints)
         patcher = Patcher(state, stopper)
         tree = ProcessTree(state, stopper, modules, patcher, identities)
-        remover = Remover(state, stopper, watchpoints, patcher)
+        jump_waits, handler_ends = JumpWaits(state.threads, stopper), HandlerEnds(state, stopper)
+        jump_absence = JumpAbsence(state, stopper, patcher, handler_ends, jump_waits)
+        remover = Remover(state, stopper, watchpoints, jump_absence)
         counter = HitCounter(connection, remover)
         context = ThreadContext(connection.warn_once, connection.send, LocalTables(stopper).descriptor)
         watchpoint_hits = WatchpointHits(context, debug_registers, counter)
@@ -99,18 +102,17 @@ class Tracer:
         detacher = Detacher(state, tree, stopper, stepper, debug_registers, counter)
         dumps = CoreDumps(state, stopper)
         settler = Settler(stopper, counter)
-        jump_waits = JumpWaits(state.threads, stopper)
         self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
         self._attachment, self._patcher = Attachment(state, stopper, modules), patcher
-        self._jump_waits, self._handler_ends = jump_waits, HandlerEnds(state, stopper)
+        self._jump_waits, self._handler_ends = jump_waits, handler_ends
         self._reclaimer = Reclaimer(state, stopper)
         self._hits = HitHandler(
             state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps, patcher, jump_waits
         )
-        self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher)
-        self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
+        self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher, jump_absence)
+        self._replacer = Replacer(state, modules, stopper, watchpoints, settler, jump_absence)
         self._registers = ptracecalls.Registers()
         self._attached = False
 
@@ -137,6 +139,7 @@ class Tracer:
             self._dumps.abandon()
             self._detacher.detach_all()
             self._counter.finish()
+            self._inserter.finish()
             self._connection.send(Done(complete, problem))
             self._connection.close()
 
@@ -153,6 +156,7 @@ class Tracer:
         self._jump_waits.look_after()
         self._reclaimer.look_after()
         self._attachment.look_after()
+        self._inserter.look_after()
         self._connection.flush_if_due()
         return True
 
@@ -186,6 +190,7 @@ class Tracer:
             self._jump_waits.look_after(),
             self._reclaimer.look_after(),
             self._attachment.look_after(),
+            self._inserter.look_after(),
             self._connection.flush_if_due(),
         ]
         if self._tree.has_unreported:
@@ -226,12 +231,9 @@ class Tracer:
                 case ReleaseMemory():
                     self._handler_ends.release(message)
                 case Insert():
-                    with self._patcher.without_jumps():
-                        self._inserter.insert(message)
+                    self._inserter.insert(message)
                 case Replace():
-                    with self._patcher.without_jumps():
-                        self._handler_ends.let_end(self._handle_reported)
-                        self._replacer.replace(message)
+                    self._replacer.replace(message, self._handle_reported)
                     self._reclaimer.begin()
                 case End(number):
                     if self._programs.is_the_end(message):

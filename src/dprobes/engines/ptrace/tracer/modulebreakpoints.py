@@ -130,7 +130,15 @@ class ModuleBreakpoints:
         return found
 
     def place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
-        """Place a program's breakpoints in files that are known to be mapped, where it has none."""
+        """
+        Place a program's breakpoints in files that are known to be mapped, where it has none.
+
+        As with ``begin`` none is needed where jumps come.
+        """
+        with self._awaiting_jumps():
+            self._place_missing(space, thread, program)
+
+    def _place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
         for key, ranges in space.files.items():
             sites = program.known.get(key)
             if sites is not None:
@@ -157,11 +165,21 @@ class ModuleBreakpoints:
         So it is in a process that runs already, and can go on as it is: no thread meets a breakpoint before, of which
         it would die if we were killed. And so it is with code that nobody executes before (``JumpWaits``).
         """
+        with self._awaiting_jumps():
+            self._update(space, thread, inherited=False)
+
+    @contextlib.contextmanager
+    def _awaiting_jumps(self) -> Iterator[None]:
         self._awaits_jumps = True
         try:
-            self._update(space, thread, inherited=False)
+            yield
         finally:
             self._awaits_jumps = False
+
+    def native_probes(self, space: AddressSpace, program: InsertedProgram) -> frozenset[int]:
+        """Return the probepoints of a program for which jumps come, in the files of an address space."""
+        known = (program.known.get(key) for key in space.files)
+        return frozenset(probe for sites in known if sites is not None for probe in sites.native)
 
     def inherit(self, space: AddressSpace, thread: Thread) -> None:
         """Learn which breakpoints a process has that is a copy of one of ours."""

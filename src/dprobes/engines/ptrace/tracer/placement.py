@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["Placer", "note_placement", "why_not", "write_unwritten"]
+__all__ = ["Placer", "awaits_jump", "note_placement", "why_not", "write_unwritten"]
 
 _Use = tuple["Site", int, "Probe | None", str]
 """A site of a program, its address, its probepoint unless it is the engine's own, and the path of its file."""
@@ -169,7 +169,7 @@ class Placer:
         for breakpoint_ in wanted:
             probes = breakpoint_.probes()
             try:
-                space.place(breakpoint_, is_written=not self._awaits_jump(breakpoint_))
+                space.place(breakpoint_, is_written=not awaits_jump(breakpoint_, self.native))
             except OSError as error:
                 why = reason_of(error)
                 for probe in probes - reported:
@@ -183,11 +183,6 @@ class Placer:
         for probe in failed:
             space.drop(probe)
         return active - failed
-
-    def _awaits_jump(self, breakpoint_: Breakpoint) -> bool:
-        if not self.native or breakpoint_.own or breakpoint_.waiting or breakpoint_.semaphores:
-            return False
-        return self.native.issuperset(probe.number for probe in breakpoint_.probes())
 
     def _report(
         self,
@@ -205,6 +200,13 @@ class Placer:
         self._connection.send(
             ProbeStatus(program.number, (number,), thread.pid, state, path, site.offset, found, reason)
         )
+
+
+def awaits_jump(breakpoint_: Breakpoint, native: frozenset[int] | None) -> bool:
+    """Return whether a breakpoint is for nothing but ``native`` probepoints of a program, for which jumps come."""
+    if not native or breakpoint_.own or breakpoint_.waiting or breakpoint_.semaphores:
+        return False
+    return native.issuperset(probe.number for probe in breakpoint_.probes())
 
 
 def write_unwritten(space: AddressSpace) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.injection import Call
-    from dprobes.engines.ptrace.tracer.native.patcher import Patcher
+    from dprobes.engines.ptrace.tracer.native.jumpabsence import JumpAbsence
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -39,8 +39,10 @@ __all__ = ["Remover", "give_back_all", "give_back_pages", "tell_lowered"]
 class Remover:
     """The remover of breakpoints and watchpoints from all address spaces."""
 
-    def __init__(self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints, patcher: Patcher) -> None:
-        self._patcher = patcher
+    def __init__(
+        self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints, jump_absence: JumpAbsence
+    ) -> None:
+        self._jump_absence = jump_absence
         self._connection = state.connection
         self._threads = state.threads
         self._stopper = stopper
@@ -56,9 +58,8 @@ class Remover:
         self._watchpoints.withdraw(probe)
         emptied = []
         for space in self._threads.spaces():
-            taken = self._patcher.restore(space, [b.address for b in space.by_probe.get(probe, ())])
-            addresses = [b.address for b in space.drop(probe)]
-            self._patcher.bring_back(space, taken)
+            with self._jump_absence.in_space(space, [b.address for b in space.by_probe.get(probe, ())]):
+                addresses = [b.address for b in space.drop(probe)]
             tell_lowered(self._connection, space)
             if addresses:
                 emptied.append((space, addresses))
@@ -75,9 +76,8 @@ class Remover:
         emptied = {}
         for space in self._threads.spaces():
             self._watchpoints.withdraw_program(space, program)
-            taken = self._patcher.restore(space)
-            addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
-            self._patcher.bring_back(space, taken)
+            with self._jump_absence.in_space(space):
+                addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
             tell_lowered(self._connection, space)
             if addresses:
                 emptied[space] = addresses

@@ -19,18 +19,22 @@ from dprobes.engines.ptrace.reports import InPlace, NotInserted, ProbeStatus, Re
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.insertions import prepared
-from dprobes.engines.ptrace.tracer.placement import note_placement
+from dprobes.engines.ptrace.tracer.placement import awaits_jump, note_placement
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.engines.ptrace.requests import Replace
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.hitcounter import Settler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.native.jumpabsence import JumpAbsence
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -52,7 +56,9 @@ class Replacer:
         stopper: Stopper,
         watchpoints: Watchpoints,
         settler: Settler,
+        jump_absence: JumpAbsence,
     ) -> None:
+        self._jump_absence = jump_absence
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
@@ -61,8 +67,8 @@ class Replacer:
         self._watchpoints = watchpoints
         self._settler = settler
 
-    def replace(self, message: Replace) -> None:
-        """Exchange a program, or tell the client why not; then nothing has changed."""
+    def replace(self, message: Replace, go_on: Callable[[], int]) -> None:
+        """Exchange a program, or tell the client why not; then nothing has changed. ``go_on`` handles stops."""
         former = self._programs.numbered(message.former)
         number = message.start.number
         if former is None:
@@ -74,22 +80,23 @@ class Replacer:
         except EngineError as error:
             self._connection.send(NotInserted(number, error.message))
             return
-        obstacle = self._modules.obstacle_to(program, spaces)
-        if obstacle is not None:
-            self._connection.send(NotInserted(number, obstacle=obstacle))
-            return
-        held = self._stop_all()
-        try:
-            self._settle_all(former)
-            self._settler.finish()
-            self._connection.send(Replaced(number))
-            self._exchange(former, program)
-            self._connection.send(InPlace(number))
-        finally:
-            for thread in held:
-                if thread.state is ThreadState.STOPPED:
-                    with contextlib.suppress(ProcessLookupError):
-                        self._stopper.release(thread)
+        with self._jump_absence.everywhere(go_on):
+            obstacle = self._modules.obstacle_to(program, spaces)
+            if obstacle is not None:
+                self._connection.send(NotInserted(number, obstacle=obstacle))
+                return
+            held = self._stop_all()
+            try:
+                self._settle_all(former)
+                self._settler.finish()
+                self._connection.send(Replaced(number))
+                self._exchange(former, program)
+                self._connection.send(InPlace(number))
+            finally:
+                for thread in held:
+                    if thread.state is ThreadState.STOPPED:
+                        with contextlib.suppress(ProcessLookupError):
+                            self._stopper.release(thread)
 
     # Bringing hits to their end
 
@@ -170,11 +177,16 @@ class Replacer:
         for pid in space.pids if gone else ():
             self._connection.send(Removed(pid, tuple(b.address for b in gone)))
         active: set[Probe] = set()
+        native = self._modules.native_probes(space, program)
         for breakpoint_ in space.breakpoints.values():
             mine = {probe for probe in breakpoint_.probes() if probe.program is program}
             if mine:
                 space.register(breakpoint_)
-                note_placement(space, breakpoint_, mine)
+                if self._is_left_out(space, breakpoint_, mine, native):
+                    space.restore_byte(breakpoint_.address, breakpoint_.original)
+                    space.unwritten.add(breakpoint_.address)
+                else:
+                    note_placement(space, breakpoint_, mine)
                 active |= mine
         active |= self._watchpoints.pass_on(space, former, self._modules.watchpoints(space, program))
         for probe in active:
@@ -183,6 +195,14 @@ class Replacer:
             numbers = tuple(sorted(probe.number for probe in active))
             self._connection.send(ProbeStatus(program.number, numbers, threads[0].pid, ProbeState.ACTIVE))
         self._modules.place_missing(space, threads[0], program)
+
+    def _is_left_out(
+        self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]
+    ) -> bool:
+        """Return whether a breakpoint is needed for nothing, as a jump comes, for which all threads can wait."""
+        if breakpoint_.probes() != mine or not awaits_jump(breakpoint_, native):
+            return False
+        return self._jump_absence.is_still(space)
 
     def _owners(self, space: AddressSpace, program: InsertedProgram) -> dict[int, list[_Owner]]:
         """Return what a program needs breakpoints for, by their addresses."""

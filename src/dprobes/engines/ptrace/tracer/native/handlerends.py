@@ -1,5 +1,5 @@
 """
-The ends of handlers in processes that are under way, which are waited for: there must be no jumps meanwhile.
+The ends of handlers in processes that are under way, which are waited for.
 
 Whoever looks then at what a program has counted and recorded, or what its handlers have left, finds all of it.
 """
@@ -30,6 +30,8 @@ _TRIES = 20
 """How often threads are looked at that may be in handlers: of a program that does little else many are."""
 _HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.05
 """Seconds for which a thread in a handler is let run before it is looked at again: at first, and at most."""
+_HOLD_PATIENCE = 0.1
+"""Seconds for which threads are looked at that may be in handlers, while others stand still for that."""
 _HANDLER_PATIENCE = 2.0
 """Seconds for which handlers are let end: a thread may have to wait for a processor."""
 
@@ -45,6 +47,8 @@ class HandlerEnds:
     def let_end(self, go_on: Callable[[], int], program: int | None = None) -> int:
         """
         Let the handlers end that are under way, all or a program's; return how many threads are still in theirs.
+
+        There must be no jumps meanwhile.
 
         ``go_on`` handles stops, and returns how many: a thread may have stopped in its handler for a signal, or at a
         breakpoint in the program's signal handler, and leaves that only when somebody sees to it.
@@ -67,6 +71,32 @@ class HandlerEnds:
             present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
             waiting = self._in_handlers([thread for thread in present if thread.space in code], code)
         return len(waiting)
+
+    def hold_outside(self, spaces: Sequence[AddressSpace], go_on: Callable[[], int]) -> list[Thread] | None:
+        """
+        Hold all threads of spaces outside of handlers, and return them; None if one is in its handler all the time.
+
+        Those that are outside are held already while others come to the end of their handlers; jumps may stay. As with
+        ``let_end`` stops are handled meanwhile.
+        """
+        held: list[Thread] = []
+        until = time.monotonic() + _HOLD_PATIENCE
+        while True:
+            threads = [thread for space in spaces for thread in self._threads.in_space(space)]
+            new = self._stopper.stop(threads)
+            known = set(held)
+            inside = {t for t in threads if t not in known and not is_outside(t.space, t)}
+            held += [thread for thread in new if thread not in inside]
+            if not inside:
+                return held
+            is_late = time.monotonic() > until
+            for thread in [thread for thread in new if thread in inside] + (held if is_late else []):
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+            if is_late:
+                return None
+            if not go_on():
+                signal.sigtimedwait([signal.SIGCHLD], _HANDLER_PAUSE)
 
     def _in_handlers(self, threads: list[Thread], code: Code) -> list[Thread]:
         """Return those of some threads that may be in a handler just now, which is in the code of their space."""

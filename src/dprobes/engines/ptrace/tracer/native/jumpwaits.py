@@ -2,7 +2,8 @@
 The waits of threads for jumps: until they are there, nobody executes code that a thread has just mapped.
 
 That is so after an exec, and while the program's loader says that a library is mapped, which nobody has been told of
-yet. The thread is asked to stop as it runs on; the breakpoints for which jumps come are not written meanwhile.
+yet. The thread is asked to stop as it runs on; the breakpoints for which jumps come are not written meanwhile. All
+threads of a space wait, for a shorter time, when one program has taken the place of another one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.state import ThreadState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread, ThreadTable
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
@@ -22,6 +26,8 @@ __all__ = ["JumpWaits"]
 
 _PATIENCE = 10.0
 """Seconds for which a thread waits, before breakpoints are written instead."""
+_PATIENCE_OF_ALL = 0.5
+"""The same of all threads of a process: they are in the middle of something."""
 
 
 class JumpWaits:
@@ -34,6 +40,8 @@ class JumpWaits:
         """By thread, when it waits no more."""
         self._held: set[Thread] = set()
         """Those that have stopped for it."""
+        self._spaces: dict[AddressSpace, float] = {}
+        """The spaces of which all threads wait, also those that are yet to begin, and until when."""
 
     def begin(self, thread: Thread) -> None:
         """Let a stopped thread wait, once it is let run, if there are jumps to wait for."""
@@ -41,8 +49,40 @@ class JumpWaits:
             thread.awaits_jumps = True
             self._until[thread] = time.monotonic() + _PATIENCE
 
+    def hold(self, space: AddressSpace, held: Iterable[Thread]) -> None:
+        """
+        Let all threads of a space wait, if there are jumps to wait for; ``held`` are those that stand still for that.
+
+        If another one can run on, breakpoints are written at once.
+        """
+        if not space.unwritten:
+            return
+        threads = self._threads.in_space(space)
+        still = {*held, *self._held}
+        if space.shared_with or any(not self._can_wait(thread, still) for thread in threads):
+            write_unwritten(space)
+            return
+        until = self._spaces.setdefault(space, time.monotonic() + _PATIENCE_OF_ALL)
+        for thread in threads:
+            thread.awaits_jumps = True
+            self._until.setdefault(thread, until)
+            if thread in still:
+                self.take(thread)
+
+    def _can_wait(self, thread: Thread, still: set[Thread]) -> bool:
+        """Return whether a thread stands still, or stops before it runs on."""
+        has_stopped = thread in still or thread.tid in self._stopper.deferred or thread.state is ThreadState.ENDED
+        return has_stopped or thread.awaits_jumps
+
+    def holds(self, thread: Thread) -> bool:
+        """Return whether a thread has stopped to wait."""
+        return thread in self._held
+
     def take(self, thread: Thread) -> bool:
         """Return whether a thread that has stopped because it was asked to stays where it is."""
+        until = self._spaces.get(thread.space) if thread.space.unwritten else None
+        if until is not None and not thread.awaits_jumps:
+            thread.awaits_jumps, self._until[thread] = True, until  # it has just begun
         if not thread.awaits_jumps:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -67,4 +107,5 @@ class JumpWaits:
                 write_unwritten(thread.space)
                 if is_held and thread.state is ThreadState.STOPPED:
                     self._stopper.release(thread)
+        self._spaces = {space: until for space, until in self._spaces.items() if space.unwritten and now < until}
         return min((until - now for until in self._until.values()), default=None)

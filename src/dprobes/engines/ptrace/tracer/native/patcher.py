@@ -34,7 +34,7 @@ from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -345,14 +345,6 @@ class Patcher:
                     self._stopper.release(thread)
         left = set(space.patches.by_site.values())
         return [jump for jump in present if jump not in left]
-
-    @contextlib.contextmanager
-    def without_jumps(self) -> Iterator[None]:
-        """Have breakpoints in the place of all jumps while programs come and go."""
-        taken = [(space, self.restore(space)) for space in self._threads.spaces()]
-        yield
-        for space, jumps in taken:
-            self.bring_back(space, jumps)
 
     def keep_call(self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, frame: int, entry: Entry) -> bool:
         """

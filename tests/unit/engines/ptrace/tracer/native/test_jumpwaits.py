@@ -27,7 +27,8 @@ class Tracer:
         self.thread = self.threads[7] = Thread(7, 7, AddressSpace.closed(8), ThreadState.STOPPED)
         self.thread.space.unwritten.add(PLACE)
         waits = SimpleNamespace(hide_interruption=lambda _: None)
-        stopper = SimpleNamespace(release=self.released.append, waits=waits)
+        self.deferred: dict[int, int] = {}
+        stopper = SimpleNamespace(release=self.released.append, waits=waits, deferred=self.deferred)
         self.waits = JumpWaits(self.threads, cast("Stopper", stopper))
         self.now = 100.0
 
@@ -85,3 +86,57 @@ def test_a_thread_that_has_been_killed_is_forgotten(tracer: Tracer) -> None:
     del tracer.threads[7]
     assert tracer.waits.look_after() is None
     assert tracer.released == []
+
+
+def test_all_threads_of_a_process_wait_for_a_short_time(tracer: Tracer) -> None:
+    other = tracer.threads.enter(8, 7, tracer.thread.space)
+    other.state = ThreadState.STOPPED
+    tracer.waits.hold(tracer.thread.space, [tracer.thread, other])
+    assert tracer.waits.holds(tracer.thread)
+    assert tracer.waits.holds(other)
+    assert tracer.waits.look_after() == pytest.approx(0.5)
+    tracer.now += 0.6
+    assert tracer.waits.look_after() is None
+    assert tracer.released == [tracer.thread, other]
+    assert tracer.thread.space.unwritten == set()
+    assert not tracer.waits.holds(other)
+
+
+def test_one_that_has_stopped_for_something_else_waits_when_that_is_handled(tracer: Tracer) -> None:
+    other = tracer.threads.enter(8, 7, tracer.thread.space)
+    tracer.deferred[8] = 0x57F
+    tracer.waits.hold(tracer.thread.space, [tracer.thread])
+    assert other.awaits_jumps
+    assert not tracer.waits.holds(other)
+    del tracer.deferred[8]
+    other.state = ThreadState.STOPPED
+    assert tracer.waits.take(other)
+    tracer.thread.space.unwritten.clear()
+    assert tracer.waits.look_after() is None
+    assert tracer.released == [tracer.thread, other]
+
+
+def test_one_that_begins_meanwhile_waits_as_well(tracer: Tracer) -> None:
+    tracer.waits.hold(tracer.thread.space, [tracer.thread])
+    born = tracer.threads.enter(8, 7, tracer.thread.space)
+    born.state = ThreadState.STOPPED
+    assert tracer.waits.take(born)
+    tracer.thread.space.unwritten.clear()
+    assert tracer.waits.look_after() is None
+    assert tracer.released == [tracer.thread, born]
+    assert not tracer.waits.take(tracer.threads.enter(9, 7, tracer.thread.space))
+
+
+def test_breakpoints_are_written_at_once_if_a_thread_can_run_on(tracer: Tracer) -> None:
+    tracer.threads.enter(8, 7, tracer.thread.space)
+    tracer.waits.hold(tracer.thread.space, [tracer.thread])
+    assert tracer.thread.space.unwritten == set()
+    assert not tracer.waits.holds(tracer.thread)
+    assert tracer.waits.look_after() is None
+
+
+def test_who_waits_already_does_not_wait_longer_for_another_change(tracer: Tracer) -> None:
+    tracer.waits.hold(tracer.thread.space, [tracer.thread])
+    tracer.now += 0.4
+    tracer.waits.hold(tracer.thread.space, [])
+    assert tracer.waits.look_after() == pytest.approx(0.1)
