@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-kernel guest-kernel torture mutants lint bench docs clean
+.PHONY: help demo quick test test-kernels guest-kernel torture mutants lint bench docs clean
 
 # Many containers forbid to write byte code; each run would then rewrite the assertions of all test files again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,15 +27,16 @@ test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m compileall -q src
 	@sh tools/test.sh $(PYTHON) $(WORKERS)
 
-test-kernel: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kernels are booted for
+test-kernels: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kernels are booted for, each on all of them
 	$(PYTHON) -m compileall -q src
-	$(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal -m "not torture" tests/kernel
+	$(PARALLEL) --all-kernels -m "not torture" tests/kernel
 
 guest-kernel: .venv/dev.stamp ## build the kernel of guests that lets functions be skipped, which some tests need
 	$(PYTHON) tools/build_guest_kernel.py
 
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
-	$(PYTHON) -m pytest -q -m torture
+	$(PYTHON) -m pytest -q --all-kernels -m torture
+	$(TESTS) --all-kernels -m "not torture" tests/kernel
 	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit tests/integration/ebpf/test_random_uprobes.py tests/integration/test_random_handlers.py
 
 mutants: .venv/dev.stamp ## change single places of the sources, and list the changes that no test notices

@@ -29,6 +29,7 @@ from case_interpreter import (  # noqa: E402
     is_compiled_case,
     is_native_case,
 )
+from deselection import DeselectionCount  # noqa: E402
 from ebpf_backend import obstacle  # noqa: E402
 from requirements import is_required, required_words  # noqa: E402
 
@@ -89,6 +90,14 @@ ALONE = {
     "ebpf/test_uprobe_sites.py",
     "test_waits.py",
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-kernels", action="store_true", help="run each test of tests/kernel on all of its kernels")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(DeselectionCount(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from guests.emulator import GuestError, Machine
 from guests.features import lack_of
 from guests.guest import boot, resumed
 from guests.images import KERNELS, NotBuiltError, UnavailableError
+from guests.kernelchoice import superfluous
 from integration.conftest import build
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from guests.guest import Guest
 
 __all__ = ["build"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests out on all kernels but one, where one is enough."""
+    if not config.getoption("--all-kernels", default=False) and (left := set(superfluous(items))):
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=[*left])
 
 
 @pytest.fixture(scope="session")

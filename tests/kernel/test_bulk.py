@@ -39,6 +39,7 @@ def test_entry_and_exit_of_every_function_of_a_file_system(guest: Guest) -> None
     assert "left out 17, because ftrace cannot redirect it" in done.stderr
 
 
+@pytest.mark.each_kernel
 def test_too_many_kprobes_are_refused_before_anything_is_inserted(guest: Guest) -> None:
     handler = "push r, r15\nlog 1\nexit\n"  # ftrace does not save it
     guest.put("/tmp/bulk.rpn", HEADER + f'offset = "ext4_*"\nminor = 1\n{handler}')

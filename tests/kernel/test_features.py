@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from guests.guest import Guest
 
+pytestmark = pytest.mark.each_kernel
+
 CALLS = 1000
 FUNCTION = "security_task_getsid"
 """Called by getsid(2) alone, once, from another file: no compiler inlines it."""

@@ -52,6 +52,7 @@ def test_a_kernel_that_apt_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.each_kernel
 def test_the_kernel_is_the_packages(guest: Guest) -> None:
     assert guest.run(["uname", "-r"]).stdout == f"{guest.image.release}\n"
     assert guest.image.release.startswith(f"{guest.machine.kernel}.")
@@ -73,6 +74,7 @@ def test_what_a_prober_needs_is_mounted(guest: Guest) -> None:
     assert "LOOPBACK,UP" in guest.run("ip link show lo").stdout
 
 
+@pytest.mark.each_kernel
 @pytest.mark.parametrize("turn", ["first", "second"])
 def test_what_a_test_changes_is_not_there_in_the_next(guest: Guest, turn: str) -> None:
     assert guest.run("test -e /root/changed", check=False).returncode == 1

@@ -6,6 +6,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from guests.initramfs import PYTHON
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ def run(guest: Guest, program: str) -> str:
     return said
 
 
+@pytest.mark.each_kernel
 def test_patterns_of_what_handlers_call(guest: Guest) -> None:
     said = run(guest, "".join(f'offset = "{p}"\nminor = {n}\n{HANDLER}' for n, p in enumerate(PATTERNS)))
     if guest.machine.kernel == "6.1":
@@ -93,6 +96,7 @@ def test_patterns_of_what_the_kernel_does_not_let_anybody_probe(guest: Guest) ->
         assert f"error: '{pattern}' matches no function of 'vmlinux' that can carry a probe: " in said.stderr
 
 
+@pytest.mark.each_kernel
 def test_single_functions_that_handlers_call(guest: Guest) -> None:
     """What the kernel does not let anybody probe is EXCLUDED; all others are there, and tell what they missed."""
     said = run(guest, "".join(f"offset = {name}\nminor = {n}\n{HANDLER}" for n, name in enumerate(SINGLE)))

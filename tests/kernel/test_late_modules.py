@@ -102,6 +102,7 @@ def test_a_loaded_module_may_go_and_come_again(guest: Guest) -> None:
     assert {word(record) % 16 for record in records if record["minor"] == 2} == {inside}
 
 
+@pytest.mark.each_kernel
 def test_a_pattern_in_a_loaded_module_holds_it_if_it_is_one_link(guest: Guest) -> None:
     """Since Linux kernel commit e22061b2d309 ("bpf: Take module reference on kprobe_multi link") (in v6.2)."""
     guest.load_module("dummy", "numdummies=1")

@@ -45,6 +45,7 @@ def run(guest: Guest, program: str) -> str:
     return guest.dprobes("run", "/tmp/returns.rpn", *options).stderr
 
 
+@pytest.mark.each_kernel
 def test_returns_for_which_there_is_no_room_are_counted(guest: Guest) -> None:
     program = "offset = pipe_read\nreturn = yes\nminor = 1\nexit\n"
     summary = run(guest, program + "offset = pipe_read\nminor = 2\nexit\n")
