@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import importlib.util
 import os
 import pickle
+import pkgutil
 import pwd
 import selectors
 import signal
@@ -51,8 +53,13 @@ _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-_IMPORTED = ("pytest", "dprobes.__main__", "dprobes.cli.verbs.run", "dprobes.engines.ebpf.engine")
-"""What most tests need."""
+_IMPORTED = (
+    *("pytest", "dprobes.__main__", "dprobes.cli.verbs.run", "dprobes.engines.auto", "dprobes.engines.launcher"),
+    *("dprobes.arch", "dprobes.bpf", "dprobes.engines.ebpf", "dprobes.engines.linux", "dprobes.formatters"),
+    *("dprobes.preprocessor", "dprobes.record", "dprobes.resolve", "dprobes.rpn", "dprobes.sinks.local"),
+    *("dprobes.target.code", "dprobes.target.elf", "dprobes.target.kernel", "dprobes.target.names", "iced_x86"),
+)
+"""What most tests need; of a package, all that is in it."""
 
 _CHUNK = 1 << 16
 _RESULT = 3
@@ -75,10 +82,18 @@ def main(modules: Sequence[str]) -> None:
     Path("/proc/sys/kernel/kptr_restrict").write_text("0")
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):  # a tree that has moved it works all the same
-            importlib.import_module(name)
+            _import_all(name)
+    gc.freeze()  # else the first collection of each process copies all of this
     while not Path(AGENT_PORT).exists():
         time.sleep(0.01)
     Agent().serve()()
+
+
+def _import_all(name: str) -> None:
+    module = importlib.import_module(name)
+    if name.startswith("dprobes."):
+        for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
+            importlib.import_module(found.name)
 
 
 def _mount() -> None:

@@ -28,7 +28,7 @@ from ebpf_backend import EbpfRunner, Stage
 from ebpf_world import NotMappableError, memory_of, write_name, write_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from case_format import Case
     from dprobes.arch import Register
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.isa import Row
     from dprobes.testing import FakeContext
 
-__all__ = ["agreed", "agreed_cases"]
+__all__ = ["agreed", "agreed_cases", "possible_cases"]
 
 FUNCTION = "process_vm_rw"
 """It has six arguments in registers, and refuses all flags, its last one of these, before it does anything."""
@@ -48,6 +48,8 @@ _ARGUMENTS = ("edi", "esi", "edx", "ecx", "r8", "r9")
 _READABLE = frozenset({*_ARGUMENTS, "eip"})
 _NOT_HERE = ("push u", "push tp", "log kstack", "vfyr")
 """What asks for the user context, a tracepoint's field, a stack or mappings, which cannot be made up there."""
+
+_TARGET = Target("x86_64", 8, "little")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -174,25 +176,30 @@ def agreed(start: int, rounds: int) -> dict[str, int]:
     return count
 
 
+def possible_cases(paths: Iterable[str]) -> list[str]:
+    """Return the files of those cases that can be run at the function."""
+    return [path for path in paths if _TARGET in (case := _case(path)).targets and _is_possible(case, _TARGET)]
+
+
 def agreed_cases(paths: Sequence[str]) -> tuple[int, list[str]]:
     """Run the cases in files at the function, in the guest; return how many there were, and those that differ."""
     site = KernelSite()
-    target = Target("x86_64", 8, "little")
     count, differing = 0, []
     for path in paths:
-        case = parse_case(Path(path), path)
-        if target not in case.targets or not _is_possible(case, target):
-            continue
         request = Request(probe=2, in_kernel=True, placement=Placement.KPROBE, link=site.address)
         runner = partial(_SiteRunner, site, sleepable=False, request=request, are_made_up=True)
         count += 1
         try:
-            check_compiled_case(case, target, runner, loop_forms()[:1])
+            check_compiled_case(_case(path), _TARGET, runner, loop_forms()[:1])
         except NotMappableError:
             count -= 1
         except AssertionError as error:
             differing.append(f"{path}: {error}")
     return count, differing
+
+
+def _case(path: str) -> Case:
+    return parse_case(Path(path), path)
 
 
 def _is_possible(case: Case, target: Target) -> bool:
