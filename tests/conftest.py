@@ -53,33 +53,98 @@ CAN_RUN: dict[str, Callable[[Case, Target], bool]] = {
     "a64": is_native_case,
 }
 
-EMULATED = {"a64"}
-"""Back ends on an emulated processor, which make quick leaves out."""
+COSTLY = {"a64", "native"}
+"""Back ends that most of the time of cases is spent on, which make quick leaves out."""
 
 
-# Unit tests that took most of the time when they were measured; make quick leaves them out.
+# Unit tests that took about a second or more when they were measured; make quick leaves them out.
 SLOW = {
     "bpf/asm/test_disassembler.py",
+    "bpf/lower/hosts/test_host.py",
+    "bpf/lower/state/test_smallstate.py",
+    "bpf/lower/test_calltable.py",
+    "bpf/lower/test_limits.py",
     "bpf/lower/test_missing_memory.py",
     "bpf/lower/test_random.py",
-    "dpc/test_against_gcc.py",
+    "bpf/lower/test_verification.py",
+    "bpftrace/test_conversion.py",
+    "cli/languageserver/test_analysis.py",
+    "cli/test_progress.py",
+    "cli/test_verbs.py",
+    "cli/verbs/test_log.py",
+    "cli/verbs/test_sql.py",
     "dpc/modules/test_corrupt_debug_information.py",
+    "dpc/test_against_gcc.py",
+    "dpc/test_fields_against_gcc.py",
+    "dpc/test_toolinterpreter.py",
+    "dpc/typers/test_typetable_specifiers.py",
     "dwarf/test_corrupt_files.py",
+    "dwarf/test_entries.py",
+    "dwarf/test_inlinedcalls.py",
+    "dwarf/test_packages.py",
+    "dwarf/test_sourcelines.py",
+    "engines/ebpf/kernel/test_processnews.py",
     "engines/ebpf/read/test_spool.py",
     "engines/foreign/test_examiner.py",
+    "engines/inline/memory/test_tablestores.py",
+    "engines/ptrace/client/test_memoryremoval.py",
+    "engines/x86/patches/test_codebytes.py",
     "engines/x86/patches/test_displaced_differential.py",
     "engines/x86/patches/test_placer_coverage.py",
     "engines/x86/test_emulation.py",
+    "filters/test_handlerfilter.py",
+    "formatters/templates/test_derived.py",
     "formatters/templates/test_hostile.py",
+    "formatters/test_each_format.py",
+    "formatters/test_lines.py",
+    "formatters/test_recordednames.py",
+    "native/a64/test_arithmetic.py",
+    "native/a64/test_atomics.py",
     "native/a64/test_translator.py",
+    "native/routines/test_hashtable.py",
+    "native/routines/test_ring.py",
+    "native/test_wellformed.py",
+    "native/x86/test_arithmetic.py",
     "native/x86/test_translator.py",
+    "native/x86/test_usermemory.py",
+    "ppdf/test_companions_and_blocks.py",
+    "ppdf/test_hostile.py",
+    "ppdf/test_roundtrip.py",
+    "preprocessor/test_clean.py",
     "preprocessor/test_macros.py",
+    "record/test_codec.py",
+    "record/test_lineframes.py",
+    "record/test_mixed.py",
+    "record/test_packed.py",
+    "resolve/test_portable.py",
+    "rpn/test_asserted_messages.py",
     "rpn/test_robustness.py",
+    "rpn/test_roundtrip.py",
     "sinks/ctf/test_interrupted.py",
     "sinks/ctf/test_typed_fields.py",
+    "sinks/syslog/test_sink.py",
+    "sinks/test_fieldcolumns.py",
+    "sinks/test_raggedcolumns.py",
     "sinks/test_targets.py",
+    "tables/test_packedcolumns.py",
+    "tables/test_plaincolumns.py",
+    "tables/test_schema.py",
+    "target/code/test_foreigncode.py",
     "target/elf/test_callframes.py",
+    "target/elf/test_file.py",
+    "target/names/test_rustnames.py",
+    "target/test_processnames.py",
+    "target/unwind/test_framerules.py",
+    "target/unwind/test_stackwalk_corrupt.py",
+    "test_globs.py",
+    "test_requirements.py",
+    "trace/test_columns.py",
+    "trace/test_damaged_files.py",
+    "trace/test_parser.py",
+    "trace/test_selection.py",
+    "trace/test_writer.py",
     "vm/test_random_programs.py",
+    "vm/test_rules.py",
     "vm/translate/test_translator.py",
 }
 
@@ -170,7 +235,7 @@ class CaseFile(pytest.File):
                     continue
                 name = f"{back_end}-{target.architecture}"
                 item = CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
-                if back_end in EMULATED:
+                if back_end in COSTLY:
                     item.add_marker(pytest.mark.slow)
                 yield item
 
