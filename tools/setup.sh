@@ -106,7 +106,7 @@ tools)
     packages=""
     for package in gcc g++ libc6-dev libc6-dbg binutils gdb strace procps util-linux mount iproute2 e2fsprogs \
         sqlite3 openssl gzip xz-utils redis-tools \
-        man-db groff-base zsh fish vim-tiny systemd \
+        man-db groff-base zsh fish vim systemd \
         qemu-system-x86 qemu-user gdbserver gdb-multiarch ovmf u-boot-qemu lz4 zstd \
         babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \
         gcc-i686-linux-gnu libc6-dev-i386-cross systemtap-sdt-dev \

@@ -1,1 +1,2 @@
-autocmd BufRead,BufNewFile *.rpn setfiletype dprobes
+autocmd BufRead,BufNewFile *.rpn setfiletype rpn
+autocmd BufRead,BufNewFile *.dpc setfiletype dpc

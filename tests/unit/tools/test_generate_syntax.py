@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -93,6 +94,8 @@ def test_words_are_what_they_are(line: str, expected: dict[str, str]) -> None:
                                  "comm": "variable.language"}),
         ("every 5s { clear(@n); }", {"every": "keyword.other.point", "5s": "constant.numeric",
                                      "clear": "support.function"}),
+        ("switch (n) { default: break; }", {"switch": "keyword.control", "default": "keyword.control"}),
+        ("f(n), maxhits 3 {", {"maxhits": "keyword.other.attribute", "3": "constant.numeric"}),
         ("#define LIMIT 8", {"#define LIMIT 8": "meta.preprocessor"}),
     ],
 )  # fmt: skip
@@ -108,24 +111,57 @@ def test_every_word_of_the_language_is_known() -> None:
         assert scopes_of(f"{keyword.name} = 1")[keyword.name] == "keyword.other.header"
 
 
-def test_vim_reads_its_file(tmp_path: Path) -> None:
-    if (vim := shutil.which("vim.basic") or shutil.which("vim.tiny") or shutil.which("vim")) is None:
+def groups_of(line: str, language: str, directory: Path) -> tuple[str, dict[str, str]]:
+    """Return the file type that Vim gives to a file with a line, and the group by which it colours each word."""
+    if (vim := shutil.which("vim.basic") or shutil.which("vim")) is None:
         pytest.skip("vim is not installed")
-    messages = tmp_path / "messages"
-    syntax = ROOT / "editors" / "vim" / "syntax" / "dprobes.vim"
-    command = [
-        vim,
-        "-u",
-        "NONE",
-        "-es",
-        "-c",
-        f"redir! > {messages}",
-        "-c",
-        f"source {syntax}",
-        "-c",
+    program, answer = directory / f"program.{language}", directory / "answer"
+    program.write_text(f"{line}\n")
+    commands = [
+        "filetype plugin on",
+        "syntax on",
+        f"edit {program}",
+        f"redir! > {answer}",
+        "echon &filetype",
+        r'for c in range(1, len(getline(1))) | echon "\n" . synIDattr(synID(1, c, 1), "name") | endfor',
         "redir END",
-        "-c",
         "qa!",
     ]
-    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    assert messages.read_text().strip() == ""
+    words = [word for command in commands for word in ("-c", command)]
+    start = [vim, "-N", "-u", "DEFAULTS", "-es", "--cmd", f"set runtimepath^={ROOT / 'editors' / 'vim'}", *words]
+    subprocess.run(start, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    file_type, *groups = answer.read_text().split("\n")
+    assert len(groups) == len(line)
+    pieces = [
+        (key, "".join(line[n] for n in run)) for key, run in itertools.groupby(range(len(line)), groups.__getitem__)
+    ]
+    return file_type, {piece.strip(): key.removeprefix(language) for key, piece in pieces if key}
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "expected"),
+    [
+        (
+            "rpn",
+            "next:   push mem, u64   // a // pointer",
+            {"next": "Label", "push": "Operator", "mem": "Operand", "u64": "Operand", "// a // pointer": "Comment"},
+        ),
+        ("rpn", 'name = "a//b"', {"name": "Header", '"a//b"': "String"}),
+        ("rpn", "log 0x2a; PUSH R, EAX", {"log": "Record", "0x2a": "Number", "PUSH": "Operator", "EAX": "Register"}),
+        (
+            "dpc",
+            "return libc.so.6:malloc(size_t size), maxhits 3 when (size > 1K) {  // large",
+            {"return": "Statement", "size_t": "Type", "maxhits": "Attribute", "3": "Number", "when": "Point",
+             "1K": "Number", "// large": "Comment"},
+        ),
+        ("dpc", "watch w bash:x { @n[pid] = count(); }", {"watch": "Point", "@n": "Table", "pid": "Variable",
+                                                         "count": "Function"}),
+        ("dpc", 'static long n; printf("/* %s", comm);', {"static": "Modifier", "long": "Type", "printf": "Function",
+                                                        '"/* %s"': "String", "comm": "Variable"}),
+        ("dpc", "switch (n) { default: break; }", {"switch": "Statement", "default": "Statement"}),
+    ],
+)  # fmt: skip
+def test_vim_colours_words(tmp_path: Path, language: str, line: str, expected: dict[str, str]) -> None:
+    file_type, groups = groups_of(line, language, tmp_path)
+    assert file_type == language
+    assert {word: groups.get(word) for word in expected} == expected

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.keywords import Keyword
     from dprobes.source import Span
 
-__all__ = ["POINT_WORDS", "parse"]
+__all__ = ["MODULE_ATTRIBUTES", "POINT_WORDS", "PROBE_ATTRIBUTES", "parse"]
 
 _MODULE_END = lazy_pattern(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
 _SOURCE_LINE = lazy_pattern(
@@ -52,11 +52,11 @@ _ACCESSES = ("x", "w", "rw")
 _NAME = lazy_pattern(r"[a-z_][a-z0-9_]*", re.ASCII)
 """A group, or a type of probepoints."""
 
-_OF_MODULES = ("major", "jmpmax")
-_OF_PROBES = ("maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault")
+MODULE_ATTRIBUTES = ("major", "jmpmax")
+PROBE_ATTRIBUTES = ("maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault")
 """The attributes of a ``module`` statement, and of a probe."""
 
-_HEADERS = {_OF_MODULES: Header.FILE, _OF_PROBES: Header.POINT}
+_HEADERS = {MODULE_ATTRIBUTES: Header.FILE, PROBE_ATTRIBUTES: Header.POINT}
 """The headers of RPN that have statements with the same names and limits."""
 
 _TIME = "write every 1s"
@@ -135,7 +135,7 @@ class _ProgramParser:
             raise cursor.wrong(f"expected the name of a module, found {cursor.peek().described}")
         attributes = []
         while cursor.accept(","):
-            attributes.append(self._attribute(_OF_MODULES))
+            attributes.append(self._attribute(MODULE_ATTRIBUTES))
         cursor.expect(";", "behind the module")
         return word.text.strip('"'), tuple(attributes)
 
@@ -148,7 +148,7 @@ class _ProgramParser:
         elif cursor.peek().kind is TokenKind.STRING:
             value = string_value(cursor.take().text)
         span = cursor.span_from(name)
-        if name.text in _OF_MODULES and name.text not in known:
+        if name.text in MODULE_ATTRIBUTES and name.text not in known:
             raise cursor.wrong(
                 f"'{name.text}' is no attribute of a probe: all of the program has the same",
                 span,
@@ -229,7 +229,7 @@ class _ProgramParser:
         attributes: list[programtree.Attribute] = []
         if cursor.accept("["):
             while True:
-                attributes.append(self._attribute(_OF_PROBES))
+                attributes.append(self._attribute(PROBE_ATTRIBUTES))
                 if not cursor.accept(","):
                     break
             cursor.expect("]", "behind the attributes")
