@@ -318,9 +318,11 @@ class FakeContext:
 
 
 def header_of(context: FakeContext, items: Item) -> LogRecord:
-    """Return a record with these header items of a hit, and nothing else; its codes are 0."""
+    """Return a record with these header items of a hit, and nothing else; codes are 0, and so is what it lacks."""
     values: dict[str, Any] = {**context.ids, "major": 0, "minor": 0}
-    values |= {name: context.value_of(register) for name, register in _HEADER_REGISTERS.items()}
+    for name, register in _HEADER_REGISTERS.items():
+        is_there = context.architecture.register(register) is not None
+        values[name] = context.value_of(register) if is_there else 0
     return LogRecord(
         **{name: values[name] for item, name in FIXED_ITEMS if item & items},
         tid=context.tid() if items & Item.TID else None,
