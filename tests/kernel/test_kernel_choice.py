@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
 KERNEL = re.compile(r"(?<=[\[-])6\.(?:1|12)(?=[\]-])")
 
 
 def collected(*arguments: str) -> list[str]:
     """Return the names of the tests that would run."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, *arguments], cwd=TESTS.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, *arguments], cwd=TESTS.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
@@ -71,7 +74,7 @@ def test_what_workers_leave_out_is_counted(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text(COUNTING)
     (tmp_path / "test_three.py").write_text("def test_one(): pass\ndef test_two(): pass\ndef test_three(): pass\n")
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    environment = ENVIRONMENT | {"PYTHONPATH": str(TESTS)}
     for workers in ("0", "2"):
         command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider", "-k", "one"]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
