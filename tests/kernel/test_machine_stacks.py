@@ -90,9 +90,9 @@ def test_a_stack_goes_through_interrupts_to_what_was_interrupted(guest: Guest, r
         entry = called.index({"asm_sysvec_apic_timer_interrupt"})
         assert {"hrtimer_interrupt"} in called[:entry]
         ends.add(min(called[-1]))
-    outermost = {"asm_sysvec_apic_timer_interrupt", "entry_SYSCALL_64_after_hwframe", "common_startup_64"}
-    outermost |= {"asm_exc_page_fault", "ret_from_fork_asm"}
-    assert ends <= outermost
+    outermost = {"entry_SYSCALL_64_after_hwframe", "common_startup_64", "asm_exc_page_fault", "ret_from_fork_asm"}
+    # A program may have been interrupted by the timer, or by another processor.
+    assert {end for end in ends if not end.startswith("asm_sysvec_")} <= outermost
     assert len(ends) > 1
 
 

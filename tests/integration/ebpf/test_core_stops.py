@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.linux.procfs import threads_of
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import (
     TIMEOUT,
@@ -102,7 +103,8 @@ def hit_beside_a_still_client(
     client.send_signal(signal.SIGSTOP)
     await_true(lambda: kernel_state(client.pid) == "T", "the stop of the client")
     target.send_signal(signal.SIGCONT)
-    await_true(lambda: kernel_state(target.pid) == "T", "the stop of the hit")
+    # Until all threads have come to the stop of the hit, another SIGSTOP is taken by one of them, and is not seen.
+    await_true(lambda: set(map(kernel_state, threads_of(target.pid))) == {"T"}, "the stop of the hit")
     return client, output
 
 
