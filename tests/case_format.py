@@ -122,7 +122,7 @@ class Case:
     allow_write: bool = True
     hits: int = 1
     is_c: bool = False
-    sections: Mapping[tuple[str, int], _Section] = field(default_factory=dict, repr=False)
+    sections: Mapping[tuple[str, int], _Section] = field(default_factory=dict, repr=False, hash=False)
 
     @property
     def is_run(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from case_format import encode_items
@@ -132,8 +133,13 @@ def is_compiled_case(case: Case, target: Target, offered: Abilities | None = Non
     return is_applicable(program, architecture(target.architecture), context_of(case, target), offered)
 
 
+@functools.cache
 def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostics]:
-    """Return the checked program of a case, None if it has errors, and what the compiler says about it."""
+    """
+    Return the checked program of a case, None if it has errors, and what the compiler says about it.
+
+    It is compiled once for all back ends, which do not change it.
+    """
     diagnostics = Diagnostics()
     options = CompileOptions(allow_write=case.allow_write)
     try:

@@ -53,8 +53,10 @@ CAN_RUN: dict[str, Callable[[Case, Target], bool]] = {
     "a64": is_native_case,
 }
 
-COSTLY = {"a64", "native"}
+COSTLY = {"a64", "ebpf", "native"}
 """Back ends that most of the time of cases is spent on, which make quick leaves out."""
+LONG_CASES = {"too_many_instructions.case"}
+"""Cases that take seconds on any back end."""
 
 
 # Unit tests that took about a second or more when they were measured; make quick leaves them out.
@@ -82,12 +84,17 @@ SLOW = {
     "dwarf/test_entries.py",
     "dwarf/test_inlinedcalls.py",
     "dwarf/test_packages.py",
+    "dwarf/test_search.py",
     "dwarf/test_sourcelines.py",
     "engines/ebpf/kernel/test_processnews.py",
     "engines/ebpf/read/test_spool.py",
+    "engines/ebpf/read/test_stoppedprocesses.py",
     "engines/foreign/test_examiner.py",
+    "engines/gdb/test_hostile.py",
+    "engines/gdb/test_restorer.py",
     "engines/inline/memory/test_tablestores.py",
     "engines/ptrace/client/test_memoryremoval.py",
+    "engines/test_registry.py",
     "engines/x86/patches/test_codebytes.py",
     "engines/x86/patches/test_displaced_differential.py",
     "engines/x86/patches/test_placer_coverage.py",
@@ -122,6 +129,7 @@ SLOW = {
     "rpn/test_roundtrip.py",
     "sinks/ctf/test_interrupted.py",
     "sinks/ctf/test_typed_fields.py",
+    "sinks/local/test_command.py",
     "sinks/syslog/test_sink.py",
     "sinks/test_fieldcolumns.py",
     "sinks/test_raggedcolumns.py",
@@ -235,7 +243,7 @@ class CaseFile(pytest.File):
                     continue
                 name = f"{back_end}-{target.architecture}"
                 item = CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
-                if back_end in COSTLY:
+                if back_end in COSTLY or self.path.name in LONG_CASES:
                     item.add_marker(pytest.mark.slow)
                 yield item
 
