@@ -128,7 +128,10 @@ class StubChannel:
 
     def ask_if_known(self, payload: str) -> bytes | None:
         """Return the answer to a packet, None if the stub does not know such."""
-        kind = payload.partition(":")[0].partition(",")[0]
+        return self.ask_if_known_kind(payload.partition(":")[0].partition(",")[0], payload)
+
+    def ask_if_known_kind(self, kind: str, payload: str) -> bytes | None:
+        """Return the answer to a packet of a kind, None if the stub does not know that."""
         if kind in self._unknown:
             return None
         answer = self.ask(payload)
@@ -215,16 +218,6 @@ class StubChannel:
         if received.reply:
             self._transport.send(received.reply)
         self._answers.extend(received.answers)
-
-    def ask_if_known_kind(self, kind: str, payload: str) -> bytes | None:
-        """Return the answer to a packet of a kind, None if the stub does not know that."""
-        if kind in self._unknown:
-            return None
-        answer = self.ask(payload)
-        if not answer:
-            self._unknown.add(kind)
-            return None
-        return answer
 
     def read_object(self, kind: str, annex: str = "") -> bytes | None:
         """Return what a stub has under a name (``qXfer``), None if it has none of that kind."""
