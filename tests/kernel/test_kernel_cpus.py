@@ -157,7 +157,8 @@ offset = __x64_sys_getppid + {inside}
 minor = 3
 exit
 """
-MISSED_MAX = 2
+MISSED_MAX = {"6.1": 2, "6.12": 0}
+"""A hit runs no handler while bpf(2) has its CPU; kernels before 6.7 do not count that (docs/engines.md)."""
 CALLS_OF_ONE = "import os\nfor _ in range(300): os.getppid()\n"
 
 
@@ -174,8 +175,8 @@ def test_counts_are_exact_on_four_cpus(guest: Guest) -> None:
     pids = {caller.pid for caller in callers}
     counts = Counter((record["minor"], record["cpu"]) for record in found if record["pid"] in pids)
     assert counts.keys() == {(minor, cpu) for minor in (1, 2, 3) for cpu in range(4)}
-    # A hit runs no handler while bpf(2) has its CPU, which older kernels do not count (docs/engines.md).
-    assert all(300 - MISSED_MAX <= count <= 300 for count in counts.values()), counts
+    missed_max = MISSED_MAX[guest.machine.kernel]
+    assert all(300 - missed_max <= count <= 300 for count in counts.values()), counts
     # Each CPU has counted all its hits, each once.
     for cpu in range(4):
         numbers = sorted(

@@ -10,6 +10,7 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.engines.gdb.emulation import Emulator
 from dprobes.engines.gdb.processors import processor_of
+from dprobes.engines.gdb.protocol.packets import packet
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget
@@ -69,6 +70,8 @@ class Machine:
                 return b"OK"
             case "D" | "H":
                 return b"OK"
+            case "c":
+                return None
             case "s":
                 if self.stuck:
                     self.stuck -= 1
@@ -181,3 +184,18 @@ def test_instructions_that_are_carried_out_here() -> None:
         assert machine.memory[0x7C:0x80] == b"\x11\x22\x33\x44"
         registers["esp"] = 0
         assert not emulator.carry_out(b"\x5d", registers)  # pop ebp, where no memory is
+
+
+def test_the_stop_that_an_interrupt_has_brought_once_more_is_no_answer_to_what_is_asked_next() -> None:
+    """As QEMU (user mode) repeats it, for which the interrupt is a refusal."""
+    machine = Machine(knows_breakpoints=True)
+    with target_of(machine) as (target, fake):
+        target.resume()
+        target.interrupt()
+        fake.send(packet(b"T05thread:1;") * 2)
+        stop = target.await_stop(5.0)
+        assert isinstance(stop, Stopped)
+        assert target.interrupts == 0
+        machine.set_pc(BASE)
+        assert target.registers(None)["eip"] == BASE
+        assert not target.has_answered(stop)
