@@ -57,8 +57,10 @@ ASLEEP = "Freezing remaining freezable tasks completed"
 
 
 def counts(guest: Guest) -> Counter[tuple[int, int]]:
-    lines = (guest.get("/tmp/kernel.json") + guest.get("/tmp/loop.json")).decode().splitlines()
-    records = [json.loads(line) for line in lines if line.endswith("}")]
+    lines = [
+        line for name in ("kernel", "loop") for line in guest.get(f"/tmp/{name}.json").splitlines(keepends=True)
+    ]
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]  # the last of a file may be in the writing
     return Counter((record["major"], record["minor"]) for record in records)
 
 
