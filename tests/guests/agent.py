@@ -83,6 +83,7 @@ def main(modules: Sequence[str]) -> None:
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):  # a tree that has moved it works all the same
             _import_all(name)
+    _keep_lists()
     gc.freeze()  # else the first collection of each process copies all of this
     while not Path(AGENT_PORT).exists():
         time.sleep(0.01)
@@ -94,6 +95,16 @@ def _import_all(name: str) -> None:
     if name.startswith("dprobes."):
         for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
             importlib.import_module(found.name)
+
+
+def _keep_lists() -> None:
+    """Let dprobes keep the lists of the kernel, which each run would read else."""
+    from dprobes.target.kernel.runningkernel import RunningKernel
+
+    os.environ["HOME"] = _ENVIRONMENT["HOME"]
+    kernel = RunningKernel()
+    assert kernel.symbols.find("_text", "")
+    kernel.is_traceable(0)
 
 
 def _mount() -> None:

@@ -57,9 +57,7 @@ ASLEEP = "Freezing remaining freezable tasks completed"
 
 
 def counts(guest: Guest) -> Counter[tuple[int, int]]:
-    lines = [
-        line for name in ("kernel", "loop") for line in guest.get(f"/tmp/{name}.json").splitlines(keepends=True)
-    ]
+    lines = [line for name in ("kernel", "loop") for line in guest.get(f"/tmp/{name}.json").splitlines(keepends=True)]
     records = [json.loads(line) for line in lines if line.endswith(b"\n")]  # the last of a file may be in the writing
     return Counter((record["major"], record["minor"]) for record in records)
 

@@ -68,4 +68,4 @@ class KernelNames:
             return self._given
         from dprobes.target.kernel.runningkernel import RunningKernel
 
-        return RunningKernel()
+        return RunningKernel(reads_anew=True)  # BPF programs have names too

@@ -15,6 +15,7 @@ from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
 from dprobes.target.kernel.formernames import advice_on_data, present_names
 from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
+from dprobes.target.kernel.keptlists import read_list
 from dprobes.target.kernel.kerneltext import KernelText, open_text
 from dprobes.target.names.clones import clones_among, only_clones
 
@@ -69,7 +70,8 @@ class RunningKernel:
     The kernel that runs here; what it shows is read when it is first asked for.
 
     Names of modules are the kernel's own, "" being the kernel itself. ``expected`` are instructions that somebody knows
-    of, by address, where memory cannot be read.
+    of, by address, where memory cannot be read. Lists are those that were kept, which lack code that the kernel has
+    generated, such as BPF programs, unless ``reads_anew``.
     """
 
     is_loaded = True
@@ -88,7 +90,9 @@ class RunningKernel:
         *,
         modules: Mapping[str, LoadedModule] | None = None,
         expected: Mapping[int, bytes] | None = None,
+        reads_anew: bool = False,
     ) -> None:
+        self._read = Path.read_bytes if reads_anew else read_list
         self._symbols = symbols
         self._text = text
         self._modules = modules
@@ -99,7 +103,7 @@ class RunningKernel:
         """The symbols; raises ``TargetError`` if they cannot be seen."""
         if self._symbols is None:
             try:
-                self._symbols = Kallsyms.read()
+                self._symbols = Kallsyms(self._read(KALLSYMS))
             except OSError as error:
                 raise TargetError(
                     f"the kernel's symbols cannot be read: {KALLSYMS}: {reason_of(error)}",
@@ -304,14 +308,23 @@ class RunningKernel:
         """The addresses where ftrace changes functions, in hex."""
         # Since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
         # available_filter_functions_addrs") (in v6.5).
-        data = _traced("available_filter_functions_addrs")
+        data = self._traced("available_filter_functions_addrs")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     @cached_property
     def _traceable_names(self) -> frozenset[bytes] | None:
         """The functions that ftrace can redirect, each by one of its names."""
-        data = _traced("available_filter_functions")
+        data = self._traced("available_filter_functions")
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
+
+    def _traced(self, name: str) -> bytes | None:
+        """Return what a list of tracefs says, None where it cannot be read."""
+        for directory in _TRACING:
+            try:
+                return self._read(directory / name)
+            except OSError:
+                continue
+        return None
 
     def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
         base = self.base_of(module)
@@ -342,16 +355,6 @@ class RunningKernel:
         near = self.symbols.near(name, module)
         hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
         return TargetError(f"{_shown(module)} has no symbol '{name}'", hint=hint)
-
-
-def _traced(name: str) -> bytes | None:
-    """Return what a file of tracefs contains, None where it cannot be read."""
-    for directory in _TRACING:
-        try:
-            return (directory / name).read_bytes()
-        except OSError:
-            continue
-    return None
 
 
 def _shown(module: str) -> str:
