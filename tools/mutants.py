@@ -70,8 +70,8 @@ ALSO: dict[str, list[str]] = {
     "cli/managerinsertion": ["tests/integration/test_outputs.py", "tests/integration/manager/test_verbs.py"],
     "cli/output": ["tests/integration/test_outputs.py", "tests/integration/test_views.py"],
     "cli/output/recordprinter": ["tests/integration/test_trace_files.py"],
-    "cli/runfollower": ["tests/integration/test_ends.py", "tests/integration/test_announcements.py"],
-    "cli/programrun": [
+    "cli/runs/runfollower": ["tests/integration/test_ends.py", "tests/integration/test_announcements.py"],
+    "cli/runs/programrun": [
         "tests/integration/test_ends.py",
         "tests/integration/test_refusals.py",
         "tests/integration/test_templates.py",

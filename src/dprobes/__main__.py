@@ -62,7 +62,7 @@ def _run() -> int:
     startup.install()
     head_start = None
     if "-e" in sys.argv:
-        from dprobes.cli.headstarts import HeadStart
+        from dprobes.cli.runs.headstarts import HeadStart
 
         head_start = HeadStart(sys.argv[1:])
         head_start.begin()

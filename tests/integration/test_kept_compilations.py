@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SITE = """
 import atexit, os, sys
 def note():
-    if "dprobes.cli.programrun" in sys.modules:
+    if "dprobes.cli.runs.programrun" in sys.modules:
         with open({place!r}, "w") as file:
             file.write("\\n".join(name for name in sys.modules if name.startswith("dprobes.")))
 atexit.register(note)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import click
 
-    from dprobes.cli.headstarts import HeadStart
-    from dprobes.cli.runoptions import RunOptions
+    from dprobes.cli.runs.headstarts import HeadStart
+    from dprobes.cli.runs.runoptions import RunOptions
 
 __all__ = ["buffer_standard_files", "run"]
 
@@ -121,7 +121,7 @@ def _carry_out(arguments: Sequence[str], head_start: HeadStart | None) -> object
 
         register()
     elif arguments and arguments[0] == "run" and "-e" in arguments:
-        from dprobes.cli.shortline import options_of
+        from dprobes.cli.runs.shortline import options_of
 
         if (options := options_of(arguments)) is not None:
             return _run_text(options, head_start)
@@ -131,7 +131,7 @@ def _carry_out(arguments: Sequence[str], head_start: HeadStart | None) -> object
 
 
 def _run_text(options: RunOptions, head_start: HeadStart | None) -> int:
-    from dprobes.cli.programrun import carry_out
+    from dprobes.cli.runs.programrun import carry_out
 
     try:
         return carry_out(options, head_start)

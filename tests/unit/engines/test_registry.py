@@ -134,7 +134,7 @@ def test_nobody_else_names_an_engine() -> None:
         "dpc/syntax/parser.py",
         "dpc/syntax/programtree.py",
     }
-    debugger = {"cli/programrun.py"}  # the command 'gdb'
+    debugger = {"cli/runs/programrun.py"}  # the command 'gdb'
     assert found == {"engines/registry.py"} | keyword | debugger
 
 

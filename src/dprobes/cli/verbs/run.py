@@ -8,7 +8,6 @@ import click
 
 from dprobes.cli.engineoptions import engine_option, stop_cpus_option, verbose_option
 from dprobes.cli.headeritems import LOG_ITEMS
-from dprobes.cli.headstarts import HeadStart
 from dprobes.cli.logoptions import log_format_option
 from dprobes.cli.options import (
     PROGRAM,
@@ -25,8 +24,9 @@ from dprobes.cli.options import (
     verification_options,
 )
 from dprobes.cli.optionvalues import word_of_program
-from dprobes.cli.programrun import carry_out
-from dprobes.cli.runoptions import RunOptions
+from dprobes.cli.runs.headstarts import HeadStart
+from dprobes.cli.runs.programrun import carry_out
+from dprobes.cli.runs.runoptions import RunOptions
 from dprobes.cli.scopeoptions import scope_options
 from dprobes.cli.templateoption import templates_option
 from dprobes.engines.ebpf.options import RING_SIZE

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cachefiles import cache_directory, read_cached
-from dprobes.cli.headstarts import SWITCH, code_state, file_state
+from dprobes.cli.runs.headstarts import SWITCH, code_state, file_state
 from dprobes.lazydataclass import dataclass
 from dprobes.target.notedfiles import noted_files
 from dprobes.version import __version__

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.cli import headstarts
-from dprobes.cli.headstarts import SWITCH, HeadStart, code_state, file_state
+from dprobes.cli.runs import headstarts
+from dprobes.cli.runs.headstarts import SWITCH, HeadStart, code_state, file_state
 from dprobes.engines.ebpf import headstart
 from dprobes.engines.linux import kernelobjects
 from dprobes.engines.linux.kernelobjects import Standing

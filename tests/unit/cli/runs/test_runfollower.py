@@ -6,9 +6,9 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, cast
 
-from dprobes.cli.interrupts import EarlyInterrupt
 from dprobes.cli.progress import Progress
-from dprobes.cli.runfollower import Run
+from dprobes.cli.runs.interrupts import EarlyInterrupt
+from dprobes.cli.runs.runfollower import Run
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.interface import Begun, Finished, Scope, StateEvent
 from dprobes.resolve.probestate import ProbeState

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.cli.durations import seconds_of
-from dprobes.cli.runoptions import RunOptions
+from dprobes.cli.runs.runoptions import RunOptions
 from dprobes.engines.registry import named_engine
 from dprobes.errors import EngineError
 

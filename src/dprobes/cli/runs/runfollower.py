@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from dprobes.cli.interrupts import EarlyInterrupt
     from dprobes.cli.output.outputs import Outputs
     from dprobes.cli.progress import Progress
+    from dprobes.cli.runs.interrupts import EarlyInterrupt
     from dprobes.engines.interface import ControlledSession, Counts, Event, Scope
     from dprobes.rpn.program import Program
 

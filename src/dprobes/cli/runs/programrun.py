@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from dprobes.cli import console
 from dprobes.cli.enginechoice import check_scope, note_engine, note_running_cpus
 from dprobes.cli.headeritems import log_items_of
-from dprobes.cli.headstarts import HeadStart
-from dprobes.cli.interrupts import EarlyInterrupt
-from dprobes.cli.keptcompilation import KeptCompilation
 from dprobes.cli.logoptions import has_structure
 from dprobes.cli.optionvalues import compile_options, names_of, program_of
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
 from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import files_of, load_program, module_of
+from dprobes.cli.runs.headstarts import HeadStart
+from dprobes.cli.runs.interrupts import EarlyInterrupt
+from dprobes.cli.runs.keptcompilation import KeptCompilation
 from dprobes.cli.scopechoice import scope_of, words_of
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems
 from dprobes.cli.usageerror import usage_error
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from dprobes.cli.output.outputs import Outputs
     from dprobes.cli.output.stackprofiles import StacksOptions
-    from dprobes.cli.runoptions import RunOptions
-    from dprobes.cli.toolblocks import ToolBlocks
+    from dprobes.cli.runs.runoptions import RunOptions
+    from dprobes.cli.runs.toolblocks import ToolBlocks
     from dprobes.engines.companions import PreparedCompanions
 
 __all__ = ["carry_out"]
@@ -187,7 +187,7 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
     tables = TableOutput(how, inserted, len(tables_shown), names_for(source, tables_shown), printed)
     blocks: ToolBlocks | None = None
     if loaded.tool is not None:
-        from dprobes.cli.toolblocks import ToolBlocks
+        from dprobes.cli.runs.toolblocks import ToolBlocks
         from dprobes.engines.companionsession import CompanionSession
 
         assert isinstance(inserted, CompanionSession)
@@ -200,7 +200,7 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
         early = stack.enter_context(EarlyInterrupt(deferred=not scope.command))
         stack.enter_context(head_start.noting())
         session = stack.enter_context(inserted)
-        from dprobes.cli.runfollower import Run
+        from dprobes.cli.runs.runfollower import Run
 
         # Standard output is there in any case: probes are armed before the modules for it are imported.
         outputs = outputs or stack.enter_context(_outputs_of(given, source, views))

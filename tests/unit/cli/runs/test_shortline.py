@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.cli.runoptions import RunOptions
-from dprobes.cli.shortline import FLAGS, VALUES, options_of
+from dprobes.cli.runs.runoptions import RunOptions
+from dprobes.cli.runs.shortline import FLAGS, VALUES, options_of
 from dprobes.cli.verbs import run as verb
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dprobes.api.compiledprogram import CompiledProgram
-from dprobes.cli import keptcompilation
-from dprobes.cli.headstarts import SWITCH, code_state
-from dprobes.cli.keptcompilation import KeptCompilation
+from dprobes.cli.runs import keptcompilation
+from dprobes.cli.runs.headstarts import SWITCH, code_state
+from dprobes.cli.runs.keptcompilation import KeptCompilation
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.insertion import Vantage
 from dprobes.resolve.knownanswers import KnownAnswers
