@@ -42,8 +42,9 @@ def _identity(item: pytest.Item) -> str | None:
         return None
     if any(item.iter_markers("each_kernel")) or any(item.iter_markers("requires_feature")):
         return None
-    others = [f"{name}={index}" for name, index in sorted(item.callspec.indices.items()) if name != _FIXTURE]
-    return "::".join((item.path.name, item.originalname, *others))
+    # Not by the numbers of parameters: pytest may count them through all kernels.
+    others = f"-{item.callspec.id}-".replace(f"-{item.callspec.params[_FIXTURE]}-", "-", 1).strip("-")
+    return f"{item.path.name}::{item.originalname}::{others}"
 
 
 def _names_kernels(item: pytest.Item) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.isa import Row
     from dprobes.testing import FakeContext
 
-__all__ = ["agreed", "agreed_cases", "possible_cases"]
+__all__ = ["agreed", "agreed_cases", "covering_cases", "possible_cases"]
 
 FUNCTION = "process_vm_rw"
 """It has six arguments in registers, and refuses all flags, its last one of these, before it does anything."""
@@ -179,6 +179,22 @@ def agreed(start: int, rounds: int) -> dict[str, int]:
 def possible_cases(paths: Iterable[str]) -> list[str]:
     """Return the files of those cases that can be run at the function."""
     return [path for path in paths if _TARGET in (case := _case(path)).targets and _is_possible(case, _TARGET)]
+
+
+def covering_cases(paths: Iterable[str]) -> list[str]:
+    """Return a few of the cases in which each instruction occurs that occurs in any."""
+    left = {path: _rows_of(path) for path in paths}
+    wanted, chosen = set().union(*left.values()), list[str]()
+    while wanted:
+        chosen.append(max(left, key=lambda path: len(left[path] & wanted)))
+        wanted -= left[chosen[-1]]
+    return chosen
+
+
+def _rows_of(path: str) -> frozenset[str]:
+    program, _ = compile_case(_case(path), _TARGET)
+    assert program is not None
+    return frozenset(each.row.syntax for code in program.bodies() for each in code.instructions)
 
 
 def agreed_cases(paths: Sequence[str]) -> tuple[int, list[str]]:

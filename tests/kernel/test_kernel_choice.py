@@ -50,6 +50,11 @@ def test_a_test_on_whose_subject_kernels_differ_runs_on_each(everything: list[st
     assert [name for name in chosen if trampolines in name] == [name for name in everything if trampolines in name]
 
 
+def test_a_test_with_more_parameters_runs_on_one_kernel_for_each(chosen: list[str]) -> None:
+    cases = [name for name in chosen if "test_cases_of_all_instructions_do_the_same" in name]
+    assert sorted(KERNEL.sub("", name)[-2:] for name in cases) == ["0]", "1]"]
+
+
 def test_what_is_chosen_does_not_depend_on_what_else_runs(chosen: list[str]) -> None:
     file = "tests/kernel/test_kernel_differential.py"
     assert collected(file) == [name for name in chosen if file in name]

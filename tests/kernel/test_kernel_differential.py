@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.kernelsite import agreed, agreed_cases, possible_cases
+from kernel.kernelsite import agreed, agreed_cases, covering_cases, possible_cases
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from guests.guest import Guest
 
 
@@ -22,21 +24,27 @@ def test_some_programs_do_the_same(guest: Guest) -> None:
     assert count["wild"] >= 2
 
 
-PARTS = 8
-"""In how many guests the cases run, for each kernel."""
-
-
 @pytest.fixture(scope="module")
 def possible() -> list[str]:
     """Return what can be run there: to find that out in the guest takes as long as to run it."""
     return possible_cases(sorted(str(path) for path in CASES.rglob("*.case")))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_cases_do_the_same(guest: Guest, possible: list[str], part: int) -> None:
-    count, differing = guest.call(agreed_cases, possible[part::PARTS], timeout=280)
+def check(guest: Guest, cases: Sequence[str]) -> None:
+    count, differing = guest.call(agreed_cases, cases, timeout=280)
     assert differing == []
     assert count >= 25
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_cases_of_all_instructions_do_the_same(guest: Guest, possible: list[str], part: int) -> None:
+    check(guest, covering_cases(possible)[part::2])
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("part", range(8))
+def test_all_cases_do_the_same(guest: Guest, possible: list[str], part: int) -> None:
+    check(guest, possible[part::8])
 
 
 @pytest.mark.torture
