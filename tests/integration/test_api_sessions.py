@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -410,6 +411,22 @@ def test_a_task_that_reads_records_can_be_cancelled_and_loses_none(path: Path) -
     with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
         session.insert(arguments_of(path))
         assert asyncio.run(go_through(session, target.say)) == [(n,) for n in range(100)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_program_of_which_nothing_could_be_inserted_is_an_error(path: Path, engine: str) -> None:
+    program = dprobes.compile_source(f'name = "{path}"\noffset = stepped\nopcode = 0xf1\nminor = 1\nexit\n')
+    with dprobes.launch([str(path)], engine=engine) as session:
+        inserted = session.insert(program)
+        with pytest.raises(dprobes.EngineError) as caught:
+            list(session.records(20))
+        assert re.fullmatch(
+            rf"no probepoint of the program for '{path}' was inserted: "
+            r"MISMATCH: opcode 0x[0-9a-f]{2} \(.+\) is there, not 0xf1; not inserted",
+            caught.value.message,
+        )
+        assert [probe.state for probe in inserted.probepoints] == [ProbeState.MISMATCH]
+        assert list(session.records(1)) == []  # it has been said
 
 
 def test_items_that_were_logged_are_numbers(path: Path) -> None:

@@ -227,11 +227,22 @@ class InsertedProgram:
         )
 
     def raise_problem(self) -> None:
-        """Raise ``EngineError`` if it ended because of one that nobody has been told of."""
-        problem = self._followed.problem
+        """Raise ``EngineError`` if it ended because of one, or never began, and nobody has been told so."""
+        problem = self._problem()
         if problem is not None and not self._is_reported:
             self._is_reported = True
-            raise EngineError(f"the program for '{self.name}' has ended: {problem}")
+            raise EngineError(problem)
+
+    def _problem(self) -> str | None:
+        if self._followed.problem is not None:
+            return f"the program for '{self.name}' has ended: {self._followed.problem}"
+        states = self._followed.states()
+        if self._followed.finished is None or not states or not all(state.is_obstacle for state, _ in states):
+            return None
+        state, detail = states[0]
+        said = f"{state.value} {detail}" if detail else state.value
+        told = (each.message for each in self.diagnostics if each.message.startswith(state.value))
+        return f"no probepoint of the program for '{self.name}' was inserted: {next(told, said)}"
 
 
 def total(counts: Iterable[Counts]) -> Counts:

@@ -169,8 +169,8 @@ class ProbeSession:
         Iterate over the records of all programs as they come, each once.
 
         The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
-        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error. A launched command
-        begins with the first iteration.
+        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing could
+        be inserted. A launched command begins with the first iteration.
         """
         self._begin_command()
         while batch := self._queue.take(timeout):
@@ -234,7 +234,8 @@ class ProbeSession:
         Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
 
         Return the exit status of a launched command, which begins now if it has not, negative for a signal; else None,
-        also if ``timeout`` seconds have passed. Raise ``EngineError`` for a program that ended by an error.
+        also if ``timeout`` seconds have passed. Raise ``EngineError`` for a program that ended by an error, or of which
+        nothing could be inserted.
         """
         import time
 
