@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.arch import Architecture
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.rpn.program import Program
     from integration.support import Builder
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from dprobes.arch import ByteOrder
     from dprobes.engines.gdb.processors import StubProcessor
-    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.gdb.registers import Registers
+    from dprobes.engines.gdb.target import StubTarget
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.target.unwind.fileframes import FrameRules
 

@@ -16,7 +16,8 @@ from dprobes.engines.x86.plan import plan
 if TYPE_CHECKING:
     import ctypes
 
-    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.gdb.registers import Registers
+    from dprobes.engines.gdb.target import StubTarget
 
 __all__ = ["EMULATED", "Emulator"]
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.process import StubProcess
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import Resolved, StubProbe, StubProgram
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stub import Stub
-    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.gdb.target import StubTarget
     from dprobes.engines.gdb.threadcontext import StubContext
     from dprobes.engines.hits.emission import Emitter
     from dprobes.engines.hits.handlerruns import Handled

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.program import Resolved, StubProbe
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import StopReply
     from dprobes.engines.gdb.stub import Stub
-    from dprobes.engines.gdb.target import Registers
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
 __all__ = ["StubSession"]

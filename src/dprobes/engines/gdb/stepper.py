@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.engines.gdb.processors import StubProcessor
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
-    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.gdb.target import StubTarget
 
 __all__ = ["Stepper"]
 

@@ -30,6 +30,8 @@ _DEFAULT_PACKET_SIZE = 400
 _OVERHEAD = 32
 """Bytes of a packet that are not its contents."""
 _PACKET_SIZE_MAX = 1 << 16
+_EMULATORS = "qemu-"
+"""How the names of QEMU's programs begin."""
 _BATCH = 32
 """How many pieces of memory are asked for together."""
 
@@ -54,6 +56,12 @@ class Stub(StubChannel):
         self._selected: dict[str, str] = {}
         self._actions: list[str] | None = None
         """What ``vCont`` can have threads do, None as long as it was not asked."""
+        self._looks_ahead: bool | None = None
+        """What ``can_be_asked_ahead`` says, None as long as that was not looked at."""
+        self._last_stop: tuple[bytes, StopReply] = b"", NoThreads()
+        self._has_asked_ahead = False
+        self._told_ahead: bytes | None = None
+        """The registers of the thread that stopped last, as long as nothing has changed them."""
 
     @property
     def is_machine(self) -> bool:
@@ -88,8 +96,10 @@ class Stub(StubChannel):
 
     def read_registers(self, thread: ThreadId | None) -> bytes:
         """Return all registers of a thread, as the target's description puts them; what is not known is zeros."""
-        self._select(thread)
-        answer = self.ask("g")
+        answer, self._told_ahead = self._told_ahead, None
+        if answer is None or (thread is not None and self._selected.get("g") != str(thread)):
+            self._select(thread)
+            answer = self.ask("g")
         try:
             return bytes.fromhex(answer.decode("ascii").replace("x", "0"))
         except ValueError:
@@ -107,11 +117,13 @@ class Stub(StubChannel):
     def set_registers(self, thread: ThreadId | None, data: bytes) -> None:
         """Set all registers of a thread, and do not wait for that."""
         self._select(thread)
+        self._told_ahead = None
         self.tell(f"G{data.hex()}")
 
     def set_register(self, thread: ThreadId | None, number: int, value: bytes) -> bool:
         """Set one register of a thread; return whether the stub does such a thing."""
         self._select(thread)
+        self._told_ahead = None
         if "P" in self._unknown:
             return False
         payload = f"P{number:x}={value.hex()}"
@@ -157,7 +169,7 @@ class Stub(StubChannel):
             at = address + len(data)
             pieces = [(at + done, min(room, wanted - done)) for done in range(0, wanted, room)]
             packets = [self._conversation.ask(b"m%x,%x" % piece) for piece in pieces]
-            self._transport.send(b"".join(packets))
+            self._transmit(b"".join(packets))
             answers = [self._memory_in(self._answer(b"m", self._patience), count) for _, count in pieces]
             for answer, (_, count) in zip(answers, pieces, strict=True):
                 data += answer
@@ -217,6 +229,7 @@ class Stub(StubChannel):
         """Let threads go on: ``c`` or ``s`` each, None being all others; ``wait`` says what becomes of it."""
         self._selected.clear()
         self._may_stop_late = False
+        self._told_ahead = None
         listed = list(actions)
         if self._has_vcont():
             text = "".join(f";{action}" + (f":{thread}" if thread is not None else "") for action, thread in listed)
@@ -227,6 +240,45 @@ class Stub(StubChannel):
                 self.ask(f"Hc{thread if action == 's' else '-1'}")
             payload = action
         self._send(payload.encode())
+
+    def resume_asking_ahead(self, pc: int | None) -> bool:
+        """
+        Let threads go on, the one that has stopped at ``pc``, and ask for the registers of the next stop.
+
+        Return False, with nothing done, if the stub cannot be asked ahead, or is told too much at once.
+        """
+        payload = b"c" if pc is None else b"c%x" % pc
+        if not self.can_be_asked_ahead or not self._send_with_question(payload, b"g"):
+            return False
+        self._selected.clear()
+        self._may_stop_late = False
+        self._has_asked_ahead, self._told_ahead = True, None
+        self._is_followed = True
+        return True
+
+    def resume_at(self, pc: int) -> None:
+        """Let threads go on, the one that has stopped at ``pc``, where ``can_be_asked_ahead``."""
+        self._selected.clear()
+        self._may_stop_late, self._told_ahead = False, None
+        self._send(b"c%x" % pc)
+
+    @property
+    def can_be_asked_ahead(self) -> bool:
+        """Whether a question may be sent before the stop that it is about."""
+        if self._looks_ahead is None:
+            self._looks_ahead = self._can_look_ahead()
+        return self._looks_ahead
+
+    def _can_look_ahead(self) -> bool:
+        """
+        Return whether it is QEMU's emulation of processes, of a version that looks at nothing while the target runs.
+
+        Later ones, which know of QCatchSyscalls, may look for an interrupt, which must be the first byte then.
+        """
+        is_direct = self._transport.peer.startswith(_EMULATORS) and self.has_acknowledgements
+        if not is_direct or self.knows("QCatchSyscalls") or self.ask_if_known("qqemu.sstepbits") is None:
+            return False
+        return not self.is_machine
 
     def has_steps(self) -> bool:
         """Return whether it lets a thread execute one instruction; one without ``vCont`` does, as far as it says."""
@@ -247,16 +299,27 @@ class Stub(StubChannel):
                 return None
             if answer != b"OK" or not self._is_interrupted:
                 break  # else QEMU (user mode) took an interrupt for a refusal, and says it once more
-        self._is_interrupted = False
-        reply = parse_stop_reply(answer) if answer else NoThreads()
+        was_interrupted, self._is_interrupted = self._is_interrupted, False
+        reply = self._stop_reply(answer)
         if isinstance(reply, Stopped) and reply.thread is not None:
             self._selected["g"] = str(reply.thread)  # as GDB presumes, too
+        if self._has_asked_ahead and isinstance(reply, Stopped):
+            self._has_asked_ahead = False
+            self._told_ahead = self._answer(b"g", self._patience)
+            self._is_followed = False
+            if was_interrupted:
+                self.drain()  # it takes an interrupt for a refusal of these, and says them once more
         return reply
+
+    def _stop_reply(self, answer: bytes) -> StopReply:
+        if answer != self._last_stop[0]:  # else it is what is known, as it mostly is
+            self._last_stop = answer, parse_stop_reply(answer) if answer else NoThreads()
+        return self._last_stop[1]
 
     def interrupt(self) -> None:
         """Stop the target; ``wait`` says that it has."""
         self._is_interrupted = True
-        self._transport.send(INTERRUPT)
+        self._transmit(INTERRUPT)
 
     def absorb_interrupt(self) -> None:
         """

@@ -1,5 +1,5 @@
 """
-The target behind a stub: registers by name, memory as it is while the target stands still, and breakpoints.
+The target behind a stub: its threads, memory as it is while the target stands still, and breakpoints.
 
 What is read of memory is kept until the target goes on, in blocks: handlers and the engine look at the same words.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final, Literal
 
-from dprobes.engines.gdb.description import TargetDescription, parse_description
+from dprobes.engines.gdb.description import parse_description
+from dprobes.engines.gdb.registers import Registers
 from dprobes.engines.gdb.stopreplies import Console, Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub import BreakpointKind
 from dprobes.engines.gdb.transports import ConnectionLostError
@@ -18,11 +19,11 @@ from dprobes.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dprobes.engines.gdb.description import RegisterPlace
+    from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.stopreplies import StopReply, ThreadId
     from dprobes.engines.gdb.stub import Stub
 
-__all__ = ["BLOCK", "Registers", "StubTarget"]
+__all__ = ["BLOCK", "StubTarget"]
 
 BLOCK: Final = 64
 """Bytes that are read at once."""
@@ -39,65 +40,6 @@ _SINGLE_MAX = 3
 
 def _is_for_interrupt(reply: StopReply) -> bool:
     return isinstance(reply, Stopped) and reply.signal in _INTERRUPTS
-
-
-class Registers:
-    """
-    The registers of a stopped thread, from the answer to ``g``; what was set is written back with ``changed``.
-
-    A stub may leave out the last ones there: they are asked for one by one, with ``read``.
-    """
-
-    def __init__(
-        self,
-        description: TargetDescription,
-        data: bytes,
-        order: Literal["little", "big"],
-        read: Callable[[int], bytes | None] | None = None,
-    ) -> None:
-        self._places = description.registers
-        self._data = bytearray(data)
-        self._order = order
-        self._read = read
-        self._single: dict[str, bytes | None] = {}
-        """Registers that were asked for alone, None for those that there are not."""
-        self.changed: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        place = self._places.get(name)
-        return place is not None and (place.offset + place.size <= len(self._data) or self._alone(place) is not None)
-
-    def _alone(self, place: RegisterPlace) -> bytes | None:
-        """Return a register that is not in the answer to ``g``, None if the stub has none such."""
-        if place.name not in self._single:
-            data = None if self._read is None else self._read(place.number)
-            self._single[place.name] = data if data is not None and len(data) == place.size else None
-        return self._single[place.name]
-
-    def __getitem__(self, name: str) -> int:
-        place = self._places[name]
-        if place.offset + place.size > len(self._data):
-            return int.from_bytes(self._alone(place) or b"", self._order)
-        return int.from_bytes(self._data[place.offset : place.offset + place.size], self._order)
-
-    def value(self, name: str) -> int:
-        """Return a register, 0 if there is none of that name."""
-        return self[name] if name in self else 0  # noqa: SIM401 - it has no get
-
-    def __setitem__(self, name: str, value: int) -> None:
-        place = self._places[name]
-        value &= (1 << 8 * place.size) - 1
-        self._data[place.offset : place.offset + place.size] = value.to_bytes(place.size, self._order)
-        self.changed.add(name)
-
-    def bytes_of(self, name: str) -> bytes:
-        """Return a register as it is sent."""
-        place = self._places[name]
-        return bytes(self._data[place.offset : place.offset + place.size])
-
-    def all_bytes(self) -> bytes:
-        """Return all of them as they are sent."""
-        return bytes(self._data)
 
 
 class StubTarget:
@@ -127,6 +69,7 @@ class StubTarget:
         self._watched: set[tuple[int, int, BreakpointKind]] = set()
         self._taken_out: set[int] = set()
         """Where breakpoints were taken out for a process that shares the memory (vfork)."""
+        self._accesses_as_program: bool | None = None
         self.process = 0
         """The process, as the stub numbers it; 0: it does not speak of processes."""
         self.is_over = False
@@ -195,6 +138,17 @@ class StubTarget:
         """Return an unsigned number in memory, None if it cannot be read."""
         data = self.read(address, size)
         return int.from_bytes(data, self._order) if len(data) == size else None
+
+    def accesses_as_program(self, code: int) -> bool:
+        """
+        Return whether the stub refuses what the program could not access; ``code`` is an address that it cannot write.
+
+        QEMU's process emulation does, up to version 8.0. Others get at everything, so a fault would be missed.
+        """
+        if self._accesses_as_program is None:
+            byte = self.stub.read(code, 1) if self.stub.can_be_asked_ahead else b""
+            self._accesses_as_program = bool(byte) and not self.stub.write(code, byte)
+        return self._accesses_as_program
 
     def write(self, address: int, data: bytes) -> bool:
         """Change memory; return whether all of it could be."""
@@ -309,8 +263,23 @@ class StubTarget:
         self._set_running()
         if signal and thread is not None:
             self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
-        else:
+        elif not self.stub.resume_asking_ahead(None):
             self.stub.resume([("c", None)])
+
+    def resume_with(self, thread: ThreadId | None, registers: Registers, pc_name: str) -> None:
+        """Let all threads go on, the one that has stopped with what was changed in its registers."""
+        if not self.stub.can_be_asked_ahead:
+            self.write_back(thread, registers)
+            self.resume()
+            return
+        pc = registers[pc_name]
+        has_moved = pc_name in registers.changed
+        registers.changed.discard(pc_name)
+        self.write_back(thread, registers)
+        self._blocks.clear()
+        self._set_running()
+        if not self.stub.resume_asking_ahead(pc if has_moved else None):
+            self.stub.resume_at(pc)
 
     def _set_running(self) -> None:
         self.is_running = True

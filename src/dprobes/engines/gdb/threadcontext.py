@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.callstacks import CallStacks
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import StubProbe, StubProgram
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.returns import CallEntry
     from dprobes.engines.gdb.stopreplies import ThreadId
-    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.gdb.target import StubTarget
     from dprobes.engines.hits.hitcontext import Changes
     from dprobes.extensions import Extension
     from dprobes.keyed.store import KeyedStore

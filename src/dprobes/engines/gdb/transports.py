@@ -16,6 +16,7 @@ import select
 import shlex
 import socket
 import stat
+import struct
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -33,6 +34,7 @@ _CONNECTION_PATIENCE = 5.0
 _RETRY: Final = 0.05
 _CHUNK = 1 << 16
 _SPEED = 115200
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid and gid
 
 
 class ConnectionLostError(EngineError):
@@ -44,6 +46,8 @@ class Transport(ABC):
 
     name: str
     is_reliable = True
+    peer = ""
+    """The name of the program at the other end, if that is on this machine and gets at once what is sent at once."""
     can_be_shared = True
     """Whether another process can use its descriptor for both directions."""
 
@@ -73,10 +77,15 @@ class Transport(ABC):
         except OSError as error:
             raise self._failed(error) from None
         if not data:
-            raise ConnectionLostError(f"the stub {self.name} has closed the connection")
+            raise self._closed()
         return data
 
+    def _closed(self) -> ConnectionLostError:
+        return ConnectionLostError(f"the stub {self.name} has closed the connection")
+
     def _failed(self, error: OSError) -> ConnectionLostError:
+        if error.errno in (errno.ECONNRESET, errno.EPIPE):  # with something that it had not read, or was about to get
+            return self._closed()
         return ConnectionLostError(f"the connection to the stub {self.name} has failed: {reason_of(error)}")
 
 
@@ -84,6 +93,7 @@ class _Socket(Transport):
     def __init__(self, name: str, connection: socket.socket) -> None:
         self.name = name
         self._connection = connection
+        self.peer = _peer_of(connection)
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -99,6 +109,18 @@ class _Socket(Transport):
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _peer_of(connection: socket.socket) -> str:
+    """Return the name of the program that listens at a Unix socket, "" if that cannot be told."""
+    try:
+        if connection.family != socket.AF_UNIX:
+            return ""
+        pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:
+            return name.read().rstrip("\n")
+    except OSError:
+        return ""
 
 
 class _Line(Transport):

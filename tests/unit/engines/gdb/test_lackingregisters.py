@@ -8,7 +8,7 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.processors import processor_of, registers_of
-from dprobes.engines.gdb.target import Registers
+from dprobes.engines.gdb.registers import Registers
 from dprobes.errors import SourceError
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile

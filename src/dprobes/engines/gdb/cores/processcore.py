@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.cores.remotefiles import RemoteFile
     from dprobes.engines.gdb.process import StubProcess
     from dprobes.engines.gdb.processors import StubProcessor
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import ThreadId
-    from dprobes.engines.gdb.target import Registers, StubTarget
+    from dprobes.engines.gdb.target import StubTarget
 
 __all__ = ["StubCore"]
 

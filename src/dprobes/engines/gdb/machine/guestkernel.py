@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.guestmodules import GuestModule
     from dprobes.engines.gdb.machine.kernellayout import KernelLayout
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.target.code.instructions import DecodedInstruction
     from dprobes.target.kernel.runningkernel import LoadedModule
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
 
 __all__ = ["KernelImage", "find_image", "symbols_in_memory"]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
     from dprobes.engines.gdb.machine.tasks import Task, TaskReader
     from dprobes.engines.gdb.processors import StubProcessor
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import ThreadId
-    from dprobes.engines.gdb.target import Registers
 
 __all__ = ["MachineContext"]
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import Resolved, StubProbe, StubProgram
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import StopReply
-    from dprobes.engines.gdb.target import Registers
     from dprobes.engines.hits.handlerruns import Handled
     from dprobes.engines.interface import Job
     from dprobes.rpn.point import Point

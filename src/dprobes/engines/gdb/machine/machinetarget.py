@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.gdb.description import TargetDescription
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import ThreadId
     from dprobes.engines.gdb.stub import Stub
-    from dprobes.engines.gdb.target import Registers
 
 __all__ = ["MachineTarget"]
 

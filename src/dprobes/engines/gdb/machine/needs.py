@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.arch import Architecture
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.rpn.program import Program
 
 __all__ = ["MACHINES_ONLY", "refuse_for_process", "refuse_lacking"]

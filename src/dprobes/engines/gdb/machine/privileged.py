@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.execution import Executor
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
     from dprobes.engines.gdb.machine.monitor import Monitor, SystemRegisters
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import ThreadId
-    from dprobes.engines.gdb.target import Registers
 
 __all__ = ["MONITORED", "SELECTED", "Privileged"]
 

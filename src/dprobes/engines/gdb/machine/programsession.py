@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.program import StubProbe
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import ThreadId
-    from dprobes.engines.gdb.target import Registers
     from dprobes.engines.interface import Job
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.point import Point

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
+    from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stopreplies import ThreadId
-    from dprobes.engines.gdb.target import Registers
 
 __all__ = ["NOBODY", "Task", "TaskReader"]
 

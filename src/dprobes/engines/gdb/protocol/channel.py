@@ -32,6 +32,12 @@ Bytes of packets that are sent together while they are acknowledged.
 QEMU (user mode) takes 256 bytes from the connection, and waits for the acknowledgement of its answer before it looks at
 what of them is left. What comes behind it would be taken for a refusal.
 """
+_READ_AT_ONCE = 256
+"""
+Bytes that QEMU (user mode) takes from the connection while the target stands still (gdb_handlesig in gdbstub/user.c).
+
+It looks at all of them before it lets the target go, and at nothing in the connection until that stops.
+"""
 _OURS = (
     "multiprocess+;swbreak+;hwbreak+;fork-events+;vfork-events+;exec-events+;vContSupported+;no-resumed+;"
     "xmlRegisters=i386,arm,mips,powerpc,s390"
@@ -65,6 +71,10 @@ class StubChannel:
         self._may_stop_late = True
         """Whether a stop may still come that nobody waits for: QEMU stops a machine when somebody connects."""
         self._unknown: set[str] = set()
+        self._due = b""
+        """Acknowledgements that go out with what is sent next."""
+        self._is_followed = False
+        """Whether something will be sent as soon as what is awaited has come, so that its acknowledgement can wait."""
         self.features: dict[str, str] = {}
         """What it says of itself: "+", "-", or a value, by the name."""
 
@@ -78,7 +88,7 @@ class StubChannel:
         while (data := self._transport.receive(_DRAIN)) is not None:
             self._take(data)  # a stop that nobody asked for
         self._answers.clear()
-        self._transport.send(b"+")
+        self._transmit(b"+")
         for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
             name, equals, value = entry.partition("=")
             self.features[name if equals else entry[:-1]] = value if equals else entry[-1:]
@@ -106,7 +116,7 @@ class StubChannel:
         """
         self._conversation.has_acknowledgements = has_acknowledgements
         if has_acknowledgements:
-            self._transport.send(b"+")
+            self._transmit(b"+")
         while (data := self._transport.receive(patience)) is not None:
             self._take(data)
         stops = [answer for answer in self._answers if answer[:1] in _STOPS]
@@ -171,11 +181,17 @@ class StubChannel:
 
         QEMU (system mode) stops a machine for whatever comes while that goes on, an acknowledgement included.
         """
+        self._transmit(b"")
         if self._told:
             last = self._told.pop()
             self._send(last)
             if (answer := self._answer(last, self._patience)) != b"OK":
                 raise self._unexpected(last, answer)
+
+    def _transmit(self, data: bytes) -> None:
+        due, self._due = self._due, b""
+        if due or data:
+            self._transport.send(due + data)
 
     def _send(self, payload: bytes) -> None:
         """Send what was told, and a packet behind it."""
@@ -184,12 +200,34 @@ class StubChannel:
         may_be_one = not self._conversation.has_acknowledgements or size <= _AT_ONCE_MAX
         if not (self._transport.is_reliable and may_be_one):
             for each in told:
-                self._transport.send(self._conversation.ask(each))
+                self._transmit(self._conversation.ask(each))
                 if (answer := self._answer(each, self._patience)) != b"OK":
                     raise self._unexpected(each, answer)
             told = []
         self._owed.extend(told)
-        self._transport.send(b"".join(map(self._conversation.ask, (*told, payload))))
+        self._transmit(b"".join(map(self._conversation.ask, (*told, payload))))
+
+    def _send_with_question(self, payload: bytes, question: bytes) -> bool:
+        """
+        Send what was told, a packet that lets the target go, and a question that QEMU (user mode) takes at its stop.
+
+        ::
+
+            padding, what was told, the packet │ + for each answer to what was told, and for the stop │ question
+            └──────── _READ_AT_ONCE ──────────┘
+
+        So it waits for nothing until it has answered that. Return False, with nothing sent, where there is no room.
+        """
+        size = sum(len(each) + _FRAME for each in (*self._told, payload))
+        if size > _READ_AT_ONCE:
+            return False
+        told, self._told = self._told, []
+        self._owed.extend(told)
+        packets = b"".join(map(self._conversation.ask, (*told, payload)))
+        acknowledgements = self._conversation.acknowledge_ahead(len(told) + 1)
+        behind = acknowledgements + self._conversation.ask(question)
+        self._transmit(packets.rjust(_READ_AT_ONCE, b"+") + behind)
+        return True
 
     def _answer(self, asked: bytes, patience: float) -> bytes:
         answer = self._next_answer(patience)
@@ -215,8 +253,10 @@ class StubChannel:
 
     def _take(self, data: bytes) -> None:
         received = self._conversation.receive(data)
-        if received.reply:
-            self._transport.send(received.reply)
+        if self._is_followed and not self._conversation.is_ahead:
+            self._due += received.reply
+        else:
+            self._transmit(received.reply)
         self._answers.extend(received.answers)
 
     def read_object(self, kind: str, annex: str = "") -> bytes | None:
@@ -242,6 +282,7 @@ class StubChannel:
         comes later still is no answer to a question.
         """
         self._may_stop_late = True
+        self._transmit(b"")
         while (data := self._transport.receive(_DRAIN)) is not None:
             self._take(data)
         self._answers.clear()

@@ -47,11 +47,18 @@ class Conversation:
         self._is_acknowledged = True
         self._attempts = 0
         self._refusals = 0
+        self._ahead = 0
+        """How many packets that are still to come have been acknowledged."""
 
     @property
     def is_acknowledged(self) -> bool:
         """Whether the other side has got what was asked, as far as that shows."""
         return self._is_acknowledged or not self.has_acknowledgements
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether packets that were acknowledged have not come yet."""
+        return self._ahead > 0
 
     def ask(self, payload: bytes) -> bytes:
         """Return what is to be sent for a payload."""
@@ -59,6 +66,13 @@ class Conversation:
         self._is_acknowledged, self._attempts, self._refusals = False, 1, 0
         self._outstanding += 1
         return self._asked
+
+    def acknowledge_ahead(self, count: int) -> bytes:
+        """Return what acknowledges the next packets before they come, on a connection that damages none."""
+        if not self.has_acknowledgements:
+            return b""
+        self._ahead += count
+        return b"+" * count
 
     def ask_again(self) -> bytes:
         """Return the same once more; raise ``EngineError`` if that has been done too often."""
@@ -80,7 +94,7 @@ class Conversation:
                     self._is_acknowledged = True
                     self._outstanding = max(0, self._outstanding - 1)
                     answers.append(message.payload)
-                    reply += b"+" if self.has_acknowledgements else b""
+                    reply += self._acknowledgement()
                 case MessageKind.NOTIFICATION:
                     notifications.append(message.payload)
                 case MessageKind.ACKNOWLEDGEMENT:
@@ -91,6 +105,12 @@ class Conversation:
                 case MessageKind.DAMAGED | MessageKind.ENDLESS:
                     reply += self._refusal_of(message)
         return Received(tuple(answers), tuple(notifications), bytes(reply))
+
+    def _acknowledgement(self) -> bytes:
+        if self._ahead:
+            self._ahead -= 1
+            return b""
+        return b"+" if self.has_acknowledgements else b""
 
     def _refusal_of(self, message: Message) -> bytes:
         self._refusals += 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from typing import Final
+from zlib import adler32
 
 from dprobes.lazynamedtuple import NamedTuple
 
@@ -24,10 +25,13 @@ INTERRUPT: Final = b"\x03"
 """What stops the target while it runs; it is no packet."""
 
 _START, _NOTIFICATION, _END, _ESCAPE, _RUN = b"$%#}*"
+_ACKNOWLEDGED = b"+"[0]
 _ESCAPED_BIT = 0x20
 _RUN_BASE = 29
-_SPECIAL = {_START, _END, _ESCAPE, _RUN}
+_SPECIAL = bytes((_START, _END, _ESCAPE, _RUN))
 _CHECKSUM_DIGITS = 2
+_ADLER_MAX = 256
+"""Bytes whose sum is less than 65521, which Adler-32 reduces sums by (RFC 1950, section 8.2)."""
 _PAYLOAD_MAX = 4 << 20
 """Bytes of a payload, as it is sent and as it is meant; a stub that sends more is not one."""
 
@@ -54,15 +58,30 @@ class Message(NamedTuple):
     payload: bytes = b""
 
 
+_ACKNOWLEDGEMENT = Message(MessageKind.ACKNOWLEDGEMENT)
+
+
 def packet(payload: bytes) -> bytes:
     """Return the bytes to send for a payload."""
+    sent = payload if len(payload.translate(None, _SPECIAL)) == len(payload) else _escaped(payload)
+    return b"$%b#%02x" % (sent, _checksum(sent))
+
+
+def _checksum(sent: bytes) -> int:
+    """Return the sum of the bytes modulo 256, by another checksum whose lower half is one more than their sum."""
+    if len(sent) <= _ADLER_MAX:
+        return adler32(sent) - 1 & 0xFF
+    return sum((adler32(sent[at : at + _ADLER_MAX]) & 0xFFFF) - 1 for at in range(0, len(sent), _ADLER_MAX)) & 0xFF
+
+
+def _escaped(payload: bytes) -> bytes:
     sent = bytearray()
     for byte in payload:
         if byte in _SPECIAL:
             sent += bytes((_ESCAPE, byte ^ _ESCAPED_BIT))
         else:
             sent.append(byte)
-    return b"$%b#%02x" % (bytes(sent), sum(sent) & 0xFF)
+    return bytes(sent)
 
 
 class PacketReader:
@@ -80,11 +99,34 @@ class PacketReader:
 
     def feed(self, data: bytes) -> list[Message]:
         """Take what has come; return the messages that are complete by that."""
-        self._pending += data
         messages: list[Message] = []
+        taken = 0 if self._pending else self._take_whole(data, messages)
+        self._pending += data[taken:]
         while (message := self._next()) is not None:
             messages.append(message)
         return messages
+
+    @staticmethod
+    def _take_whole(data: bytes, messages: list[Message]) -> int:
+        """
+        Find the messages that are whole and as they nearly always are; return how many bytes those take.
+
+        Each hit waits for it: what is said byte by byte below is looked at as a whole here.
+        """
+        place = 0
+        while (start := data.find(b"$", place)) >= 0:
+            end = data.find(b"#", start)
+            behind = end + 1 + _CHECKSUM_DIGITS
+            if end < 0 or behind > len(data) or data[place:start].strip(b"+"):
+                break
+            sent = data[start + 1 : end]
+            is_simple = len(sent.translate(None, _SPECIAL)) == len(sent) <= _PAYLOAD_MAX
+            if not is_simple or data[end + 1 : behind] != b"%02x" % _checksum(sent):
+                break
+            messages += [_ACKNOWLEDGEMENT] * (start - place)
+            messages.append(Message(MessageKind.PACKET, sent))
+            place = behind
+        return place
 
     def _next(self) -> Message | None:
         pending = self._pending
@@ -94,7 +136,7 @@ class PacketReader:
                 return self._packet()
             if byte in b"+-":
                 del pending[: place + 1]
-                return Message(MessageKind.ACKNOWLEDGEMENT if byte == b"+"[0] else MessageKind.REFUSAL)
+                return _ACKNOWLEDGEMENT if byte == _ACKNOWLEDGED else Message(MessageKind.REFUSAL)
         pending.clear()
         return None
 
@@ -115,7 +157,7 @@ class PacketReader:
             self._forget(begun_again + 1)
             return self._packet()
         self._forget(end + 1 + _CHECKSUM_DIGITS)
-        expected = b"%02x" % (sum(sent) & 0xFF)
+        expected = b"%02x" % _checksum(sent)
         if checksum.lower() != expected:
             return Message(MessageKind.DAMAGED, b"its checksum is %r, not %r" % (checksum, expected))
         meant = _meaning_of(sent)

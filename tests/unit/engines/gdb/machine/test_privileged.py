@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.execution import Executor
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
     from dprobes.engines.gdb.machine.monitor import Monitor
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
 
 GDT, LDT = 0x1000, 0x2000
 THREAD = ThreadId(1, 2)

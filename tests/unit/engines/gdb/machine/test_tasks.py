@@ -11,7 +11,7 @@ from dprobes.engines.gdb.stopreplies import ThreadId
 if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
 
 LAYOUT = SimpleNamespace(tgid=4, pid=8, comm=16, cred=32, mm=40, parent=48, stack=56, uid=4)
 OFFSETS, CURRENT = 0x1000, 0x20

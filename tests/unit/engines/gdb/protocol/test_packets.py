@@ -37,6 +37,25 @@ def test_payloads_arrive_in_every_split(payloads: list[bytes], cuts: list[int]) 
     assert found == payloads
 
 
+@given(st.binary(max_size=1200))
+def test_a_checksum_is_the_sum_of_what_is_sent(payload: bytes) -> None:
+    sent = packet(payload)
+    assert int(sent[-2:], 16) == sum(sent[1:-3]) & 0xFF
+
+
+def test_messages_are_those_of_any_split() -> None:
+    data = b"++" + packet(b"T05") + b"+" + packet(b"0a" * 300) + b"-" + packet(b"a#b") + checked(b"0* ") + b"+$ab#00+"
+    found = messages_of(data)
+    assert [message.payload for message in found if message.kind is MessageKind.PACKET] == [
+        b"T05", b"0a" * 300, b"a#b", b"0000",
+    ]  # fmt: skip
+    assert [message.kind.name[:3] for message in found] == [
+        "ACK", "ACK", "PAC", "ACK", "PAC", "REF", "PAC", "PAC", "ACK", "DAM", "ACK",
+    ]  # fmt: skip
+    for step in (1, 2, 5, 64, 500):
+        assert messages_of(*(data[n : n + step] for n in range(0, len(data), step))) == found
+
+
 @given(st.binary(max_size=300), st.integers(1, 7))
 def test_noise_ends_in_messages_and_never_otherwise(data: bytes, step: int) -> None:
     whole = messages_of(data)

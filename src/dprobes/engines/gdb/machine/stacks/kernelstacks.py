@@ -17,7 +17,7 @@ from dprobes.lazynamedtuple import NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
 
 __all__ = ["KernelStacks"]
 

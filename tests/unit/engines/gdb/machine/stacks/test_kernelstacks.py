@@ -10,7 +10,7 @@ from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
 from dprobes.engines.gdb.machine.stacks.orctables import OrcEntry, OrcKind, OrcRegister
 
 if TYPE_CHECKING:
-    from dprobes.engines.gdb.target import Registers
+    from dprobes.engines.gdb.registers import Registers
 
 CODE, STACK, OTHER = 0xFFFFFFFF81000000, 0xFFFFC90000004000, 0xFFFFC90000008000
 KERNEL, USER = 0x10, 0x33
