@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.rpn.encoder import closed
-from dprobes.rpn.isa import Flow, OperandKind, rows_by_syntax
+from dprobes.rpn.isa import ExceptionCode, Flow, OperandKind, rows_by_syntax
 from dprobes.rpn.program import Address, Expression, ModuleType
 from dprobes.rpn.tables import TableKind
 
@@ -24,6 +24,13 @@ USER_STACKS = ("log ustack", "log ustack, <frames>")
 CORE_DUMP = 3
 """The operand of ``exit`` that asks for a core of the process."""
 
+_ACCESSES = frozenset({ExceptionCode.INVALID_ADDR, ExceptionCode.SEG_FAULT})
+_TARGETS = (
+    *("skip", "remove", "exit <code>", "callk", "push usdt", "push tp", "push task"),
+    *("log str", "log mrf", "log kstack", "match str", "vfyr", "seg2lin", "vsa"),
+)
+"""How instructions begin that have to do with the target beside those that may fault."""
+
 __all__ = [
     "CORE_DUMP",
     "ELAPSED",
@@ -35,6 +42,7 @@ __all__ = [
     "executed_instructions",
     "logs_user_stacks",
     "makes_records",
+    "needs_target",
     "record_majors",
     "sets_codes",
     "shared_tables",
@@ -144,6 +152,23 @@ def entry_registers(
 def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:
     """Return the first ``skip`` that a handler, or a procedure that it calls, executes; None if there is none."""
     return next((i for i in executed_instructions(program, definition) if i.row.syntax == "skip"), None)
+
+
+def needs_target(program: Program, definition: ProbeDefinition, architecture: Architecture) -> bool:
+    """Return whether a handler looks at more of the target than general registers, or does anything to it."""
+    if takes_user_stacks(program):
+        return True
+    for instruction in executed_instructions(program, definition):
+        row, operand = instruction.row, instruction.operand
+        if row.writes or row.syntax.startswith(_TARGETS):
+            return True
+        if row.operand_kind is OperandKind.REGISTER:
+            register = architecture.register(operand) if isinstance(operand, (str, int)) else None
+            if register is None or not register.is_kept_at_entry or register.memory_offset is not None:
+                return True
+        elif row.operand_kind is not OperandKind.TABLE and _ACCESSES & set(row.faults):
+            return True
+    return False
 
 
 def executed_instructions(program: Program, definition: ProbeDefinition) -> Iterator[Instruction]:

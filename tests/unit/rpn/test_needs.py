@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.rpn.needs import makes_records
+from dprobes.rpn.needs import makes_records, needs_target
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
@@ -29,6 +30,41 @@ HEAD = "name = p\nvars = 1\noffset = f\n"
 def test_a_program_makes_records_if_a_handler_may_end_with_one(handler: str, *, expected: bool) -> None:
     program = parse_source(SourceFile("p.rpn", HEAD + handler), Diagnostics())
     assert makes_records(program) == expected
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        ("push r, x0; push r, arg1; push r, sp; push tid; push time; log 5; exit\n", False),
+        ("inc lv, 0\nsetmin 2\nabort\n", False),
+        ("sx out\npush 1; push 0; div\nout: log st; exit\n", False),
+        ("push r, v0; log 2; exit\n", True),  # a stub may be asked for it alone
+        ("push r, arg0; push mem, u8; log 1; exit\n", True),
+        ("push r, arg0; log str; exit\n", True),
+        ('push r, arg0; match str, "x"; log 1; exit\n', True),
+        ("log ustack; exit\n", True),
+        ("push 0; pop r, x0; exit\n", True),
+        ("call it\nexit\nproc it\nremove\nendproc\n", True),
+        ("exit 3\n", True),
+        ("push 0; skip\n", True),
+    ],
+)
+def test_a_handler_needs_the_target_if_it_looks_at_more_than_registers(handler: str, *, expected: bool) -> None:
+    diagnostics = Diagnostics()
+    program = parse_source(SourceFile("p.rpn", HEAD + handler), diagnostics)
+    assert needs_target(program, program.definitions[0], architecture("aarch64")) == expected
+
+
+def test_an_argument_on_the_stack_is_memory() -> None:
+    program = parse_source(SourceFile("p.rpn", HEAD + "push r, arg0; log 1; exit\n"), Diagnostics())
+    assert needs_target(program, program.definitions[0], architecture("i386"))
+    assert not needs_target(program, program.definitions[0], architecture("x86_64"))
+
+
+def test_the_call_stack_as_a_key_is_memory() -> None:
+    text = "name = p\ntable = calls, count, ustack[2]\noffset = f\ntally calls\nabort\n"
+    program = parse_source(SourceFile("p.rpn", text), Diagnostics())
+    assert needs_target(program, program.definitions[0], architecture("aarch64"))
 
 
 def test_one_of_several_handlers_is_enough() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.x86.emulation import Action
+from dprobes.lazynamedtuple import NamedTuple
 
-__all__ = ["plan"]
+__all__ = ["MemoryMove", "memory_move", "plan"]
 
 _PREFIXES = b"\x66\xf2\xf3\xf0\x2e\x36\x3e\x26\x64\x65\x67"
 _STRING_INSTRUCTIONS = b"\xa4\xa5\xa6\xa7\xaa\xab\xac\xad\xae\xaf\x6c\x6d\x6e\x6f"
@@ -62,6 +63,32 @@ def plan(raw: bytes, word_size: int) -> tuple[Any, ...]:
             or (None if rex else _plan_control(body, word_size, length))
         )
     return found or (Action.STEP, length)
+
+
+class MemoryMove(NamedTuple):
+    """
+    A move between a register and memory at a base, another register times a scale, and a displacement.
+
+    Registers are numbered as in emulations, -1 is none.
+    """
+
+    register: int
+    is_load: bool
+    size: int
+    base: int
+    other: int
+    scale: int
+    displacement: int
+
+
+def memory_move(raw: bytes, word_size: int) -> MemoryMove | None:
+    """Return what ``mov`` of 4 or 8 bytes between a general register and memory does; None for other instructions."""
+    rex = raw[0] if word_size == 8 and raw and 0x40 <= raw[0] <= 0x4F else 0
+    body = raw[1:] if rex else raw
+    if len(body) < 2 or body[0] not in (0x89, 0x8B) or body[1] >= 0xC0:
+        return None
+    _, _, register, *address, _ = _plan_address(body, rex, word_size, len(raw))
+    return MemoryMove(register, body[0] == 0x8B, 8 if rex & 8 else 4, *address)
 
 
 def _is_nop(prefixes: bytes, rex: int, body: bytes) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.x86.emulation import Action, emulate, is_emulated
-from dprobes.engines.x86.plan import plan
+from dprobes.engines.x86.plan import MemoryMove, memory_move, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -312,3 +312,27 @@ def test_flags_are_pushed_as_without_a_step(processor: Processor, code: str, wor
     assert shown(emulated, word_size) == shown(executed, word_size)
     assert pushed == processor.read_stack(32)
     assert flags.to_bytes(2, "little") in pushed
+
+
+@pytest.mark.parametrize(
+    ("code", "word_size", "expected"),
+    [
+        ("488b05b44c0a00", 8, MemoryMove(Register.RAX, True, 8, Register.RIP, -1, 1, 0xA4CBB)),  # mov rax, [rip+...]
+        ("4889442408", 8, MemoryMove(Register.RAX, False, 8, Register.RSP, -1, 1, 8)),  # mov [rsp+8], rax
+        ("8b4508", 4, MemoryMove(Register.RAX, True, 4, Register.RBP, -1, 1, 8)),  # mov eax, [ebp+8]
+        (
+            "458b4c8af0",
+            8,
+            MemoryMove(Register.R9, True, 4, Register.R10, Register.RCX, 4, -16),
+        ),  # mov r9d, [r10+rcx*4-16]
+        ("8b0d00200000", 4, MemoryMove(Register.RCX, True, 4, -1, -1, 1, 0x2000)),  # mov ecx, [0x2000]
+        ("4889e5", 8, None),  # mov rbp, rsp
+        ("65488b0425280000", 8, None),  # of a segment with a base
+        ("668b4508", 4, None),
+        ("8a4508", 4, None),
+        ("488d442408", 8, None),  # lea
+        ("48", 8, None),
+    ],
+)
+def test_a_move_from_or_to_memory(code: str, word_size: int, expected: MemoryMove | None) -> None:
+    assert memory_move(bytes.fromhex(code), word_size) == expected
