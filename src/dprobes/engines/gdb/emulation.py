@@ -2,7 +2,7 @@
 Instructions of x86 that are carried out here, on the registers that are sent back anyway.
 
 A step over a breakpoint takes four packets more, and the target stops twice. What can be emulated, and how, is what the
-ptrace engine emulates (``engines.x86.emulation``); here its registers are those of a stub.
+ptrace engine emulates (``engines.x86.emulation``), with the registers of a stub, and moves from and to memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.x86.emulation import emulate, is_emulated
-from dprobes.engines.x86.plan import plan
+from dprobes.engines.x86.plan import MemoryMove, memory_move, plan
 
 if TYPE_CHECKING:
     import ctypes
@@ -52,15 +52,34 @@ class Emulator:
         self._target = target
         self._word_size = word_size
         self._names = _NAMES if word_size == 8 else _NAMES_OF_I386
-        self._plans: dict[bytes, tuple[Any, ...]] = {}
+        self._plans: dict[bytes, tuple[tuple[Any, ...], MemoryMove | None]] = {}
 
     def carry_out(self, raw: bytes, registers: Registers) -> bool:
         """Carry out the instruction that a thread is at; return whether that was done."""
-        planned = self._plans.get(raw)
-        if planned is None:
-            planned = self._plans[raw] = plan(raw, self._word_size)
-        words = cast("ctypes.Array[ctypes.c_ulong]", _Words(registers, self._names))
-        return is_emulated(planned) and emulate(planned, words, self)
+        if raw not in self._plans:
+            self._plans[raw] = plan(raw, self._word_size), memory_move(raw, self._word_size)
+        planned, move = self._plans[raw]
+        words = _Words(registers, self._names)
+        if move is not None:
+            is_near = move.base == Register.RSP or self._target.accesses_as_program(words[Register.RIP])
+            return is_near and self._move(move, words, len(raw))
+        return is_emulated(planned) and emulate(planned, cast("ctypes.Array[ctypes.c_ulong]", words), self)
+
+    def _move(self, move: MemoryMove, words: _Words, length: int) -> bool:
+        """Move a number between a register and memory, which a copy of the instruction in the target does elsewhere."""
+        address = move.displacement
+        address += words[move.base] if move.base >= 0 else 0
+        address += words[move.other] * move.scale if move.other >= 0 else 0
+        address &= (1 << 8 * self._word_size) - 1
+        try:
+            if move.is_load:
+                words[move.register] = self.read_word(address, move.size)
+            else:
+                self.write_word(address, move.size, words[move.register])
+        except OSError:
+            return False
+        words[Register.RIP] += length
+        return True
 
     def read_word(self, address: int, size: int) -> int:
         """Return a word of the stack; raise OSError if it cannot be read."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.gdb.watched import WatchedPlaces
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.needs import entry_registers
+from dprobes.rpn.needs import entry_registers, needs_target
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Access
 
@@ -55,6 +55,10 @@ class PlacedProbes:
         self.points: dict[StubProbe, Point] = {}
         self.raw: dict[int, bytes] = {}
         """The instructions under breakpoints."""
+        self.detached: set[int] = set()
+        """Where all handlers can run after the hit: they need but the registers, and no number of hits ends them."""
+        numbered = enumerate(program.definitions)
+        self._needing = {n for n, each in numbered if needs_target(program, each, resolved.architecture)}
         self.watched = WatchedPlaces(target)
         """Those at accesses to memory."""
 
@@ -62,7 +66,7 @@ class PlacedProbes:
         """Take notice of where the module is now; return what has become of probepoints by that."""
         for address in self.at.keys() | self.entries.keys():
             self._target.forget(address, len(self._breakpoint))
-        for places in (self.at, self.entries, self.raw):
+        for places in (self.at, self.entries, self.raw, self.detached):
             places.clear()
         self.watched.forget()
         self.bias = bias
@@ -90,8 +94,18 @@ class PlacedProbes:
             self.entries.setdefault(address, []).append(ProbedEntry(owner, tuple(kept or ())))
         else:
             self.at.setdefault(address, []).append((owner, point))
+        self._detach(address)
         owner.state = ProbeState.ACTIVE
         return ProbeState.ACTIVE
+
+    def _detach(self, address: int) -> None:
+        """Note whether handlers at an address can run after the hit."""
+        owners = self.at.get(address, ())
+        is_bound = any(owner.limits.maxhits or owner.definition in self._needing for owner, _ in owners)
+        if owners and not is_bound and address not in self.entries:
+            self.detached.add(address)
+        else:
+            self.detached.discard(address)
 
     def _is_other(self, address: int, raw: bytes) -> bool:
         """Return whether another instruction than the file's is at an address, as far as that is known."""
@@ -117,6 +131,7 @@ class PlacedProbes:
             self.at[address] = [owner for owner in owners if owner[0] is not probe]
             if not self.at[address]:
                 del self.at[address]
+            self._detach(address)
         for address, entries in list(self.entries.items()):
             self.entries[address] = [entry for entry in entries if entry.probe is not probe]
             if not self.entries[address]:

@@ -32,7 +32,7 @@ from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner, skipping
+from dprobes.engines.hits.handlerruns import HandlerRunner, is_last, skipping
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, StateEvent
 from dprobes.errors import EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
@@ -288,6 +288,8 @@ class StubSession(StubExits):
                     return True
                 self._target.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
                 return False
+            if self._goes_on_before(at, thread, registers):
+                return False
             self._select(thread, registers)
             if at in self._own_places:
                 self._place_probes()
@@ -301,6 +303,13 @@ class StubSession(StubExits):
             uncounted = self._leave_core(outcome, at, registers)
             if (skip := skipping(outcome)) is not None and skip.outcome is not None:
                 reply_of_step = self._stepper.leave_function(skip.outcome.value, thread, registers)
+            elif self._carries_out(at, registers):
+                if not (self._is_stopping or self._removals or is_last(outcome)):
+                    self._target.resume_with(thread, registers, self._processor.pc)
+                    self._emitter.count(uncounted)
+                    return False
+                self._target.write_back(thread, registers)
+                reply_of_step = Stopped(_TRAP, thread, {})
             else:
                 reply_of_step = self._pass(at, thread, registers)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
@@ -309,6 +318,27 @@ class StubSession(StubExits):
                 self._on_access(reply_of_step, thread, self._target.registers(thread))
             self._carry_out_removals()
         return self._after_step(reply_of_step, thread)
+
+    def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
+        """
+        Let the target go on before handlers run that need but the registers; return whether that was done.
+
+        QEMU then translates the code anew, as it does behind each stop, while they run.
+        """
+        is_ours = at in self._returns.addresses or at in self._own_places
+        if at not in self._placed.detached or is_ours or self._is_stopping or self._removals:
+            return False
+        before = registers.copy()
+        if not self._carries_out(at, registers):
+            return False
+        self._target.resume_with(thread, registers, self._processor.pc)
+        self._select(thread, before)
+        self._emitter.count(self._runner.run(self._placed.at[at]))
+        return True
+
+    def _carries_out(self, at: int, registers: Registers) -> bool:
+        """Carry the instruction under a breakpoint out here, where that can be done; return whether it was."""
+        return self._stepper.carries_out(self._placed.raw.get(at), registers)
 
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""

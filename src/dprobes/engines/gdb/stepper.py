@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.gdb.effectemulator import EffectEmulator
 from dprobes.engines.gdb.emulation import EMULATED, Emulator
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.errors import EngineError, TargetError
+from dprobes.target.code.effects.instructions import MODES
 from dprobes.target.code.foreigncode import FOREIGN_MACHINES, LENGTH_MAX, instruction_length
 from dprobes.target.code.successors import successors
 
@@ -56,7 +58,16 @@ class Stepper:
         """Whether the stub makes steps from breakpoints, None as long as that is not known."""
         self.sees_accesses = False
         """Whether the target's accesses to memory are to be made by itself, as some of it is watched."""
-        self._emulator = Emulator(target, architecture.word_size) if architecture.name in EMULATED else None
+        self._emulator: Emulator | EffectEmulator | None = None
+        if architecture.name in EMULATED:
+            self._emulator = Emulator(target, architecture.word_size)
+        elif architecture.name in MODES:
+            self._emulator = EffectEmulator(target, architecture, names)
+
+    def carries_out(self, raw: bytes | None, registers: Registers) -> bool:
+        """Carry out an instruction here, where that can be done; return whether it was."""
+        emulator = None if self.sees_accesses else self._emulator
+        return raw is not None and emulator is not None and emulator.carry_out(raw, registers)
 
     def step_over(
         self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
@@ -66,10 +77,6 @@ class Stepper:
 
         ``raw`` are its bytes if they are known.
         """
-        emulator = None if self.sees_accesses else self._emulator
-        if raw is not None and emulator is not None and emulator.carry_out(raw, registers):
-            self._target.write_back(thread, registers)
-            return Stopped(_TRAP, thread, {})
         instruction, size = self._processor.breakpoint, len(self._processor.breakpoint)
         self._target.write_back(thread, registers)
         if self._target.stub.has_steps():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.records import Header
     from dprobes.vm import Outcome, Point
 
-__all__ = ["Handled", "HandlerRunner", "diverts", "hands_over", "skipping"]
+__all__ = ["Handled", "HandlerRunner", "diverts", "hands_over", "is_last", "skipping"]
 
 ProgramT = TypeVar("ProgramT", bound=HandledProgram)
 
@@ -53,6 +53,18 @@ def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
 def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
     """Return whether a handler wants the process to be handed to the debugger, or its core."""
     return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
+
+
+def is_last(handled: Iterable[Handled[ProgramT]]) -> bool:
+    """Return whether a probepoint may be inactive when these hits are counted."""
+    return any(
+        each.probe.limits.maxhits
+        or (
+            each.outcome is not None
+            and (each.outcome.ending is Ending.REMOVE or each.outcome.exit_code in HANDING_OVER)
+        )
+        for each in handled
+    )
 
 
 def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:

@@ -260,12 +260,15 @@ class MachineSession(StubSession):
         at = self._place_of(registers)
         return at if at in known else None
 
+    def _carries_out(self, at: int, registers: Registers) -> bool:
+        raw = self._instruction_at(at)
+        return raw is not None and not self._watches and self._emulator.carry_out(raw, registers)
+
+    def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:  # noqa: ARG002
+        return False  # who runs is read from memory
+
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
-        raw = self._instruction_at(at)
-        if raw and not self._watches and self._emulator.carry_out(raw, registers):
-            self._target.write_back(thread, registers)
-            return Stopped(_TRAP, thread, {})
         self._target.write_back(thread, registers)
         pc = self._processor.pc
         self._target.remove(at, self._breakpoint_size)
