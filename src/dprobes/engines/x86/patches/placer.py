@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.x86.patches.candidates import Site, look_at
 from dprobes.engines.x86.patches.displaced import displaced
-from dprobes.engines.x86.patches.plans import Method, Plan, Reach, Refusal
+from dprobes.engines.x86.patches.plans import JUMP_SIZE, Method, Plan, Reach, Refusal
 from dprobes.engines.x86.patches.writes import Write, leads_to, writes_of
 from dprobes.lazydataclass import dataclass
 
@@ -79,8 +79,8 @@ class Placer:
         """
         Give what becomes of each site, from the highest one downwards.
 
-        Windows come before punned jumps if there are many sites, or as ``windows_first`` says. They avoid ``others``,
-        which are sites as well.
+        Windows come before punned jumps if there are many sites, or as ``windows_first`` says. Jumps avoid ``others``,
+        which are sites as well: where those have no jump they have a breakpoint, which changes a byte.
         """
         wanted = sorted(set(sites), reverse=True)
         if windows_first is None:
@@ -142,10 +142,10 @@ class Placer:
         for plan in self._plans(site, others, obstacles, windows_first=windows_first):
             if plan.crosses_page:
                 crossing.append(plan)
-            elif (placed := self._try(site, plan, room, obstacles)) is not None:
+            elif (placed := self._try(site, plan, room, others, obstacles)) is not None:
                 return placed
         for plan in crossing:
-            if (placed := self._try(site, plan, room, obstacles)) is not None:
+            if (placed := self._try(site, plan, room, others, obstacles)) is not None:
                 return placed
         return Refusal(address, "; ".join(dict.fromkeys(obstacles)))
 
@@ -171,7 +171,9 @@ class Placer:
             else:
                 obstacles.append(found)
 
-    def _try(self, site: Site, plan: Plan, room: int, obstacles: list[str]) -> Placement | None:
+    def _try(
+        self, site: Site, plan: Plan, room: int, others: Collection[int], obstacles: list[str]
+    ) -> Placement | None:
         """Take the bytes and an address for a plan, if they are free."""
         code = site.code
         if code.is_written(plan.start, plan.written):
@@ -180,17 +182,22 @@ class Placer:
         if code.is_relied_on(plan.start, plan.written):
             obstacles.append("the punned jump of another probe relies on its bytes")
             return None
-        for reach in plan.reaches:
+        end = plan.start + plan.written
+        breakpoints = {place for place in range(end, end + JUMP_SIZE) if place in others} - self._displaced.keys()
+        reaches = [reach for reach in plan.reaches if breakpoints.isdisjoint(range(end, plan.end(reach)))]
+        if not reaches:
+            obstacles.append("a breakpoint changes bytes that its jump would share")
+            return None
+        for reach in reaches:
             trampoline = self._trampoline(plan, reach, room)
             if trampoline is None:
                 continue
             writes = writes_of(plan, reach, trampoline)
             for write in writes:
                 code.write(write.address, write.data)
-            relied_on = plan.end(reach)
-            code.rely(plan.start + plan.written, relied_on)
+            code.rely(end, plan.end(reach))
             assert leads_to(code, plan.start) == trampoline, f"the jump at {plan.start:#x} leads elsewhere"
-            return self._note(Placement(plan, trampoline, writes, relied_on, room))
+            return self._note(Placement(plan, trampoline, writes, plan.end(reach), room))
         obstacles.append(
             "no address that punned jumps of its bytes lead to is free"
             if plan.method is Method.PUN

@@ -89,6 +89,22 @@ def test_each_instruction_of_a_row_is_placed_beside_the_others() -> None:
         assert leads_to(module.ranges[0], one.plan.start) == one.trampoline
 
 
+def test_a_punned_jump_shares_no_byte_with_a_breakpoint() -> None:
+    code, targets = "4889e5 112233 55 4889e5 e800000000 c3", (0, 3)
+    _, placer = made(code, targets)
+    assert methods(list(placer.place([START]))) == [Method.PUN]
+    _, placer = made(code, targets)
+    (refused,) = placer.place([START], others={START + 3})
+    assert refused == Refusal(
+        START,
+        "it has 3 bytes, a jump 5; a breakpoint changes bytes that its jump would share; "
+        "a branch leads to what follows; a branch leads to it",
+    )
+    _, placer = made(code, targets)
+    found = list(placer.place([START, START + 3], windows_first=False))
+    assert methods(found) == [Method.PUN, Method.PUN]  # bytes of another jump may be shared
+
+
 def test_a_punned_jump_whose_addresses_are_in_use_gives_way_to_a_window() -> None:
     _, placer = made("4889e5 1122 33 44 90", (), (), *all_but(1 << 20))
     assert methods(list(placer.place([START]))) == [Method.WINDOW]
