@@ -12,6 +12,7 @@
 #define FUNCTION __attribute__((noinline, noclone))
 
 static volatile long sink;
+static const char text[] = "a string of 20 bytes";
 
 FUNCTION void hot(long a, long b, long c, long d)
 {
@@ -38,7 +39,7 @@ __attribute__((no_instrument_function)) int main(void)
 	for (;;) {
 		double begin = now();
 		for (long n = 0; n < CALLS; n++)
-			hot(n, n + 1, n + 2, n + 3);
+			hot(n, n + 1, n + 2, (long)text);
 		double middle = now();
 		for (long n = 0; n < CALLS; n++)
 			cold(n, n + 1, n + 2, n + 3);

@@ -3,7 +3,8 @@ Measure what handlers cost in a process that runs, beside Frida and uftrace on t
 
 The program measures its own calls: what is shown is the fastest of many rounds with a probe above the fastest without,
 and for the function that is not probed what a call of it takes then. Frida's callback is in C (CModule), the fastest
-that it has; uftrace needs a program that is compiled for it, and records entry and return with the time.
+that it has; uftrace needs a program that is compiled for it, and records entry and return with the time. A uprobe is
+measured where the kernel emulates the instruction, which is where it costs least.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ HANDLERS = (
     ("a record of 4 words, with the time", WORDS, "words"),
 )
 STACK = "log ustack\nexit\n"
+MORE = (
+    ("a count under a condition", "push r, rdi\npush 1\njge other\nabort\nother:\npush 1\ntally c\nabort\n"),
+    ("a value counted by one of 8 keys", "push r, rdi\npush 7\nand\npush 1\ntally by\nabort\n"),
+    ("a record of a string of 20 bytes", "push 64\npush r, rcx\nlog str\nexit\n"),
+)
 
 
 class Costs(NamedTuple):
@@ -113,10 +119,11 @@ def _attached(command: list[str], says: bytes, program: _Program) -> Costs | Non
         tool.stdout.close()
 
 
-def _ours(path: Path, handler: str) -> tuple[Costs | None, Costs]:
+def _ours(path: Path, handler: str, engine: str = "inline") -> tuple[Costs | None, Costs]:
     source = path.parent / "live.rpn"
-    source.write_text(f"name = {path.name}\nlogmax = 64\ntable = c, sum\noffset = hot\nminor = 1\n{handler}")
-    command = [sys.executable, "-m", "dprobes", "run", str(source), "--engine", "inline", "-o", os.devnull, "-p"]
+    tables = "table = c, sum\ntable = by, sum, word\n"
+    source.write_text(f"name = {path.name}\nlogmax = 64\n{tables}offset = hot\nminor = 1\n{handler}")
+    command = [sys.executable, "-m", "dprobes", "run", str(source), "--engine", engine, "-o", os.devnull, "-p"]
     with _running(path) as program:
         bare = program.costs()
         return _attached([*command, str(program.process.pid)], b"active", program), bare
@@ -150,6 +157,19 @@ def _uftrace(path: Path, directory: Path) -> float | None:
     return costs.hot - bare.hot
 
 
+def _beside_a_uprobe(directory: Path) -> Measurement:
+    """Return the row about an instruction that the kernel emulates, at the entry of the function."""
+    marked = directory / "called_marked"
+    subprocess.run(["gcc", "-O2", "-fpatchable-function-entry=1", "-o", marked, HERE / "called.c"], check=True)
+    costs, bare = _ours(marked, "abort\n")
+    ours = None if costs is None else (costs.hot - bare.hot) / 1000
+    figure = None
+    if os.geteuid() == 0:
+        costs, bare = _ours(marked, "abort\n", "ebpf")
+        figure = None if costs is None else (costs.hot - bare.hot) / 1000
+    return Measurement("an empty handler at a nop", ours, "uprobe, emulated", figure)
+
+
 def live(directory: Path) -> list[Measurement]:
     """Measure all handlers."""
     path = directory / "called"
@@ -165,6 +185,11 @@ def live(directory: Path) -> list[Measurement]:
         figure = None if theirs is None else theirs / 1000
         rows.append(Measurement(f"in a live process, above a call: {what}", ours, "Frida, CModule", figure))
     words = rows[-1].ours
+    for what, handler in MORE:
+        costs, bare = _ours(path, handler)
+        ours = None if costs is None else (costs.hot - bare.hot) / 1000
+        rows.append(Measurement(f"in a live process, above a call: {what}", ours))
+    rows.append(_beside_a_uprobe(directory))
     theirs = _uftrace(path, directory)
     if theirs is not None:
         rows.append(Measurement("the same record", words, "uftrace, entry and return", theirs / 1000))
