@@ -54,9 +54,13 @@ def kill(ways: tuple[str, ...], client: subprocess.Popen[str], tracer: int) -> N
         os.kill(client.pid if who == "client" else tracer, signal.SIGKILL)
 
 
-def await_clean(pid: int, program: Path) -> None:
+def await_restored(pid: int, program: Path) -> None:
     await_true(lambda: not is_traced(pid), "the end of tracing", TIMEOUT)
     await_true(lambda: code_is_original(pid, program), "the code of the file", TIMEOUT)
+
+
+def await_clean(pid: int, program: Path) -> None:
+    await_restored(pid, program)
     await_true(lambda: not ours(pid), "the end of all mappings", TIMEOUT)
 
 
@@ -195,9 +199,13 @@ def shared_memory(pid: int) -> bytes:
 
 
 def survive(build: Builder, run: Runner, rounds: int, seed: int) -> dict[str, int]:
-    """Kill the tool at random moments; return how many programs ended, which never computed anything wrong."""
+    """
+    Kill the tool at random moments; return how many programs ended, which never computed anything wrong.
+
+    A program whose tool is killed as memory is being shared may keep a mapping that nothing uses: it is not harmed.
+    """
     program, dice = build("torture.c"), random.Random(seed)
-    ends = {"clean": 0, "SIGTRAP": 0}
+    ends = {"clean": 0, "mapping left": 0, "SIGTRAP": 0}
     for _ in range(rounds):
         with running(program, 600, 2) as target:
             await_line(target)
@@ -206,15 +214,30 @@ def survive(build: Builder, run: Runner, rounds: int, seed: int) -> dict[str, in
             time.sleep(dice.uniform(0, 0.5))
             kill(dice.choice(WAYS), client, tracer)
             client.communicate(timeout=TIMEOUT)
+            end = "clean"
             if target.poll() is None:
-                await_clean(target.pid, program)
+                await_restored(target.pid, program)
+                if not is_unmapped(target.pid):
+                    end = "mapping left"
                 target.send_signal(signal.SIGUSR2)
             assert target.wait(TIMEOUT) in (0, -signal.SIGTRAP)
-            ends["SIGTRAP" if target.returncode else "clean"] += 1
+            ends["SIGTRAP" if target.returncode else end] += 1
     return ends
 
 
+def is_unmapped(pid: int) -> bool:
+    """Return whether all mappings of ours go."""
+    until = time.monotonic() + TIMEOUT / 3
+    while ours(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not ours(pid)
+
+
 @pytest.mark.torture
-def test_programs_survive_kills_at_any_moment(build: Builder, run: Runner) -> None:
-    ends = survive(build, run, 300, seed=3)
+@pytest.mark.parametrize("seed", range(3, 23))
+def test_programs_survive_kills_at_any_moment(build: Builder, run: Runner, seed: int) -> None:
+    """A thousand kills, in batches."""
+    ends = survive(build, run, 50, seed)
     print(ends)
+    assert ends["SIGTRAP"] == 0
+    assert ends["mapping left"] <= 3
