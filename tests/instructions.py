@@ -16,13 +16,13 @@ from iced_x86 import Decoder, Mnemonic
 from dprobes.target.elf.file import ElfFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
     from integration.support import Result
 
-__all__ = ["Place", "accepted", "all_places", "random_places", "source_of"]
+__all__ = ["Place", "accepted", "all_places", "places_in", "random_places", "source_of"]
 
 _IN_A_FUNCTION = 4
 """How many places a random choice takes from one function at most."""
@@ -51,6 +51,12 @@ def all_places(path: Path) -> list[Place]:
     elf = ElfFile.open(path)
     text = next(section for section in elf.sections if section.name == ".text")
     return list(_decoded(elf, text.address, text.size))
+
+
+def places_in(path: Path, functions: Iterable[tuple[int, int]]) -> list[Place]:
+    """Return the instructions of functions, given as addresses and sizes, that may carry a probe."""
+    elf = ElfFile.open(path)
+    return [place for start, size in functions for place in _decoded(elf, start, size)]
 
 
 def random_places(path: Path, count: int, random: Random) -> list[Place]:

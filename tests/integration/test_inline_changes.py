@@ -44,7 +44,11 @@ class Programs:
 
     def enter(self, function: str, former: Followed | None = None) -> Followed:
         """Insert a program, beside the others or in the place of a former one."""
-        program = compiled(ABORTING.format(self._path, function))
+        return self.insert(ABORTING.format(self._path, function), former)
+
+    def insert(self, text: str, former: Followed | None = None) -> Followed:
+        """Do so with the program of a text."""
+        program = compiled(text)
         beside = () if former is not None else tuple(each.session for each in self._present)
         replaces = None if former is None else former.session
         session = self._engine.run(Job(program, self._scope, beside=beside, replaces=replaces))
