@@ -169,8 +169,8 @@ class ProbeSession:
         Iterate over the records of all programs as they come, each once.
 
         The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
-        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing could
-        be inserted. A launched command begins with the first iteration.
+        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing
+        could be inserted. A launched command begins with the first iteration.
         """
         self._begin_command()
         while batch := self._queue.take(timeout):
