@@ -29,7 +29,7 @@ The world, in ``context``, a line each::
 
     reg NAME = N             user NAME = N            mem A = items            ro A = items     (read-only)
     lv = N ...               gv = N ...               cv = N ...               tv = N ...
-    port N = N
+    port N = N               phys A = items (physical memory)      frame A = A (the physical address of a page)
     segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
     failing NAME =           (an extension that fails)                         field NAME = N
     comm NAME =              (the name of the process)
@@ -340,6 +340,6 @@ def _line(line: str, section: _Section) -> ContextLine:
     if not equals or not words:
         raise CaseError(f"{section.place}: expected 'words = values', found '{line.strip()}'")
     is_memory = len(words) == 1 and words[0][0].isdigit()
-    if words[0] in ("mem", "ro") or is_memory:
+    if words[0] in ("mem", "ro", "phys") or is_memory:
         return ContextLine(words, items=_items(right, section))
     return ContextLine(words, numbers=tuple(_number(word, section) for word in right.split()))

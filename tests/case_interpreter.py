@@ -214,6 +214,10 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.set_value(name, value, user=word == "user")
         case ("mem" | "ro", address):
             context.map_memory(int(address, 0), encode_items(line.items, target, {}), read_only=word == "ro")
+        case ("phys", address):
+            context.map_physical_memory(int(address, 0), encode_items(line.items, target, {}))
+        case ("frame", address):
+            context.page_frames[int(address, 0)] = number
         case ("lv",):
             context.local_variables.extend(n & context.architecture.word_mask for n in line.numbers)
         case ("gv",):

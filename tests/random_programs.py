@@ -92,6 +92,8 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         comm=random.choice(("text", "random-program-with-a-long-name", "")),
         segments={0x2B: 0x1000},
         ports={0x60: random.randrange(1 << 32)},
+        physical_memory={0x1000: random.randbytes(64)},
+        page_frames={0x1000: 0x7000},
         symbols=dict.fromkeys(SYMBOLS, 0x1010),
         kernel_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         user_stack=[random.randrange(1 << 64) & mask for _ in range(3)],

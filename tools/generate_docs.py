@@ -154,7 +154,7 @@ def opcode_lines() -> list[str]:
         "",
         (
             f"Codes that are free: {', '.join(interval(*each) for each in joined)}. "
-            "Of these, `b0` to `df` are for instructions of one architecture."
+            "Of these, `b0` to `df` are for what only some machines have."
         ),
         "",
         f"Reserved codes: {'; '.join(reserved)}.",

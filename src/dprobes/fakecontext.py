@@ -52,6 +52,9 @@ class FakeContext:
     ``segments``, ``ports``, ``symbols``, ``traced_fields``
         base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
         the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
+    ``physical_memory``, ``page_frames``
+        bytes by physical address, as in ``memory``; the physical address by that of a page. ``read_physical`` shows
+        what is there now.
     ``entry``
         what a handler of a return knows of the entry of the call: registers by name, and ``time``; None if the entry
         was not seen.
@@ -91,6 +94,8 @@ class FakeContext:
         comm: str = "",
         segments: Mapping[int, int | tuple[int, int]] | None = None,
         ports: Mapping[int, int] | None = None,
+        physical_memory: Mapping[int, bytes] | None = None,
+        page_frames: Mapping[int, int] | None = None,
         symbols: Mapping[str, int] | None = None,
         traced_fields: Mapping[str, int] | None = None,
         usdt_arguments: Sequence[str] = (),
@@ -118,6 +123,10 @@ class FakeContext:
         self.comm = comm
         self.segments = dict(segments or {})
         self.ports = dict(ports or {})
+        self._physical: dict[int, bytearray] = {}
+        for address, data in (physical_memory or {}).items():
+            self.map_physical_memory(address, data)
+        self.page_frames = dict(page_frames or {})
         self.symbols = dict(symbols or {})
         self.traced_fields = dict(traced_fields or {})
         self.arguments = parse_arguments(" ".join(usdt_arguments), self.architecture)
@@ -146,11 +155,17 @@ class FakeContext:
 
     def map_memory(self, address: int, data: bytes, *, read_only: bool = False) -> None:
         """Make the pages of ``data`` present, and put it there."""
-        for page in range(address // PAGE, (address + max(1, len(data)) - 1) // PAGE + 1):
+        for page in _pages_of(address, data):
             self._pages.setdefault(page, bytearray(PAGE))
             if read_only:
                 self._read_only.add(page)
-        self._store(address, data)
+        _store(self._pages, address, data)
+
+    def map_physical_memory(self, address: int, data: bytes) -> None:
+        """Make the pages of ``data`` present in physical memory, and put it there."""
+        for page in _pages_of(address, data):
+            self._physical.setdefault(page, bytearray(PAGE))
+        _store(self._physical, address, data)
 
     def value_of(self, register: str, *, user: bool = False) -> int:
         """Return what a register holds now."""
@@ -196,16 +211,12 @@ class FakeContext:
     def read(self, address: int, size: int) -> bytes:
         """Return ``size`` bytes of memory."""
         self._require(address, size, self.is_readable)
-        data = bytearray()
-        while len(data) < size:
-            page, offset = divmod(address + len(data), PAGE)
-            data += self._pages[page][offset : offset + size - len(data)]
-        return bytes(data)
+        return _load(self._pages, address, size)
 
     def write(self, address: int, data: bytes) -> None:
         """Change memory: all of ``data`` or nothing."""
         self._require(address, len(data), self.is_writable)
-        self._store(address, data)
+        _store(self._pages, address, data)
 
     def is_readable(self, address: int) -> bool:
         """Return whether the page of ``address`` is present."""
@@ -223,14 +234,6 @@ class FakeContext:
                 raise AddressFault(position)
             position = (position // PAGE + 1) * PAGE
 
-    def _store(self, address: int, data: bytes) -> None:
-        done = 0
-        while done < len(data):
-            page, offset = divmod(address + done, PAGE)
-            part = data[done : done + PAGE - offset]
-            self._pages[page][offset : offset + len(part)] = part
-            done += len(part)
-
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:  # noqa: ARG002
         """Return the base of a segment plus ``offset``."""
         if selector not in self.segments:
@@ -240,6 +243,26 @@ class FakeContext:
         if offset + max(1, size) - 1 > last:
             raise SelectorFault(selector)
         return (base + offset) & self.architecture.word_mask
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes of physical memory."""
+        self._require(address, size, self._is_physical)
+        return _load(self._physical, address, size)
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        """Change physical memory: all of ``data`` or nothing."""
+        self._require(address, len(data), self._is_physical)
+        _store(self._physical, address, data)
+
+    def _is_physical(self, address: int) -> bool:
+        return address // PAGE in self._physical
+
+    def physical_address(self, address: int) -> int:
+        """Return the address of the same byte in the frame of its page."""
+        frame = self.page_frames.get(address & -PAGE)
+        if frame is None:
+            raise AddressFault(address)
+        return frame + address % PAGE
 
     def read_port(self, port: int, size: int) -> int:
         """Return what a port reads: all ones where nothing answers."""
@@ -315,6 +338,27 @@ class FakeContext:
         """Note the call in ``extension_calls`` and call the extension, or all of them."""
         self.extension_calls.append(name)
         call_extensions(self.extensions, name, machine, self.warnings.append)
+
+
+def _pages_of(address: int, data: bytes) -> range:
+    return range(address // PAGE, (address + max(1, len(data)) - 1) // PAGE + 1)
+
+
+def _load(pages: Mapping[int, bytearray], address: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        page, offset = divmod(address + len(data), PAGE)
+        data += pages[page][offset : offset + size - len(data)]
+    return bytes(data)
+
+
+def _store(pages: Mapping[int, bytearray], address: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        page, offset = divmod(address + done, PAGE)
+        part = data[done : done + PAGE - offset]
+        pages[page][offset : offset + len(part)] = part
+        done += len(part)
 
 
 def header_of(context: FakeContext, items: Item) -> LogRecord:

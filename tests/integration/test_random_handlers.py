@@ -62,7 +62,7 @@ PLAIN_TABLES = tuple(table for table in TABLES if table.name not in ("sums", "fr
 
 def has_same_meaning(row: Row, register: Register | None) -> bool:
     """Return whether an instruction does in a process what it does in a made-up world."""
-    if row.syntax in _ELSEWHERE or row.group in (Group.IO, Group.SEGMENT):
+    if row.syntax in _ELSEWHERE or row.group in (Group.IO, Group.SEGMENT, Group.PHYSICAL):
         return False
     if row.operand_kind is not OperandKind.REGISTER:
         return True

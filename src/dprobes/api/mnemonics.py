@@ -1229,6 +1229,88 @@ class Instructions(ABC):
         """
         return self._add("vsa")
 
+    def push_phys_u8(self) -> Self:
+        """
+        Do the same as push mem, u8, with a physical address.
+
+        push phys, u8: stack ``address -- value*cells``; raises INVALID_ADDR.
+        """
+        return self._add("push phys, u8")
+
+    def push_phys_u16(self) -> Self:
+        """
+        Do the same as push mem, u16, with a physical address.
+
+        push phys, u16: stack ``address -- value*cells``; raises INVALID_ADDR.
+        """
+        return self._add("push phys, u16")
+
+    def push_phys_u32(self) -> Self:
+        """
+        Do the same as push mem, u32, with a physical address.
+
+        push phys, u32: stack ``address -- value*cells``; raises INVALID_ADDR.
+        """
+        return self._add("push phys, u32")
+
+    def push_phys_u64(self) -> Self:
+        """
+        Do the same as push mem, u64, with a physical address.
+
+        push phys, u64: stack ``address -- value*cells``; raises INVALID_ADDR.
+        """
+        return self._add("push phys, u64")
+
+    def pop_phys_u8(self) -> Self:
+        """
+        Do the same as pop mem, u8, with a physical address.
+
+        pop phys, u8: stack ``address value*cells --``; raises INVALID_ADDR; needs ``allow_write``.
+        """
+        return self._add("pop phys, u8")
+
+    def pop_phys_u16(self) -> Self:
+        """
+        Do the same as pop mem, u16, with a physical address.
+
+        pop phys, u16: stack ``address value*cells --``; raises INVALID_ADDR; needs ``allow_write``.
+        """
+        return self._add("pop phys, u16")
+
+    def pop_phys_u32(self) -> Self:
+        """
+        Do the same as pop mem, u32, with a physical address.
+
+        pop phys, u32: stack ``address value*cells --``; raises INVALID_ADDR; needs ``allow_write``.
+        """
+        return self._add("pop phys, u32")
+
+    def pop_phys_u64(self) -> Self:
+        """
+        Do the same as pop mem, u64, with a physical address.
+
+        pop phys, u64: stack ``address value*cells --``; raises INVALID_ADDR; needs ``allow_write``.
+        """
+        return self._add("pop phys, u64")
+
+    def log_mrp(self) -> Self:
+        """
+        Do the same as log mrf, with a physical address.
+
+        log mrp: stack ``length address --``; raises INVALID_ADDR, LOG_OVERFLOW.
+        """
+        return self._add("log mrp")
+
+    def lin2phys(self) -> Self:
+        """
+        Turn an address into the physical one of the same byte, by the page tables of the processor that took the hit.
+
+        INVALID_ADDR if no page is there.
+
+        lin2phys: stack ``address -- physical``; raises INVALID_ADDR.
+        """
+        return self._add("lin2phys")
+
     def sx(self, label: str) -> Self:
         """
         Set the exception handler of this call frame; it is used once.

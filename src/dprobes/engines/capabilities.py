@@ -49,6 +49,7 @@ class Capability(Enum):
     SYSTEM_REGISTER = "control, debug and model-specific registers"
     CPUID = "the cpuid registers"
     SEGMENTED = "segmented addresses"
+    PHYSICAL_MEMORY = "physical memory"
     IO_PORT = "I/O ports"
     TASK = "the kernel's task structure"
     KERNEL_STACK = "the call stack in the kernel"
@@ -157,6 +158,8 @@ def _needed_by(instruction: Instruction, architecture: Architecture) -> Iterator
             yield _READING[register.kind]
     elif row.group is Group.SEGMENT:
         yield Capability.SEGMENTED
+    elif row.group is Group.PHYSICAL:
+        yield Capability.PHYSICAL_MEMORY
     elif row.group is Group.IO:
         yield Capability.IO_PORT
     elif row.operator == "callk":

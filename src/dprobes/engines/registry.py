@@ -295,6 +295,7 @@ _GDB = EngineRow(
             Capability.CPUID,
             Capability.IO_PORT,
             Capability.SEGMENTED,
+            Capability.PHYSICAL_MEMORY,
             Capability.VERIFY_WRITE,
             Capability.HAND_OVER,
             Capability.CORE_DUMP,

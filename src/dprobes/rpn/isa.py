@@ -79,7 +79,7 @@ TEXT_MAX = 200
 PROCESS_NAME_SIZE = 16
 """The bytes of a process name as the kernel keeps it, with the zeros behind it (TASK_COMM_LEN)."""
 
-VERSION = 4
+VERSION = 5
 """The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
@@ -253,6 +253,7 @@ class Group(Enum):
     IO = "I/O ports"
     VERIFY = "Address verification"
     SEGMENT = "Segmented addresses"
+    PHYSICAL = "Physical memory"
     EXCEPTION = "Exceptions"
     TRACE = "Stack traces"
     HEAP = "Heap"
@@ -545,6 +546,19 @@ _SEGMENT = (
     Row(0xBF, "vsa", "selector offset -- invalid", Group.SEGMENT, "As vfyr, with a segmented address.", since="1.0"),
 )  # fmt: skip
 
+_PHYSICAL = (
+    *(
+        Row(0xC0 + n, f"push phys, u{8 << n}", "address -- value*cells", Group.PHYSICAL, f"As push mem, u{8 << n}, with a physical address.", _ADDR, since=OURS)
+        for n in range(4)
+    ),
+    *(
+        Row(0xC4 + n, f"pop phys, u{8 << n}", "address value*cells --", Group.PHYSICAL, f"As pop mem, u{8 << n}, with a physical address.", _ADDR, since=OURS, writes=True)
+        for n in range(4)
+    ),
+    Row(0xC8, "log mrp", "length address --", Group.PHYSICAL, "As log mrf, with a physical address.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xC9, "lin2phys", "address -- physical", Group.PHYSICAL, "Turn an address into the physical one of the same byte, by the page tables of the processor that took the hit; INVALID_ADDR if no page is there.", _ADDR, since=OURS),
+)  # fmt: skip
+
 _EXCEPTION = (
     Row(0x6C, "sx <label>", "--", Group.EXCEPTION, "Set the exception handler of this call frame; it is used once."),
     Row(0x6D, "ux", "--", Group.EXCEPTION, "Clear the exception handler of this call frame."),
@@ -588,6 +602,7 @@ ROWS: tuple[Row, ...] = (
     *_IO,
     *_VERIFY,
     *_SEGMENT,
+    *_PHYSICAL,
     *_EXCEPTION,
     *_TRACE,
     *_HEAP,
@@ -644,7 +659,7 @@ def text_problem(text: str) -> str | None:
 
 
 def free_opcodes() -> list[int]:
-    """Return the opcodes that the next instruction may get: 0xb0 to 0xdf are for those of one architecture."""
+    """Return the opcodes that the next instruction may get: 0xb0 to 0xdf are for what only some machines have."""
     taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
     return [opcode for opcode in range(0x100) if opcode not in taken]
 

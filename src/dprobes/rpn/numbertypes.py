@@ -59,13 +59,13 @@ def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], Number
             message = f"expected the type of a number, found '{last.text[:40]}'"
             raise StatementError(message, [last], f"types are {types}")
         return before, known
-    if tokens[1].word == "mem" and last.word in NUMBER_TYPES and last.word.startswith("s"):
+    if tokens[1].word in ("mem", "phys") and last.word in NUMBER_TYPES and last.word.startswith("s"):
         return [*before, sign, WordToken(last.kind, f"u{last.word[1:]}", last.start, last.end)], NUMBER_TYPES[last.word]
     return tokens, None
 
 
 def check_typed(row: Row, tokens: Sequence[WordToken]) -> None:
     """Raise ``StatementError`` if what an instruction pushes cannot have a type."""
-    if row.operand_kind not in _TYPED and not row.syntax.startswith("push mem"):
+    if row.operand_kind not in _TYPED and not row.syntax.startswith(("push mem", "push phys")):
         hint = "registers, fields and 'push mem' have types"
         raise StatementError(f"'{row.syntax}' takes no type", tokens[-2:], hint)

@@ -103,6 +103,15 @@ class Context(Protocol):
         the segment not one to read from, or write to.
         """
 
+    def read_physical(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes of physical memory; raise ``AddressFault`` if one of them cannot be read."""
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        """Change physical memory; raise ``AddressFault`` if one of the bytes cannot be written."""
+
+    def physical_address(self, address: int) -> int:
+        """Return where the byte at ``address`` is in physical memory; raise ``AddressFault`` if no page is there."""
+
     def read_port(self, port: int, size: int) -> int:
         """Return what an I/O port of ``size`` bytes reads."""
 

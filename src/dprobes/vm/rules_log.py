@@ -78,11 +78,19 @@ def _log_popped_count(machine: Machine, operand: int) -> None:
 
 
 def _memory(machine: Machine, address: int, length: int) -> None:
+    _bytes(machine, address, length, machine.context.read)
+
+
+def _physical_memory(machine: Machine, address: int, length: int) -> None:
+    _bytes(machine, address, length, machine.context.read_physical)
+
+
+def _bytes(machine: Machine, address: int, length: int, read: Callable[[int, int], bytes]) -> None:
     if machine.room < _PREFIX:
         raise _overflow(machine)
     kept = min(length, machine.room - _PREFIX)
     try:
-        data = machine.context.read(address, kept) if kept else b""
+        data = read(address, kept) if kept else b""
     except AddressFault as fault:
         _log_fault(machine, Token.ADDRESS_FAULT, fault.address)
         raise
@@ -223,6 +231,7 @@ RULES: dict[str, Rule] = {
     "log mrf": _flat(_memory),
     "log ars": _segmented(_string_of_segment),
     "log mrs": _segmented(_memory_of_segment),
+    "log mrp": _flat(_physical_memory),
     "log b, <count>": _cells(1),
     "log w, <count>": _cells(2),
     "log d, <count>": _cells(4),

@@ -102,6 +102,22 @@ def _pop_segmented(size: int) -> Rule:
     return rule
 
 
+def _push_physical(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        data = machine.context.read_physical(machine.pop(), size)
+        machine.push_wide(_number(machine, data), 8 * size)
+
+    return rule
+
+
+def _pop_physical(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        data = _pop_value(machine, size)
+        machine.context.write_physical(machine.pop(), data)
+
+    return rule
+
+
 def _seg2lin(machine: Machine, operand: int) -> None:
     offset, selector = machine.pop(), machine.pop()
     machine.push(machine.context.linear_address(selector, offset))
@@ -192,6 +208,9 @@ RULES: dict[str, Rule] = {
     **{f"push {letter}is": _push_segmented(1 << n) for n, letter in enumerate("bwd")},
     **{f"pop {letter}is": _pop_segmented(1 << n) for n, letter in enumerate("bwd")},
     "seg2lin": _seg2lin,
+    **{f"push phys, u{8 << n}": _push_physical(1 << n) for n in range(4)},
+    **{f"pop phys, u{8 << n}": _pop_physical(1 << n) for n in range(4)},
+    "lin2phys": lambda machine, _: machine.push(machine.context.physical_address(machine.pop())),
     "vsa": _vsa,
     "vfyr": _vfyr,
     "vfyrw": _vfyrw,

@@ -77,6 +77,19 @@ def test_each_tick_in_real_mode_is_a_hit(firmware: Path, run: Runner) -> None:
     assert len([line for line in executed if f"/{TICK:016x}/" in line]) == HITS - 1
 
 
+def test_without_paging_addresses_are_physical_ones(firmware: Path, run: Runner) -> None:
+    """Where no memory is, QEMU reads zeros, as it writes nowhere."""
+    handler = f"""
+        push {TICKS:#x}; lin2phys; log 1
+        push {TICKS:#x}; push phys, u32; push {TICKS:#x}; push mem, u32; sub; log 1
+        push 0x7000000000; push 5; pop phys, u64; push 0x7000000000; push phys, u64; log 1
+        exit 1
+    """
+    result = run(program(handler), [], ["--engine", f"gdb={firmware / 'stub'}", "--allow-write"])
+    assert result.status == 0, result.stderr
+    assert result.words() == [[TICKS, 0, 0]]
+
+
 WATCHED = [(TICKS, 4, "w"), (0x41A, 2, "rw"), (0x41C, 2, "rw"), (0x413, 1, "w"), (0x470, 1, "w"), (0x474, 4, "w")]
 """The counter, both ends of the queue of keys, which is waited for, and what nobody writes meanwhile."""
 

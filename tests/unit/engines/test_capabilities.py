@@ -51,6 +51,7 @@ def test_other_segment_registers_are_a_capability(register: str) -> None:
         ("push 0\nvfyr", set()),
         ("push 0\npush 0\nvsa", {Capability.SEGMENTED}),
         ("push 0\npush io, u8", {Capability.IO_PORT}),
+        ("push 0\nlin2phys", {Capability.PHYSICAL_MEMORY}),
         ("exit 1", {Capability.HAND_OVER}),
         ("exit 2", set()),
         ("exit 3", {Capability.CORE_DUMP}),

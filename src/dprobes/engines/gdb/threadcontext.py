@@ -141,6 +141,15 @@ class StubContext:
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
         raise InternalError(f"the address {selector:#x}:{offset:#x} was not refused before insertion ({size}, {write})")
 
+    def read_physical(self, address: int, size: int) -> bytes:
+        raise InternalError(f"reading {size} bytes of physical memory at {address:#x} was not refused before insertion")
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        raise InternalError(f"changing physical memory at {address:#x} ({data.hex()}) was not refused before insertion")
+
+    def physical_address(self, address: int) -> int:
+        raise InternalError(f"the physical address of {address:#x} was not refused before insertion")
+
     def read_port(self, port: int, size: int) -> int:
         raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")
 

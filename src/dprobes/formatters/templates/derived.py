@@ -63,6 +63,7 @@ _ITEMS = {
     "log ars": '{}="%*s"',
     "log mrf": "{}=%*h",
     "log mrs": "{}=%*h",
+    "log mrp": "{}=%*h",
     "log lv": "lv=%*v",
     "log gv": "gv=%*v",
     "log cv": "cv=%*v",
@@ -238,7 +239,7 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
         return [f"{popped[0]}{_SIGNED}{operand}"]
     name = None
     match row.syntax.split(" ")[:2], operand:
-        case ["push", "mem,"], _:
+        case ["push", "mem," | "phys,"], _:
             name = _content(popped[0])
         case ["push", "<value>"], Expression(addend, symbol):
             name = str(addend) if symbol is None else f"&{escaped(symbol)}" + (f"{addend:+}" if addend else "")

@@ -44,6 +44,7 @@ __all__ = ["TEMPLATES", "write_instruction"]
 
 _APPLIED = frozenset(
     {Group.TABLE, Group.ARITHMETIC, Group.REGISTER, Group.DATA, Group.SYSTEM, Group.IO, Group.VERIFY, Group.SEGMENT}
+    | {Group.PHYSICAL}
 )
 """The groups whose rules touch nothing but the stack and the context, apart from those that log."""
 

@@ -184,6 +184,22 @@ class MachineContext(StubContext):
             return super().linear_address(selector, offset, size, write=write)
         return self.privileged.linear_address(selector, offset, size, self.thread, self._registers, write=write)
 
+    def read_physical(self, address: int, size: int) -> bytes:
+        data = self._machine.read_device(address, size)
+        if len(data) < size:
+            raise AddressFault(address + len(data))
+        return data
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        if not self._machine.write_physical(address, data):
+            raise AddressFault(address)
+
+    def physical_address(self, address: int) -> int:
+        found = self._machine.translate(self._registers, address)
+        if found is None:
+            raise AddressFault(address)
+        return found.physical
+
     def read_port(self, port: int, size: int) -> int:
         if self.privileged is None:
             return super().read_port(port, size)

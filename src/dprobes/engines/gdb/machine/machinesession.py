@@ -179,6 +179,7 @@ class MachineSession(StubSession):
             registers,
             self._stub.name,
             has_monitor=self._context.privileged is not None,
+            has_physical=self._target.has_physical,
             has_kernel=self._facts is not None,
             has_programs=self._context.stacks_of_programs is not None,
         )

@@ -63,6 +63,11 @@ class MachineTarget(StubTarget):
         """What was held during steps before we came, None if that need not be set back."""
 
     @property
+    def has_physical(self) -> bool:
+        """Whether the stub shows physical memory."""
+        return self._has_physical
+
+    @property
     def can_walk(self) -> bool:
         """Whether page tables can be read, which lie in physical memory."""
         return self._has_physical and "cr3" in self.description.registers
@@ -124,6 +129,11 @@ class MachineTarget(StubTarget):
                 break
             data += piece
         return bytes(data)
+
+    def read_device(self, address: int, size: int) -> bytes:
+        """Return bytes of physical memory, none beside them: there may be a device, which notices what is read."""
+        self._be_physical(True)
+        return self.stub.read(address, size)
 
     def write_physical(self, address: int, data: bytes) -> bool:
         """Change physical memory; return whether all of it could be."""

@@ -26,6 +26,7 @@ MACHINES_ONLY = frozenset(
         Capability.CPUID,
         Capability.IO_PORT,
         Capability.SEGMENTED,
+        Capability.PHYSICAL_MEMORY,
         Capability.VERIFY_WRITE,
         Capability.KERNEL_STACK,
     }
@@ -51,6 +52,7 @@ def refuse_lacking(
     stub: str,
     *,
     has_monitor: bool,
+    has_physical: bool,
     has_kernel: bool,
     has_programs: bool,
 ) -> None:
@@ -76,6 +78,9 @@ def refuse_lacking(
             if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
                 message = f"the stub {stub} has no monitor, which '{instruction}' needs"
                 diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
+            if row.group is Group.PHYSICAL and not has_physical:
+                message = f"the stub {stub} shows no physical memory, which '{instruction}' needs"
+                diagnostics.error(instruction.span, message, hint="QEMU's stub does")
             if row.syntax == "exit <code>" and operand == CORE_DUMP:
                 message = f"'{instruction}' writes the core of a process, but the stub {stub} stands for a machine"
                 diagnostics.error(instruction.span, message, hint="write 'exit 2' for a dump of the machine's memory")

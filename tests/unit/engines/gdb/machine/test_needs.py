@@ -25,7 +25,7 @@ def parsed(handler: str, head: str = "name = vmlinux\nmodtype = kernel") -> Prog
     return program
 
 
-def refuse(handler: str, *, monitor: bool = True, kernel: bool = True, programs: bool = True) -> None:
+def refuse(handler: str, lacks: str = "") -> None:
     """Look at a handler on a machine whose stub describes the general registers only."""
     processor = processor_of(ARCHITECTURE)
     assert processor is not None
@@ -38,14 +38,16 @@ def refuse(handler: str, *, monitor: bool = True, kernel: bool = True, programs:
         names,
         registers,
         "fake",
-        has_monitor=monitor,
-        has_kernel=kernel,
-        has_programs=programs,
+        has_monitor=lacks != "monitor",
+        has_physical=lacks != "physical",
+        has_kernel=lacks != "kernel",
+        has_programs=lacks != "programs",
     )
 
 
 def test_what_a_machine_with_a_monitor_has() -> None:
     refuse("push r, rip; push r, dr7; push r, tr; push r, gdtr; log kstack; log ustack; push 0x60; push io, u8")
+    refuse("push 0; lin2phys; push phys, u64; log 1")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_what_a_machine_with_a_monitor_has() -> None:
         ("log kstack", "kernel", "'log kstack' needs a kernel that is known, which a machine as such has not"),
         ("log ustack", "programs", "'log ustack' needs a kernel whose processes are known, as those since Linux 6.1"),
         ("push 0x60; push io, u8", "monitor", "the stub fake has no monitor, which 'push io, u8' needs"),
+        ("push 0; lin2phys", "physical", "the stub fake shows no physical memory, which 'lin2phys' needs"),
         ("push r, dr7", "monitor", "the stub fake has no register 'dr7'"),
         ("push r, tr", "monitor", "the stub fake has no register 'tr'"),
         ("push r, cr3", "", "the stub fake has no register 'cr3'"),
@@ -64,7 +67,7 @@ def test_what_is_lacking_is_refused_at_its_place(handler: str, lacks: str, messa
     if lacks:
         refuse(handler)
     with pytest.raises(SourceError) as caught:
-        refuse(handler, monitor=lacks != "monitor", kernel=lacks != "kernel", programs=lacks != "programs")
+        refuse(handler, lacks)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.message == message
     assert str(caught.value).startswith("p.rpn:4:")
@@ -77,6 +80,7 @@ def test_what_is_lacking_is_refused_at_its_place(handler: str, lacks: str, messa
         ("push task", "'push task' needs"),
         ("push 0x60; push io, u8", "'push io, u8' needs"),
         ("log kstack", "'log kstack' needs"),
+        ("push 0; push phys, u8", "'push phys, u8' needs physical memory"),
     ],
 )
 def test_what_processes_do_not_have(handler: str, message: str) -> None:
