@@ -111,6 +111,7 @@ def insertion(
     options = replace(
         options,
         traces_already=replaces is not None and engine_row(replaces.engine).is_tracer,
+        present=present,
         tracers=frozenset(session.tracer for session in present if session.tracer is not None),
     )
     vantage = look_around(scope, allow_self=allow_self)

@@ -52,8 +52,8 @@ class EngineOptions:
     """Whether the process in scope is traced by ourselves, for a program that is to be replaced."""
     tracers: frozenset[int] = frozenset()
     """The processes that trace others for programs beside which this one may be inserted."""
-    endpoints: frozenset[str] = frozenset()
-    """What programs are connected to beside which this one may be inserted."""
+    present: tuple[object, ...] = ()
+    """The sessions beside which this one may be inserted."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """Options of single engines by name; an engine ignores those of others, unless its row in the registry says."""
     knowledge: MachineKnowledge = field(default_factory=MachineKnowledge)

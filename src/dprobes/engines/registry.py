@@ -312,6 +312,7 @@ _GDB = EngineRow(
             Capability.OTHER_PROCESSOR,
         }
     ),
+    shares_variables=True,
     argument="ENDPOINT",
     trial="dprobes.engines.gdb.doctor:examine_stub",
     starts_commands=True,

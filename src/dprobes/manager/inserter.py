@@ -95,7 +95,6 @@ class Inserter:
             replaceable=True,
             own={"ring_size": ring_size(len(beside)), **own},
             knowledge=self._knowledge,
-            endpoints=frozenset(each.scope.endpoint for each in beside if each.scope.endpoint is not None),
         )
         sessions = [each.session for each in beside]
         where = insertion(request.engine, request.scope, options, replaces=replaced, beside=sessions)

@@ -122,13 +122,3 @@ def test_the_command_is_the_stubs_and_not_the_module(tmp_path: Path) -> None:
     run = [*DPROBES, "run", "-e", "handle { return; }", "--engine", f"gdb={tmp_path / 'stub'}", "--", *command]
     result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, env=environment(), check=False)
     assert result.stderr.count("-e:1:1: error: the module of 'handle' is not known") == 1
-
-
-def test_one_module_at_a_time(tmp_path: Path) -> None:
-    text = "libc.so.6:write { @a = count(); } ld-linux-x86-64.so.2:__tls_get_addr { @a = count(); }"
-    run = [*DPROBES, "run", "-e", text, "--engine", f"gdb={tmp_path / 'stub'}"]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT, env=environment(), check=False)
-    assert result.stderr.splitlines() == [
-        "dprobes: error: the gdb engine probes one module at a time",
-        "hint: write one program for each module",
-    ]

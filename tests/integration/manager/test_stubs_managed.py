@@ -1,4 +1,4 @@
-"""Programs behind stubs in the manager: inserted, looked at and removed like all others, one for each stub."""
+"""Programs behind stubs in the manager: inserted, looked at and removed like all others, several at one stub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from integration.manager.sandbox import Sandbox
     from integration.support import Builder
 
-COUNT = 60
+COUNT = 100
 PROGRAM = """module "{path}";
 static long calls;
 handle(request, n) {{ calls++; printf("%d %s", n, request->name); @names[str(request->name)] = count(); }}
@@ -59,16 +59,20 @@ def test_a_program_behind_a_stub(
     assert f"engine gdb, behind the stub {stub}, since" in sandbox("dprobes query --name handled")
     assert sandbox.json("dprobes query --json")["programs"][0]["scope"] == {"endpoint": stub}
     assert "@names[second]: " in sandbox("dprobes getvars --name handled")
-    refusal = sandbox.refused(f"dprobes insert {source} --as other --engine gdb={stub}")
-    assert refusal.splitlines() == [
-        f"dprobes: error: the stub {stub} is taken by a program that is inserted already: it serves one at a time",
-        "hint: remove that one first",
-    ]
+    other = sandbox.write("other.dpc", f'module "{path}"; handle {{ @calls = count(); }}')
+    said = sandbox(f"dprobes insert {other} --as other --engine gdb={stub}")
+    assert said == "inserted 'other': 1 of 1 probepoints active\n"
+    await_true(lambda: sandbox.counts("other")[0] > 3, "hits of both")
     removed = sandbox("dprobes remove --name handled")
     assert removed.startswith("removed handled\n")
     counted = int(removed.splitlines()[2].split()[3])
     lines = [line.split("]  ")[1] for line in sandbox("dprobes log").splitlines() if "]  " in line]
     assert lines == [f"{n} {('first', 'second')[n % 2]}" for n in range(counted)]
+    more = sandbox.counts("other")[0]
+    await_true(lambda: sandbox.counts("other")[0] > more, "hits of the other one alone")
+    said = sandbox(f"dprobes insert {other} --as other --replace --engine gdb={stub}")
+    assert "1 of 1 probepoints active" in said
+    await_true(lambda: 2 < sandbox.counts("other")[0] < COUNT - counted - 3, "hits of what has replaced it")
     output, _ = emulated.communicate(timeout=TIMEOUT)
     assert output == f"{sum((9 if n % 2 else 7) * n for n in range(COUNT))}\n"
 

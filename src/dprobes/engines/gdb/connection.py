@@ -36,7 +36,7 @@ class StubConnection:
     """
 
     def __init__(self, endpoint: str, arguments: Sequence[str] = ()) -> None:
-        self._endpoint, self._arguments = endpoint, arguments
+        self.endpoint, self._arguments = endpoint, arguments
         self.warn: Callable[[str, str | None], None] = lambda _, __: None
         self._command: StubCommand | None = None
         self._restorer: Restorer | None = None
@@ -56,7 +56,7 @@ class StubConnection:
             raise EngineError(f"{error.message}; {problem}" if problem else error.message, hint=error.hint) from None
 
     def _connect(self, patience: float) -> Stub:
-        transport = open_transport(self._endpoint, patience)
+        transport = open_transport(self.endpoint, patience)
         stub = self._stub = Stub(transport)
         stub.start()
         self._restorer = Restorer(transport)
@@ -71,7 +71,7 @@ class StubConnection:
         if self._stub is not None:
             self._stub.close()
         self._restorer = self._stub = self.target = None
-        if self._endpoint.startswith("|") or (self._command is not None and self._command.problem() is not None):
+        if self.endpoint.startswith("|") or (self._command is not None and self._command.problem() is not None):
             return None
         try:
             return self._connect(_RETURN_PATIENCE)

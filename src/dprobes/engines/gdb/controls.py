@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dprobes.engines import interface
 from dprobes.engines.interface import Notice, RecordBatch, StateEvent, carry_out
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.engines.gdb.program import StubProgram
+    from dprobes.engines.gdb.sharedstub import SharedStub
     from dprobes.engines.interface import Counts
     from dprobes.keyed.contents import TableContents
     from dprobes.keyed.store import KeyedStore
@@ -28,6 +29,7 @@ class StubControls(interface.ControlledSession):
     _tables: Sequence[KeyedStore]
     _lock: threading.Lock
     _is_stopping: bool
+    _shared: SharedStub[Any]
     _removals: list[int]
     _events: deque[interface.Event]
     _records: list[tuple[int, bytes]]
@@ -52,12 +54,45 @@ class StubControls(interface.ControlledSession):
         self._records.append((probe, record))
         return True
 
+    def warn(self, message: str, hint: str | None = None) -> None:
+        """Tell the user something, and what to do about it."""
+        self._warn(message, hint)
+
     def _warn(self, message: str, hint: str | None) -> None:
         self._events.append(Notice(message, hint))
 
     def stop(self) -> None:
         """Ask for the end."""
         self._is_stopping = True
+
+    @property
+    def program(self) -> StubProgram:
+        """The program, with its variables."""
+        return self._program
+
+    @property
+    def stores(self) -> Sequence[KeyedStore]:
+        """The keyed tables."""
+        return self._tables
+
+    @property
+    def shared(self) -> SharedStub[Any]:
+        """What it shares with others at the same stub."""
+        return self._shared
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end was asked for."""
+        return self._is_stopping
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether the target has to stop for what was asked."""
+        return self._is_stopping or bool(self._removals)
+
+    def remove_soon(self, probe: int) -> None:
+        """Have a probepoint removed behind this hit."""
+        self._removals.append(probe)
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far."""

@@ -14,13 +14,15 @@ from dprobes.engines.gdb.machine.programsession import ProgramSession
 from dprobes.engines.gdb.machine.visit import visited_kernel
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
+from dprobes.engines.gdb.sharedstub import SharedStub
 from dprobes.errors import EngineError
 from dprobes.resolve.spaces import MACHINE
 from dprobes.rpn.encoder import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from dprobes.engines.gdb.machine.guestkernel import GuestKernel
     from dprobes.engines.gdb.program import Resolved
     from dprobes.engines.options import EngineOptions
     from dprobes.resolve.localmodule import Compiled
@@ -39,17 +41,13 @@ class GdbEngine(interface.Engine):
         assert scope.endpoint is not None, "the registry says that this engine takes endpoints only"
         self._endpoint, self._command = scope.endpoint, scope.command
         self._core_directory = options.core_directory
+        self._present = options.present
         self._kernel: Resolved | None = None
         self._facts: KernelFacts | None = None
         self._visited: RunningKernel = BareMachine()
 
     def check(self, scope: interface.Scope, options: EngineOptions) -> None:
         """Raise ``EngineError`` if the stub is taken; who inserts programs for others starts no commands."""
-        if self._endpoint in options.endpoints:
-            raise EngineError(
-                f"the stub {self._endpoint} is taken by a program that is inserted already: it serves one at a time",
-                hint="remove that one first",
-            )
         if options.replaceable and (scope.command or self._endpoint.startswith("|")):
             raise EngineError(
                 "the probe manager starts no command that has a stub",
@@ -62,10 +60,24 @@ class GdbEngine(interface.Engine):
         if program.name == MACHINE:
             yield BareMachine()
             return
-        with visited_kernel(self._endpoint) as kernel:
+        with self._visit() as kernel:
             self._visited = kernel
             yield kernel
             self._facts = KernelFacts.of(kernel)
+
+    @contextlib.contextmanager
+    def _visit(self) -> Iterator[GuestKernel]:
+        if (shared := self._shared(self._present)) is None:
+            with visited_kernel(self._endpoint) as kernel:
+                yield kernel
+        else:
+            with shared.standing_still():
+                yield shared.members[0].kernel()
+
+    def _shared(self, sessions: Sequence[object]) -> SharedStub[StubSession] | None:
+        """Return what those of some sessions share that are at the same stub; None if there are none."""
+        stubs = [each.shared for each in sessions if isinstance(each, StubSession)]
+        return next((each for each in stubs if each.connection.endpoint == self._endpoint and each.is_open), None)
 
     @property
     def records_kernel(self) -> RunningKernel | None:
@@ -90,7 +102,7 @@ class GdbEngine(interface.Engine):
 
     def _everywhere(self, compiled: Compiled) -> Resolved:
         """Return the places of a program that watches user addresses, in all processes of a machine."""
-        with contextlib.suppress(EngineError), visited_kernel(self._endpoint) as kernel:
+        with contextlib.suppress(EngineError), self._visit() as kernel:
             self._visited, self._facts = kernel, KernelFacts.of(kernel)
         image = encode(compiled.program, compiled.architecture)
         return MachinePlaces(compiled.architecture, image, compiled.everywhere)
@@ -100,11 +112,16 @@ class GdbEngine(interface.Engine):
         Return the session; entering it stops the target until probepoints are there.
 
         What a stub stands for only it knows. So it is asked at once, unless a command has to start it: that is a
-        process then.
+        process then. A session that is at the stub already is joined.
         """
-        connection = StubConnection(self._endpoint, self._command)
+        shared = self._shared(job.beside)
+        if shared is not None:
+            is_machine = isinstance(shared.members[0], MachineSession)
+        else:
+            shared = SharedStub[StubSession](StubConnection(self._endpoint, self._command))
+            is_machine = not self._command and self._kernel is None and shared.connection.open().is_machine
         if self._kernel is not None:
-            return MachineSession(job, self._kernel, connection, self._facts)
-        if not self._command and connection.open().is_machine:
-            return ProgramSession(job, self._resolved, connection)
-        return StubSession(job, self._resolved, connection, self._core_directory)
+            return MachineSession(job, self._kernel, shared, self._facts)
+        if is_machine:
+            return ProgramSession(job, self._resolved, shared)
+        return StubSession(job, self._resolved, shared, self._core_directory)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.debuggerrelay import DebuggerRelay
     from dprobes.engines.gdb.process import StubProcess
     from dprobes.engines.gdb.processors import StubProcessor
-    from dprobes.engines.gdb.program import Resolved, StubProbe, StubProgram
+    from dprobes.engines.gdb.program import Resolved, StubProgram
     from dprobes.engines.gdb.registers import Registers
     from dprobes.engines.gdb.stub import Stub
     from dprobes.engines.gdb.target import StubTarget
@@ -49,11 +49,9 @@ class StubExits(StubControls):
     _process: StubProcess
     _processor: StubProcessor
     _resolved: Resolved
-    _relay: DebuggerRelay | None
-    """Where a debugger takes over, if a handler wants that."""
     _core_directory: str
 
-    def _drop(self, gone: Sequence[StubProbe]) -> None:
+    def _count(self, handled: Sequence[Handled[StubProgram]]) -> None:
         raise NotImplementedError
 
     def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
@@ -61,13 +59,13 @@ class StubExits(StubControls):
         code = self._deciding_code(handled)
         if code is None or code == CORE_DUMP:
             return False
-        self._drop(self._emitter.count(handled))
+        where = next((self._shared.owner(each.probe).probes[each.probe.number].where for each in handled), "")
+        self._count(handled)
         self._target.write_back(self._context.thread, registers)
         self._target.clear()
-        self._relay = self._stub.relay()
-        where = next((self.probes[each.probe.number].where for each in handled), "")
+        relay = self._shared.relay = self._stub.relay()
         text = f"the process stands still at {at:#x} ({where}) until a debugger takes over, or the run is ended"
-        self._warn(text, f"gdb {self._process.program} -ex 'target remote {self._relay.path}'")
+        self._warn(text, f"gdb {self._process.program} -ex 'target remote {relay.path}'")
         return True
 
     def _deciding_code(self, handled: Sequence[Handled[StubProgram]]) -> int | None:
@@ -89,7 +87,7 @@ class StubExits(StubControls):
         """Write the core of the process if a handler wants that; return the hits that are still to be counted."""
         if not any(each.outcome is not None and each.outcome.exit_code == CORE_DUMP for each in handled):
             return handled
-        self._drop(self._emitter.count(handled))
+        self._count(handled)
         self._target.write_back(self._context.thread, registers)
         self._events.append(self._write_core(at, registers))
         return ()
@@ -144,4 +142,5 @@ class StubExits(StubControls):
     @property
     def is_debugging(self) -> bool:
         """Whether a debugger has taken the stub over, and is still there."""
-        return self._relay is not None and self._relay.is_serving
+        relay = self._shared.relay
+        return relay is not None and relay.is_serving

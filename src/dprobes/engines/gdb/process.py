@@ -41,7 +41,7 @@ class StubProcess:
         self._target, self._processor, self._resolved = target, processor, resolved
         self._endpoint = target.stub.name
         self._check_processor()
-        reply = target.stub.reason()
+        reply = target.reason()
         if not isinstance(reply, Stopped):
             target.is_over = True
             raise EngineError(f"there is no program behind the stub {self._endpoint}: it has ended")

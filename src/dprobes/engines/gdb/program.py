@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.arch import Architecture
+    from dprobes.engines.gdb.callstacks import CallStacks
+    from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
     from dprobes.engines.hits.hitcontext import Reach, SharedCounters
     from dprobes.engines.interface import Job
     from dprobes.extensions import Extension
@@ -87,7 +89,12 @@ class _OwnCounters:
 
 
 class StubProgram:
-    """A program; ``bias`` is how far its module is above its link addresses."""
+    """
+    A program; ``bias`` is how far its module is above its link addresses.
+
+    It has the variables of its ``principal``, if there is one. ``stacks`` walks up those of a process,
+    ``stacks_of_programs`` those of programs in a machine.
+    """
 
     number: int = 0
     rank: int = 0
@@ -99,6 +106,7 @@ class StubProgram:
         extensions: Mapping[str, Extension],
         tables: Sequence[KeyedStore],
         warn: Callable[[str, str | None], None],
+        principal: StubProgram | None = None,
     ) -> None:
         program = job.program
         self.records = RecordBuilder(job.items, resolved.architecture.byte_order)
@@ -112,6 +120,14 @@ class StubProgram:
         )
         self.cpu_variables: MutableSequence[int] = [0] * program.cvars
         self._of_threads: dict[int, list[int]] = {}
+        self._of_cpus: dict[int, list[int]] = {}
+        if principal is not None:
+            self.local_variables, self.cpu_variables = principal.local_variables, principal.cpu_variables
+            self._of_threads, self._of_cpus = principal._of_threads, principal._of_cpus  # noqa: SLF001 - as one
+        self.stacks: CallStacks | None = None
+        self.stacks_of_programs: ProgramStacks | None = None
+        self.per_cpu = resolved.per_cpu[1]
+        """The addresses of symbols of which each CPU has a copy."""
         self._thread_count = program.tvars
         self.extensions = extensions
         self.keyed_tables = tables
@@ -133,3 +149,18 @@ class StubProgram:
     def variables_of(self, tid: int) -> MutableSequence[int]:
         """Return the variables of a thread."""
         return self._of_threads.setdefault(tid, [0] * self._thread_count)
+
+    def variables_of_cpu(self, cpu: int) -> MutableSequence[int]:
+        """Return the variables of a CPU of a machine."""
+        return self._of_cpus.setdefault(cpu, [0] * len(self.cpu_variables))
+
+    def variables_of_cpus(self, count: int) -> list[list[int]]:
+        """Return those of all CPUs, of which there are so many."""
+        zeros = [0] * len(self.cpu_variables)
+        return [list(self._of_cpus.get(cpu, zeros)) for cpu in range(max(count, *self._of_cpus, 0))]
+
+    def reset_variables_of_cpus(self, first: int, last: int | None) -> None:
+        """Set variables of all CPUs to zero."""
+        for cells in self._of_cpus.values():
+            count = len(cells[first : None if last is None else last + 1])
+            cells[first : first + count] = [0] * count

@@ -11,46 +11,43 @@ The run of a program behind a stub: from the connection to the last breakpoint t
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.gdb.callstacks import CallStacks
 from dprobes.engines.gdb.codefiles import CodeFiles
-from dprobes.engines.gdb.exits import StubExits
 from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
 from dprobes.engines.gdb.machine.needs import refuse_for_process
+from dprobes.engines.gdb.member import StubMember
 from dprobes.engines.gdb.placement import PlacedProbes
 from dprobes.engines.gdb.process import StubProcess
 from dprobes.engines.gdb.processors import StubProcessor, processor_of
 from dprobes.engines.gdb.program import StubProgram
 from dprobes.engines.gdb.returns import AwaitedReturns, CallEntry, PendingCall
-from dprobes.engines.gdb.stepper import Stepper
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped, ThreadId
 from dprobes.engines.gdb.target import StubTarget
 from dprobes.engines.gdb.threadcontext import StubContext
 from dprobes.engines.gdb.transports import ConnectionLostError
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner, is_last, skipping
-from dprobes.engines.interface import Begun, Finished, Notice, Pause, StateEvent
+from dprobes.engines.hits.handlerruns import is_last, skipping
+from dprobes.engines.interface import Begun, Finished, Pause
 from dprobes.errors import EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.keyed.store import stores_of
 from dprobes.resolve.probepoints import ResolvedModule
-from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.engines import interface
-    from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.description import TargetDescription
-    from dprobes.engines.gdb.program import Resolved, StubProbe
+    from dprobes.engines.gdb.machine.guestkernel import GuestKernel
+    from dprobes.engines.gdb.program import Resolved
     from dprobes.engines.gdb.registers import Registers
+    from dprobes.engines.gdb.sharedstub import SharedStub
     from dprobes.engines.gdb.stopreplies import StopReply
-    from dprobes.engines.gdb.stub import Stub
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
 __all__ = ["StubSession"]
@@ -69,27 +66,29 @@ _FAULTS = frozenset({4, 8, 10, 11})
 """SIGILL, SIGFPE, SIGBUS and SIGSEGV."""
 
 
-class StubSession(StubExits):
+class StubSession(StubMember):
     """One run, on a process; core files are written into ``core_directory``."""
 
+    _shared: SharedStub[StubSession]
     probes: Sequence[Probepoint] = ()
     left_out: Sequence[LeftOutProbe] = ()
 
     def __init__(
-        self, job: interface.Job, resolved: Resolved, connection: StubConnection, core_directory: str = "."
+        self, job: interface.Job, resolved: Resolved, shared: SharedStub[StubSession], core_directory: str = "."
     ) -> None:
         self.probes = resolved.probepoints
         self.left_out = resolved.left_out
         self._job, self._resolved = job, resolved
-        self._connection = connection
-        connection.warn = self._warn
-        self._tables = stores_of(job.program.tables)
+        self._shared = shared
+        principal = job.principal if isinstance(job.principal, StubSession) else None
+        self._tables = stores_of(job.program.tables) if principal is None else principal.stores
         self._events: deque[interface.Event] = deque()
         self._records: list[tuple[int, bytes]] = []
         extensions = load_extensions(called_extensions(job.program))
-        self._program = StubProgram(job, resolved, extensions, self._tables, self._warn)
+        own = None if principal is None else principal.program
+        self._program = StubProgram(job, resolved, extensions, self._tables, self._warn, own)
         self._emitter = Emitter(self)
-        self._lock = threading.Lock()
+        self._lock = shared.lock
         self._is_stopping = False
         self._asked_at: float | None = None
         """When the target was interrupted, None if that is not needed."""
@@ -101,32 +100,11 @@ class StubSession(StubExits):
         self._returns = AwaitedReturns(processor.dropped)
         self._reported = set()
         self._code_files: CodeFiles | None = None
-        self._is_left = False
-        """Whether the target was left to a debugger, at whatever probepoint."""
-        self._relay = None
         self._core_directory = core_directory
 
-    # The connection
-
-    def __enter__(self) -> Self:
-        try:
-            self._set_up(self._connection.open())
-        except BaseException:
-            self._connection.abandon()
-            raise
-        return self
-
-    def _set_up(self, stub: Stub) -> None:
-        """Take notice of what the stub stands for, and place the probepoints in it."""
-        architecture, processor = self._resolved.architecture, self._processor
-        self._stub = stub
-        self._target = self._target_of(architecture.byte_order, processor.default_description(), self._connection.tell)
-        self._connection.target = self._target
-        self._context = self._context_of(architecture, processor)
-        self._runner = HandlerRunner(self._context)
-        self._placed = self._placement()
-        self._stepper = Stepper(self._target, processor, architecture, self._context.names)
-        self._begin()
+    def kernel(self) -> GuestKernel:
+        """Return the kernel behind the stub, which stands still; raise ``EngineError`` if there is none."""
+        raise EngineError(f"the stub {self._stub.name} stands for a process, and not for a machine with a kernel")
 
     def _placement(self) -> PlacedProbes:
         """Return probepoints that are nowhere yet."""
@@ -139,12 +117,9 @@ class StubSession(StubExits):
         return StubTarget(self._stub, order, default, tell)
 
     def _context_of(self, architecture: Architecture, processor: StubProcessor) -> StubContext:
-        return StubContext(self._target, architecture, processor, lambda text: self._warn(text, None))
+        return StubContext(self._target, architecture, processor, self._shared.warn)
 
-    def __exit__(self, *exception: object) -> None:
-        self._connection.close()
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Find the files of the process, which may have to begin first, and insert the breakpoints."""
         assert isinstance(self._resolved, ResolvedModule), "processes have files"
         if self._job.scope.pid is not None:
@@ -155,7 +130,7 @@ class StubSession(StubExits):
         names = self._context.names
         refuse_for_process(self._job.program, architecture)
         refuse_lacking_registers(self._job.program, architecture, names, registers, self._stub.name)
-        self._context.stacks = CallStacks(self._target, self._processor, self._resolved, names, process.headers)
+        self._program.stacks = CallStacks(self._target, self._processor, self._resolved, names, process.headers)
         if self._job.images is not None:
             name, module = os.fsdecode(process.name), self._resolved.module.elf
             images = self._job.images
@@ -164,19 +139,21 @@ class StubSession(StubExits):
         self._program.reach.pids.add(process.pid)
         if (place := process.linker_place) is not None:
             process.insert(place)
-        self._place_probes()
+        self.place_probes()
 
     # Probepoints
 
-    def _place_probes(self) -> None:
+    def place_probes(self) -> None:
         """Insert the probepoints of the module where it is loaded now, unless they are there."""
         bias = self._bias()
         if bias == self._placed.bias:
             return
         self._returns.clear()
         states = self._placed.move(bias)
-        self._stepper.sees_accesses = bool(self._placed.watched)
+        self._stepper.sees_accesses = any(each.watches for each in self._shared.members)
         self._remove_unneeded()
+        for address in sorted(self._needed - self._target.inserted):  # which others had where this was
+            self._target.insert(address, self._breakpoint_size, self._processor.breakpoint)
         self._report(states, self._process_id)
 
     def _bias(self) -> int | None:
@@ -185,8 +162,8 @@ class StubSession(StubExits):
         if self._code_files is not None:
             self._code_files.look(files)
         bias = self._process.bias_of_module(files)
-        assert self._context.stacks is not None, "it was set behind the process"
-        self._context.stacks.forget(bias)
+        assert self._program.stacks is not None, "it was set behind the process"
+        self._program.stacks.forget(bias)
         return bias
 
     @property
@@ -194,22 +171,9 @@ class StubSession(StubExits):
         return self._process.pid
 
     @property
-    def _own_places(self) -> set[int]:
+    def own_places(self) -> set[int]:
         """Where breakpoints of the engine's own are, at which modules may have come or gone."""
         return set() if self._process.linker_place is None else {self._process.linker_place}
-
-    @property
-    def _needed(self) -> set[int]:
-        """Where breakpoints have to be."""
-        return self._placed.at.keys() | self._placed.entries.keys() | self._returns.addresses | self._own_places
-
-    def _remove_unneeded(self) -> None:
-        for address in sorted(self._target.inserted - self._needed):
-            self._target.remove(address, self._breakpoint_size)
-
-    @property
-    def _breakpoint_size(self) -> int:
-        return len(self._processor.breakpoint)
 
     # The run
 
@@ -217,45 +181,53 @@ class StubSession(StubExits):
         """Iterate over what happens until the target has ended, or somebody asks for the end."""
         yield from self._taken()
         yield Begun()
-        status: int | None = None
-        self._target.resume()
-        while True:
-            try:
-                self._ask_to_stop()
-                reply = self._target.await_stop(_LOOK)
-                is_over = isinstance(reply, Exited | NoThreads) or (reply is not None and self._on_stop(reply))
-            except ConnectionLostError as error:
-                reply, is_over = None, not self._has_returned(error)
-            if isinstance(reply, Exited):
-                status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
-            if is_over:
-                break
+        shared = self._shared
+        shared.begin()
+        while not (shared.is_over or self._has_withdrawn):
+            has_come = shared.turn()
             yield from self._taken()
-            if reply is None:
+            if not has_come:
                 yield Pause()
         self._emitter.finish()
         yield from self._taken()
-        if self._relay is not None:
-            yield from self._serve_debugger(self._relay)
-        yield Finished(self.counts(), status)
+        if shared.relay is not None and shared.members[:1] == [self]:
+            yield from self._serve_debugger(shared.relay)
+        yield Finished(self.counts(), shared.status)
+
+    def turn(self) -> bool:
+        """Wait for the target to stop, for a short time, and see to that; return whether it did."""
+        shared = self._shared
+        try:
+            self._ask_to_stop()
+            reply = self._target.await_stop(_LOOK)
+            is_over = isinstance(reply, Exited | NoThreads) or (reply is not None and self._on_stop(reply))
+        except ConnectionLostError as error:
+            reply, is_over = None, not self._has_returned(error)
+        if isinstance(reply, Exited):
+            shared.status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
+        shared.is_over |= is_over
+        return reply is not None
 
     def _has_returned(self, error: ConnectionLostError) -> bool:
         """Return whether a stub whose connection was lost could be reached again; then the run goes on."""
-        stub = None if self._is_stopping else self._connection.reopen()
+        members = self._shared.members
+        stub = None if all(each.is_stopping for each in members) else self._shared.connection.reopen()
         if stub is None:
             self._target.is_over = True
-            self._events.append(Notice(f"{error.message}: the run ends", None, is_warning=True))
+            for each in members:
+                each.warn(f"{error.message}: the run ends")
             return False
-        self._warn(f"{error.message}, and was reached again: hits meanwhile are missed", None)
-        self._returns.clear()
+        for each in members:
+            each.warn(f"{error.message}, and was reached again: hits meanwhile are missed")
+            each.forget_calls()
         self._set_up(stub)
-        self._target.resume()
+        self._shared.resume()
         return True
 
     def _ask_to_stop(self) -> None:
         """Interrupt the target if it has to stop, once."""
         now = time.monotonic()
-        if not (self._is_stopping or self._removals):
+        if not self._shared.is_wanted:
             self._asked_at = None
         elif self._asked_at is None:
             self._asked_at = now
@@ -271,7 +243,7 @@ class StubSession(StubExits):
         if reply.reason in _CHANGES:
             with self._lock:
                 self._on_change(reply)
-            self._target.resume()
+            self._shared.resume()
             return False
         thread = reply.thread or self._stub.current_thread()
         registers = self._target.registers(thread)
@@ -282,41 +254,46 @@ class StubSession(StubExits):
         at = self._correct_pc(reply, registers, self._needed)
         with self._lock:
             is_ours = self._target.has_answered(reply)
+            members = self._shared.members
             if at is None:
-                self._carry_out_removals()
+                self._carry_out_wishes()
                 if self._may_end():
                     return True
-                self._target.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
+                self._shared.resume(0 if is_ours or reply.signal == _TRAP else reply.signal, thread)
                 return False
             if self._goes_on_before(at, thread, registers):
                 return False
-            self._select(thread, registers)
-            if at in self._own_places:
-                self._place_probes()
-            self._on_returns(at, thread, registers)
-            if self._is_left:
-                return True
-            self._on_entry(at, thread, registers)
-            outcome = self._runner.run(self._placed.at[at]) if at in self._placed.at else ()
+            for each in members:
+                each.select(thread, registers)
+            for each in members:
+                if at in each.own_places:
+                    each.place_probes()
+            for each in members:
+                each.see_returns(at, thread, registers)
+                if self._shared.is_left:
+                    return True
+                each.see_entry(at, thread, registers)
+            owners = [owner for each in members for owner in each.owners_at(at)]
+            outcome = self._runner.run(owners) if owners else ()
             if self._hand_over(outcome, at, registers):
                 return True  # before the instruction
             uncounted = self._leave_core(outcome, at, registers)
             if (skip := skipping(outcome)) is not None and skip.outcome is not None:
                 reply_of_step = self._stepper.leave_function(skip.outcome.value, thread, registers)
             elif self._carries_out(at, registers):
-                if not (self._is_stopping or self._removals or is_last(outcome)):
+                if not (self._shared.is_wanted or is_last(outcome)):
                     self._target.resume_with(thread, registers, self._processor.pc)
-                    self._emitter.count(uncounted)
+                    self._count(uncounted)
                     return False
                 self._target.write_back(thread, registers)
                 reply_of_step = Stopped(_TRAP, thread, {})
             else:
                 reply_of_step = self._pass(at, thread, registers)
             has_faulted = isinstance(reply_of_step, Stopped) and reply_of_step.signal in _FAULTS
-            self._drop(self._emitter.count(uncounted, has_faulted=has_faulted))
+            self._count(uncounted, has_faulted=has_faulted)
             if isinstance(reply_of_step, Stopped) and reply_of_step.address is not None:
                 self._on_access(reply_of_step, thread, self._target.registers(thread))
-            self._carry_out_removals()
+            self._carry_out_wishes()
         return self._after_step(reply_of_step, thread)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:
@@ -325,26 +302,26 @@ class StubSession(StubExits):
 
         QEMU then translates the code anew, as it does behind each stop, while they run.
         """
-        is_ours = at in self._returns.addresses or at in self._own_places
-        if at not in self._placed.detached or is_ours or self._is_stopping or self._removals:
+        is_ours = at in self._returns.addresses or at in self.own_places
+        if at not in self._placed.detached or is_ours or self._shared.is_wanted or len(self._shared.members) > 1:
             return False
         before = registers.copy()
         if not self._carries_out(at, registers):
             return False
         self._target.resume_with(thread, registers, self._processor.pc)
-        self._select(thread, before)
-        self._emitter.count(self._runner.run(self._placed.at[at]))
+        self.select(thread, before)
+        self._count(self._runner.run(self._placed.at[at]))
         return True
 
     def _carries_out(self, at: int, registers: Registers) -> bool:
         """Carry the instruction under a breakpoint out here, where that can be done; return whether it was."""
-        return self._stepper.carries_out(self._placed.raw.get(at), registers)
+        return self._stepper.carries_out(self._raw(at), registers)
 
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
-        return self._stepper.step_over(at, self._placed.raw.get(at), thread, registers, self._needed)
+        return self._stepper.step_over(at, self._raw(at), thread, registers, self._needed)
 
-    def _select(self, thread: ThreadId | None, registers: Registers) -> None:
+    def select(self, thread: ThreadId | None, registers: Registers) -> None:
         """Have handlers speak of a thread."""
         self._context.select(thread, registers, self._process.pid)
 
@@ -357,12 +334,13 @@ class StubSession(StubExits):
             case "vforkdone":
                 self._target.end_sharing(self._processor.breakpoint)
             case "exec":
-                self._returns.clear()
                 self._target.begin_anew()
-                self._placed.move(None)
-                self._begin()
+                for each in self._shared.members:
+                    each.leave_places()
+                for each in self._shared.members:
+                    each.begin()
 
-    def _on_returns(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+    def see_returns(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Run the handlers of returns to an address."""
         for call in self._returns.arrive(thread, at, registers[self._processor.sp]):
             self._context.entry = call.entry
@@ -370,23 +348,25 @@ class StubSession(StubExits):
             handled = self._runner.run([(call.probe, point)])
             self._context.entry = None
             if self._hand_over(handled, at, registers):
-                self._is_left = True
+                self._shared.is_left = True
                 return
-            self._drop(self._emitter.count(self._leave_core(handled, at, registers)))
+            self._count(self._leave_core(handled, at, registers))
 
     def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
         """Run the handlers of those who watch the memory that was accessed."""
         assert reply.address is not None
-        self._select(thread, registers)
-        outcome = self._runner.run(self._placed.watched.concerned(reply.address, reply.reason))
+        members = self._shared.members
+        for each in members:
+            each.select(thread, registers)
+        outcome = self._runner.run([o for each in members for o in each.concerned(reply.address, reply.reason)])
         pc = registers[self._processor.pc]
-        self._is_left = self._hand_over(outcome, pc, registers)
-        if not self._is_left:
+        self._shared.is_left = self._hand_over(outcome, pc, registers)
+        if not self._shared.is_left:
             uncounted = self._leave_core(outcome, pc, registers)
             self._target.write_back(thread, registers)
-            self._drop(self._emitter.count(uncounted))
+            self._count(uncounted)
 
-    def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+    def see_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
         """Await the returns of a function that is entered."""
         for probe, kept in self._placed.entries.get(at, ()):
             address, top = self._stepper.return_place(registers)
@@ -407,7 +387,7 @@ class StubSession(StubExits):
 
         An interrupt that came when the target had just stopped is lost, or raises its signal as soon as that goes on.
         """
-        if not self._is_stopping:
+        if not all(each.is_stopping for each in self._shared.members):
             return False
         is_under_way = self._target.interrupts > 0 and self._stub.raises_signals
         asked = self._asked_at
@@ -427,24 +407,8 @@ class StubSession(StubExits):
         return None
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:
-        if not isinstance(reply, Stopped) or self._is_left or self._may_end():
+        if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
             return True
         signal = reply.signal if reply.signal not in (_TRAP, _INTERRUPT) else 0
-        self._target.resume(signal, reply.thread or thread)
+        self._shared.resume(signal, reply.thread or thread)
         return False
-
-    def _drop(self, gone: Sequence[StubProbe]) -> None:
-        """Take out the breakpoints of probepoints that have become inactive."""
-        for probe in gone:
-            self._placed.drop(probe)
-            self._returns.drop(probe)
-            self._events.append(StateEvent((probe.number,), 0, probe.state))
-        if gone:
-            self._remove_unneeded()
-
-    def _carry_out_removals(self) -> None:
-        numbers, self._removals = self._removals, []
-        gone = [self._program.probes[number] for number in numbers if self._program.probes[number].is_active]
-        for probe in gone:
-            probe.state = ProbeState.REMOVED
-        self._drop(gone)

@@ -7,6 +7,7 @@ What is read of memory is kept until the target goes on, in blocks: handlers and
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 from dprobes.engines.gdb.description import parse_description
@@ -66,7 +67,8 @@ class StubTarget:
         """The bytes under breakpoints that are written into memory, as the stub knows none."""
         self._breakpoint = b""
         self.inserted: set[int] = set()
-        self._watched: set[tuple[int, int, BreakpointKind]] = set()
+        self._watched: Counter[tuple[int, int, BreakpointKind]] = Counter()
+        """The memory that is watched, with how many want that."""
         self._taken_out: set[int] = set()
         """Where breakpoints were taken out for a process that shares the memory (vfork)."""
         self._accesses_as_program: bool | None = None
@@ -75,6 +77,7 @@ class StubTarget:
         self.is_over = False
         """Whether it has ended."""
         self.is_running = False
+        self._last: StopReply | None = None
         self.interrupts = 0
         """How many interrupts have not stopped the target yet."""
 
@@ -82,6 +85,12 @@ class StubTarget:
     def byte_order(self) -> Literal["little", "big"]:
         """The order of bytes in its words."""
         return self._order
+
+    def reason(self) -> StopReply:
+        """Return why it stands still. The stub is asked once: QEMU's takes all breakpoints out when it is asked."""
+        if self._last is None:
+            self._last = self.stub.reason()
+        return self._last
 
     # Registers
 
@@ -214,20 +223,30 @@ class StubTarget:
 
     def watch(self, kind: BreakpointKind, address: int, length: int) -> bool | None:
         """Watch memory; return whether that could be done, None if the stub has no such watchpoints."""
+        if self._watched[address, length, kind]:
+            self._watched[address, length, kind] += 1
+            return True
         self.tell(f"watch {address} {length} {kind:d}")
         inserted = self.stub.insert(kind, address, length)
         if inserted:
-            self._watched.add((address, length, kind))
+            self._watched[address, length, kind] = 1
         else:
             self.tell(f"unwatch {address} {length} {kind:d}")
         return inserted
 
     def unwatch(self, address: int, length: int, kind: BreakpointKind) -> None:
         """Watch it no longer; where the memory is gone, nothing is left to be done."""
-        if (address, length, kind) in self._watched:
-            self._watched.discard((address, length, kind))
+        place = address, length, kind
+        if self._watched[place] > 1:
+            self._watched[place] -= 1
+        elif self._watched.pop(place, 0):
             self.stub.ask(f"z{kind:d},{address:x},{length:x}")
             self.tell(f"unwatch {address} {length} {kind:d}")
+
+    def _watch_nothing(self) -> None:
+        for place in sorted(self._watched):
+            self._watched[place] = 1
+            self.unwatch(*place)
 
     def leave_fork(self, child: ThreadId, size: int, *, shares_memory: bool) -> None:
         """
@@ -250,8 +269,7 @@ class StubTarget:
         """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
         for address in self.inserted | self._taken_out:
             self.tell(f"- {address}")
-        for place in sorted(self._watched):
-            self.unwatch(*place)
+        self._watch_nothing()
         for state in (self.inserted, self._taken_out, self._originals, self._blocks):
             state.clear()
 
@@ -319,6 +337,7 @@ class StubTarget:
             reply = self.stub.wait(timeout)
             if not isinstance(reply, Console):
                 if reply is not None:
+                    self._last = reply
                     self.is_running = False
                     self.tell("running 0")
                     self._drop_interrupts(reply)
@@ -356,8 +375,7 @@ class StubTarget:
         """Take all breakpoints out, while the target stands still."""
         for address in sorted(self.inserted):
             self.remove(address, 1)
-        for place in sorted(self._watched):
-            self.unwatch(*place)
+        self._watch_nothing()
 
     def let_go(self) -> None:
         """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if that fails."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.arch import Architecture
-    from dprobes.engines.gdb.callstacks import CallStacks
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import StubProbe, StubProgram
     from dprobes.engines.gdb.registers import Registers
@@ -63,7 +62,6 @@ class StubContext:
         self.written: Changes | None = None
         self.entry: CallEntry | None = None
         """The entry of the call that has just returned."""
-        self.stacks: CallStacks | None = None
         self.user = 0
         self.name = b""
 
@@ -164,8 +162,9 @@ class StubContext:
         raise InternalError("the stack of the kernel was not refused before insertion")
 
     def user_stack(self, frames: int) -> list[int]:
-        assert self.stacks is not None, "the session has set it"
-        return self.stacks.stack(self._registers, frames)
+        assert self.program is not None
+        assert self.program.stacks is not None, "the session has set it"
+        return self.program.stacks.stack(self._registers, frames)
 
     def traced_field(self, name: str) -> int:
         raise InternalError(f"the tracepoint's field '{name}' was not refused before insertion")

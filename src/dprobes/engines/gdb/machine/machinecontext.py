@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.machine.machinetarget import MachineTarget
     from dprobes.engines.gdb.machine.privileged import Privileged
     from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
-    from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
     from dprobes.engines.gdb.machine.tasks import Task, TaskReader
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.registers import Registers
@@ -54,14 +53,9 @@ class MachineContext(StubContext):
         """What tells system registers and reaches ports, None if the stub has no monitor."""
         self.stacks_of_kernel: KernelStacks | None = None
         """What walks up the stacks of the kernel, if it is known."""
-        self.stacks_of_programs: ProgramStacks | None = None
-        """What walks up those of programs, if it is known what these have mapped."""
-        self.per_cpu: frozenset[int] = frozenset()
-        """The addresses of symbols of which each CPU has a copy."""
         self._own_names = {register.index: register.name for register in architecture.registers}
         self._cpu: int | None = None
         self._task: Task | None = None
-        self._of_cpus: dict[int, list[int]] = {}
 
     def select(self, thread: ThreadId | None, registers: Registers, process: int) -> None:
         """Speak of a processor from now on."""
@@ -104,19 +98,7 @@ class MachineContext(StubContext):
 
     def cpu_variables(self) -> MutableSequence[int]:
         assert self.program is not None
-        return self._of_cpus.setdefault(self.cpu(), [0] * len(self.program.cpu_variables))
-
-    def all_cpu_variables(self, count: int) -> list[list[int]]:
-        """Return those of all CPUs, of which there are so many."""
-        assert self.program is not None
-        size = len(self.program.cpu_variables)
-        return [list(self._of_cpus.get(cpu, [0] * size)) for cpu in range(max(count, *self._of_cpus, 0))]
-
-    def reset_cpu_variables(self, first: int, last: int | None) -> None:
-        """Set variables of all CPUs to zero."""
-        for cells in self._of_cpus.values():
-            count = len(cells[first : None if last is None else last + 1])
-            cells[first : first + count] = [0] * count
+        return self.program.variables_of_cpu(self.cpu())
 
     # Registers of the program that the kernel works for
 
@@ -154,7 +136,8 @@ class MachineContext(StubContext):
         return super().kernel_stack() if self.stacks_of_kernel is None else self.stacks_of_kernel.stack(self._registers)
 
     def user_stack(self, frames: int) -> list[int]:
-        if self.stacks_of_programs is None:
+        assert self.program is not None
+        if self.program.stacks_of_programs is None:
             return super().user_stack(frames)
         task = self.current
         if not task.space:
@@ -165,7 +148,7 @@ class MachineContext(StubContext):
             }
         else:
             values = {name: self._registers.value(name) for name in _SAVED}
-        return self.stacks_of_programs.stack(values, task.space, frames)
+        return self.program.stacks_of_programs.stack(values, task.space, frames)
 
     # Memory
 
@@ -213,6 +196,7 @@ class MachineContext(StubContext):
 
     def symbol_address(self, symbol: str) -> int:
         address = super().symbol_address(symbol)
-        if address in self.per_cpu and self.tasks is not None:
+        assert self.program is not None
+        if address in self.program.per_cpu and self.tasks is not None:
             return address + self.tasks.offset_of(self.cpu()) & (1 << 64) - 1
         return address

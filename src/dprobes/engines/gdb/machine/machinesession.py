@@ -10,6 +10,7 @@ from dprobes.engines.gdb.emulation import Emulator
 from dprobes.engines.gdb.machine.addressspaces import AddressSpaces
 from dprobes.engines.gdb.machine.exceptions import fault_entries
 from dprobes.engines.gdb.machine.execution import Executor
+from dprobes.engines.gdb.machine.guestkernel import GuestKernel
 from dprobes.engines.gdb.machine.machinecontext import MachineContext
 from dprobes.engines.gdb.machine.machinetarget import MachineTarget
 from dprobes.engines.gdb.machine.monitor import Monitor
@@ -29,16 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.arch import Architecture
-    from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.description import TargetDescription
     from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
     from dprobes.engines.gdb.processors import StubProcessor
     from dprobes.engines.gdb.program import Resolved, StubProbe, StubProgram
     from dprobes.engines.gdb.registers import Registers
+    from dprobes.engines.gdb.sharedstub import SharedStub
     from dprobes.engines.gdb.stopreplies import StopReply
     from dprobes.engines.hits.handlerruns import Handled
     from dprobes.engines.interface import Job
-    from dprobes.rpn.point import Point
     from dprobes.target.elf.file import ElfFile
 
 __all__ = ["MachineSession"]
@@ -62,11 +62,15 @@ def new_path(path: Path) -> Path:
     return found
 
 
-class _Everybody(set[int]):
-    """All processes, and what runs without one."""
+class _Processes(set[int]):
+    """The processes that a program is about, of which that one is asked for that runs."""
+
+    def __init__(self, is_concerned: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_concerned = is_concerned
 
     def __contains__(self, _: object) -> bool:
-        return True
+        return self._is_concerned()
 
 
 class MachineSession(StubSession):
@@ -75,15 +79,16 @@ class MachineSession(StubSession):
     _target: MachineTarget
     _context: MachineContext
 
-    def __init__(self, job: Job, resolved: Resolved, connection: StubConnection, facts: KernelFacts | None) -> None:
-        super().__init__(job, resolved, connection)
-        self._per_cpu = resolved.per_cpu[1]
+    def __init__(
+        self, job: Job, resolved: Resolved, shared: SharedStub[StubSession], facts: KernelFacts | None
+    ) -> None:
+        super().__init__(job, resolved, shared)
         self._emulator: Emulator
         self._fault_entries: frozenset[int] = frozenset()
         """Where the kernel begins to see to the fault of an instruction."""
         self._facts = facts
         self._pid, self._follows = job.scope.pid, job.scope.follow
-        self._program.reach.pids = _Everybody() if self._pid is None else {self._pid}
+        self._program.reach.pids = _Processes(self._is_concerned)
 
     def _target_of(
         self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
@@ -91,15 +96,15 @@ class MachineSession(StubSession):
         return MachineTarget(self._stub, order, default, tell)
 
     def _context_of(self, architecture: Architecture, processor: StubProcessor) -> MachineContext:
-        return MachineContext(self._target, architecture, processor, lambda text: self._warn(text, None))
+        return MachineContext(self._target, architecture, processor, self._shared.warn)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Get to know the machine, and insert the breakpoints."""
         described = self._target.description.architecture
         if described and described not in self._processor.descriptions:
             name = self._resolved.architecture.name
             raise EngineError(f"the stub {self._stub.name} stands for a processor '{described}', not for {name}")
-        reply = self._stub.reason()
+        reply = self._target.reason()
         thread = reply.thread if isinstance(reply, Stopped) else None
         thread = thread or self._stub.current_thread()
         self._target.process = 0 if thread is None else thread.process
@@ -111,34 +116,33 @@ class MachineSession(StubSession):
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
             self._context.tasks = TaskReader(self._target, self._facts, self._processors)
             self._context.stacks_of_kernel = self._kernel_stacks(self._facts)
-            self._context.stacks_of_programs = self._program_stacks(self._facts)
-        self._context.per_cpu = self._per_cpu
+            self._program.stacks_of_programs = self._program_stacks(self._facts)
         self._emulator = Emulator(self._target, self._context.word_size)
         monitor = Monitor(self._stub)
         if monitor.is_there:
-            privileged = self._context.privileged = Privileged(self._target, monitor, self._executor())
+            executor, privileged = self._executor(), self._context.privileged
+            if privileged is None or executor is not None:
+                privileged = self._context.privileged = Privileged(self._target, monitor, executor)
             if self._facts is not None:
                 base, limit = privileged.table("idt", thread)
                 self._fault_entries = fault_entries(self._target.read, base, limit)
         self._refuse_lacking(self._target.registers(thread))
-        self._place_probes()
+        self.place_probes()
+
+    def kernel(self) -> GuestKernel:
+        """Return the kernel behind the stub, which stands still; raise ``EngineError`` if there is none."""
+        return GuestKernel(self._target, self._target.registers(self._stub.current_thread()))
 
     def _learn(self, thread: ThreadId | None) -> None:
         """Get to know what was not known before there was a connection."""
 
-    def _on_access(self, reply: Stopped, thread: ThreadId | None, registers: Registers) -> None:
-        """Run the handlers of those who watch the memory that was accessed."""
-        assert reply.address is not None
-        self._select(thread, registers)
-        handled = self._runner.run(self._concerned(reply.address, reply.reason))
-        self._is_left = self._hand_over(handled, registers[self._processor.pc], registers)
-        if not self._is_left:
-            self._target.write_back(thread, registers)
-            self._drop(self._emitter.count(handled))
-
-    def _concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
-        """Return the probepoints whom an access to memory concerns."""
-        return self._placed.watched.concerned(address, reason)
+    def _leave_core(
+        self,
+        handled: Sequence[Handled[StubProgram]],
+        at: int,  # noqa: ARG002 - there are no cores of machines
+        registers: Registers,  # noqa: ARG002
+    ) -> Sequence[Handled[StubProgram]]:
+        return handled
 
     def _place_of(self, registers: Registers) -> int:
         """Return the linear address of the instruction that a processor is at."""
@@ -181,7 +185,7 @@ class MachineSession(StubSession):
             has_monitor=self._context.privileged is not None,
             has_physical=self._target.has_physical,
             has_kernel=self._facts is not None,
-            has_programs=self._context.stacks_of_programs is not None,
+            has_programs=self._program.stacks_of_programs is not None,
         )
 
     def _bias(self) -> int:
@@ -192,13 +196,16 @@ class MachineSession(StubSession):
         return 0
 
     @property
-    def _own_places(self) -> set[int]:
+    def own_places(self) -> set[int]:
+        """Nowhere: a kernel comes and goes as a whole."""
         return set()
 
-    def _select(self, thread: ThreadId | None, registers: Registers) -> None:
+    def select(self, thread: ThreadId | None, registers: Registers) -> None:
+        """Have handlers speak of a processor."""
         self._context.select(thread, registers, 0)
-        if self._pid is not None and self._is_in_scope(self._pid):
-            self._context.process = self._pid
+
+    def _is_concerned(self) -> bool:
+        return self._pid is None or self._is_in_scope(self._pid)
 
     def _is_in_scope(self, pid: int) -> bool:
         """Return whether a process runs, or one that it has started."""
@@ -216,10 +223,10 @@ class MachineSession(StubSession):
             self._dump([each.probe for each in handled if each.outcome and each.outcome.exit_code == _CRASH_DUMP])
         if DEBUGGER not in codes:
             return False
-        self._drop(self._emitter.count(handled))
+        where = next((self._shared.owner(each.probe).probes[each.probe.number].where for each in handled), "")
+        self._count(handled)
         self._target.write_back(self._context.thread, registers)
         self._target.leave_standing()
-        where = next((self.probes[each.probe.number].where for each in handled), "")
         self._warn(f"the machine stands still at {at:#x} ({where})", f"gdb -ex 'target remote {self._stub.name}'")
         return True
 
@@ -235,15 +242,18 @@ class MachineSession(StubSession):
                 self._events.append(Notice(f"the machine's memory is in '{path}', where its stub runs", None, False))
             except EngineError as error:
                 self._warn(error.message, error.hint)
-        self._removals += [probe.number for probe in probes]
+        for probe in probes:
+            self._shared.owner(probe).remove_soon(probe.number)
 
     # Calls belong to tasks, which may go on on another processor
 
-    def _on_returns(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
-        super()._on_returns(at, self._caller(thread, at), registers)
+    def see_returns(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        """Run the handlers of returns to an address."""
+        super().see_returns(at, self._caller(thread, at), registers)
 
-    def _on_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
-        super()._on_entry(at, self._caller(thread, at), registers)
+    def see_entry(self, at: int, thread: ThreadId | None, registers: Registers) -> None:
+        """Await the returns of a function that is entered."""
+        super().see_entry(at, self._caller(thread, at), registers)
 
     def _caller(self, thread: ThreadId | None, at: int) -> ThreadId | None:
         """Return who calls and returns, by its task; the idle tasks are one for each processor."""
@@ -263,7 +273,8 @@ class MachineSession(StubSession):
 
     def _carries_out(self, at: int, registers: Registers) -> bool:
         raw = self._instruction_at(at)
-        return raw is not None and not self._watches and self._emulator.carry_out(raw, registers)
+        watches = any(each.watches for each in self._shared.members)
+        return raw is not None and not watches and self._emulator.carry_out(raw, registers)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:  # noqa: ARG002
         return False  # who runs is read from memory
@@ -284,19 +295,14 @@ class MachineSession(StubSession):
 
     def _after_step(self, reply: StopReply, thread: ThreadId | None) -> bool:  # noqa: ARG002 - no signals are passed
         """Let the machine go on behind a hit; return whether the run is over instead."""
-        if not isinstance(reply, Stopped) or self._is_left or self._may_end():
+        if not isinstance(reply, Stopped) or self._shared.is_left or self._may_end():
             return True
-        self._target.resume()
+        self._shared.resume()
         return False
-
-    @property
-    def _watches(self) -> bool:
-        """Whether accesses to memory are to be made by the processor itself, as some of it is watched."""
-        return bool(self._placed.watched)
 
     def _instruction_at(self, at: int) -> bytes | None:
         """Return the instruction under a breakpoint if it is still there: the kernel changes its code as it runs."""
-        raw = self._placed.raw.get(at)
+        raw = self._raw(at)
         return raw if raw and self._target.read(at, len(raw)) == raw else None
 
     # What others ask
@@ -304,10 +310,10 @@ class MachineSession(StubSession):
     def cpu_variables(self) -> list[list[int]]:
         """Return the variables of all CPUs."""
         with self._lock:
-            return self._context.all_cpu_variables(self._processors)
+            return self._program.variables_of_cpus(self._processors)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""
         super().reset_variables(first, last)
         with self._lock:
-            self._context.reset_cpu_variables(first, last)
+            self._program.reset_variables_of_cpus(first, last)

@@ -196,8 +196,7 @@ class MachineTarget(StubTarget):
     def leave_standing(self) -> None:
         """Take all breakpoints out, and let the machine stand still when the connection ends."""
         self._set_back()
-        for watched in sorted(self._watched):
-            self.unwatch(*watched)
+        self._watch_nothing()
         for address in sorted(self.inserted):
             self.remove(address, 1)
         self.stub.flush()

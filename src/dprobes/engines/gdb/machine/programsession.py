@@ -22,9 +22,10 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.gdb.connection import StubConnection
     from dprobes.engines.gdb.program import StubProbe
     from dprobes.engines.gdb.registers import Registers
+    from dprobes.engines.gdb.session import StubSession
+    from dprobes.engines.gdb.sharedstub import SharedStub
     from dprobes.engines.gdb.stopreplies import ThreadId
     from dprobes.engines.interface import Job
     from dprobes.resolve.probepoints import ResolvedModule
@@ -46,8 +47,8 @@ class ProgramSession(MachineSession):
     _resolved: ResolvedModule
     _placed: MappedProbes
 
-    def __init__(self, job: Job, resolved: ResolvedModule, connection: StubConnection) -> None:
-        super().__init__(job, resolved, connection, None)
+    def __init__(self, job: Job, resolved: ResolvedModule, shared: SharedStub[StubSession]) -> None:
+        super().__init__(job, resolved, shared, None)
         self._module: MappedModule
         self._spaces: AddressSpaces
         self._nowhere: MappedProbes
@@ -62,7 +63,8 @@ class ProgramSession(MachineSession):
         self._room = _PLACES_SPARED
         self._named: set[int] = set()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Find the module in the machine, and insert the breakpoints."""
         if self._resolved.architecture.name != _PROCESSOR:
             raise EngineError(
                 f"'{self._resolved.module.elf.path}' is for {self._resolved.architecture.name}, and programs of a "
@@ -70,7 +72,7 @@ class ProgramSession(MachineSession):
             )
         self._here, self._nowhere = None, self._placed
         self._places.clear()
-        super()._begin()
+        super().begin()
         if self._hook is None or not self._insert(self._hook):
             text = f"the kernel has no '{_HOOK}' for a breakpoint: processes that map the module later are not probed"
             self._warn(text, None)
@@ -92,7 +94,8 @@ class ProgramSession(MachineSession):
         return self._target.insert(address, self._breakpoint_size, self._processor.breakpoint)
 
     @property
-    def _own_places(self) -> set[int]:
+    def own_places(self) -> set[int]:
+        """Where the kernel tells of mappings."""
         return set() if self._hook is None else {self._hook}
 
     def _placement(self) -> MappedProbes:
@@ -105,7 +108,7 @@ class ProgramSession(MachineSession):
 
     # Where the module is
 
-    def _place_probes(self) -> None:
+    def place_probes(self) -> None:
         """Insert the probepoints where the module is mapped: by all at the beginning, by one at the breakpoint."""
         if self._here is not None:
             mapped = self._spaces.mapped_file(self._here["rdi"])
@@ -141,14 +144,21 @@ class ProgramSession(MachineSession):
         self._room = len(self._places) + _PLACES_SPARED
 
     @property
-    def _needed(self) -> set[int]:
-        needed = self._returns.addresses | self._own_places
+    def own_needed(self) -> set[int]:
+        """Where breakpoints have to be for this program."""
+        needed = self._returns.addresses | self.own_places
         for placed in self._places.values():
             needed |= placed.at.keys() | placed.entries.keys()
         return needed
 
+    def _forget_places(self) -> None:
+        for placed in self._places.values():
+            placed.watched.forget()
+        self._places.clear()
+
     @property
-    def _watches(self) -> bool:
+    def watches(self) -> bool:
+        """Whether some of the machine's memory is watched."""
         return any(placed.watched for placed in self._places.values())
 
     def _drop(self, gone: Sequence[StubProbe]) -> None:
@@ -159,9 +169,9 @@ class ProgramSession(MachineSession):
 
     # Whose hit it is
 
-    def _select(self, thread: ThreadId | None, registers: Registers) -> None:
+    def select(self, thread: ThreadId | None, registers: Registers) -> None:
         """Have handlers speak of a processor; where the module is not mapped, it is at no probepoint."""
-        super()._select(thread, registers)
+        super().select(thread, registers)
         self._here, self._placed = registers, self._nowhere
         if self._context.is_in_kernel:
             return
@@ -184,7 +194,8 @@ class ProgramSession(MachineSession):
             self._report({ProbeState.MISMATCH: numbers}, self._context.pid())
         return found == raw
 
-    def _concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
+    def concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
+        """Return the probepoints whom an access to memory concerns, in the process that runs."""
         return [owner for owners in self._watchers(address, reason) for owner in owners]
 
     def _watchers(self, address: int, reason: str) -> Iterator[list[tuple[StubProbe, Point]]]:
