@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.api.sourcefile import parse_programs
-from dprobes.cli.resolvedprogram import is_c, source_of
+from dprobes.cli.resolvedprogram import is_c, kernel_types_in, source_of
 from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module
@@ -34,19 +34,20 @@ def compiled_here(
     where: Insertion,
     diagnostics: Diagnostics,
     templates: Path | None = None,
+    kernel_types: Path | None = None,
 ) -> bytes:
     """
     Compile a program, in a file or a text, with the symbols of its module, if that is here; raises as ``build_ppdf``.
 
     ``where`` says who will probe what, and whose modules and kernel these are. ``templates`` is the directory of its
-    templates.
+    templates, ``kernel_types`` a file with the types of the kernel, if that is to be asked instead of what is probed.
     """
     vantage = where.vantage
     source = parse_programs(
         source_of(file) if isinstance(file, str) else file,
         diagnostics,
         options,
-        files=_files(file, symbols, where),
+        files=_files(file, symbols, where, kernel_types),
     )
     program = joined_program(source.programs)
     ppdf = build_joined(
@@ -73,11 +74,13 @@ def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> 
     return (module,)
 
 
-def _files(file: Path | str, symbols: Path | None, where: Insertion) -> ModuleFiles | None:
+def _files(file: Path | str, symbols: Path | None, where: Insertion, kernel_types: Path | None) -> ModuleFiles | None:
     if not is_c(file):
         return None
     from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.engines.registry import AUTO, engine_row
 
     types = None if where.engine == AUTO else engine_row(where.engine).kernel_types_of(where.scope)
+    if kernel_types is not None:
+        types = kernel_types_in(kernel_types)
     return ModuleFiles(where.vantage.tid, where.vantage.command, symbols, kernel_types=types)

@@ -333,6 +333,7 @@ _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "log files": _files(".dpt", ".dptz", ".1"),
     "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),
     "symbols": _files(),
+    "kernel_types": _files(),
     "modules": _files(),
     "groups": _listed(lambda ctx: _program(ctx).groups),
     "types": _listed(lambda ctx: _program(ctx).types),

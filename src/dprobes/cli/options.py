@@ -106,6 +106,15 @@ def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)  # fmt: skip
 
 
+def kernel_types_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--kernel-types`` to a command."""
+    return click.option(
+        "--kernel-types", "kernel_types", type=PROGRAM_FILE, metavar="FILE",
+        help="Compile for another kernel than the one that runs here: its types are in this vmlinux, or this copy of "
+        "its /sys/kernel/btf/vmlinux.",
+    )(function)  # fmt: skip
+
+
 class _Duration(click.ParamType[float]):
     name = "time"
 

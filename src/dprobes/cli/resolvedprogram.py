@@ -13,18 +13,20 @@ from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dprobes.api.compiledprogram import CompiledProgram
     from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.engines.interface import Scope
     from dprobes.source import SourceFile
+    from dprobes.target.btf import Btf
 
 __all__ = [
     "Compiled",
     "compile_programs",
     "files_of",
     "is_c",
+    "kernel_types_in",
     "load_program",
     "module_of",
     "source_of",
@@ -112,12 +114,17 @@ def _program_of(pid: int) -> str:
 
 
 def files_of(
-    path: Path | str, symbols: Path | None, scope: Scope | None = None, pid: int | None = None, engine: str = "auto"
+    path: Path | str,
+    symbols: Path | None,
+    scope: Scope | None = None,
+    pid: int | None = None,
+    engine: str = "auto",
+    kernel_types: Path | None = None,
 ) -> ModuleFiles | None:
     """
     Return what finds the files of modules for a program in DProbes C, or None for another program.
 
-    ``engine`` may know of another kernel than the one that runs here.
+    ``engine`` may know of another kernel than the one that runs here; ``kernel_types`` is a file with the types of one.
     """
     if not is_c(path):
         return None
@@ -130,7 +137,17 @@ def files_of(
     from dprobes.engines.registry import AUTO, engine_row
 
     types = None if scope is None or engine == AUTO else engine_row(engine).kernel_types_of(scope)
+    if kernel_types is not None:
+        types = kernel_types_in(kernel_types)
     return ModuleFiles(pid, command, symbols, kernel_types=types)
+
+
+def kernel_types_in(path: Path) -> Callable[[], Btf]:
+    """Return what gives the types of the kernel that a file is of; raise ``TargetError`` if there are none in it."""
+    from dprobes.target.kernel.typefiles import types_in
+
+    types = types_in(path)
+    return lambda: types
 
 
 def compile_programs(
@@ -140,17 +157,20 @@ def compile_programs(
     symbols: Path | None = None,
     pid: int | None = None,
     architecture_name: str | None = None,
+    kernel_types: Path | None = None,
 ) -> list[Compiled]:
     """
     Load a program, find its module, and resolve its probes; raise an error of ours with everything that is wrong.
 
-    One in DProbes C is several, one for each module; their diagnostics are the same.
+    One in DProbes C is several, one for each module; their diagnostics are the same. ``kernel_types`` is a file with
+    the types of the kernel, if that is another one than runs here.
     """
     module = _program_of(pid) if pid is not None else ""
     try:
-        loaded = load_program(path, options, symbols=symbols, module=module, files=files_of(path, symbols, pid=pid))
+        files = files_of(path, symbols, pid=pid, kernel_types=kernel_types)
+        loaded = load_program(path, options, symbols=symbols, module=module, files=files)
     except SourceError as error:
-        raise _with_places(error, symbols, pid, architecture_name) from None
+        raise _with_places(error, symbols, pid, architecture_name, has_kernel=kernel_types is None) from None
     return [
         resolve_here(
             program,
@@ -159,13 +179,14 @@ def compile_programs(
             symbols=known,
             pid=pid,
             architecture_name=architecture_name,
+            has_kernel=kernel_types is None,
         )
         for program, known in zip(loaded.programs, loaded.all_symbols, strict=True)
     ]
 
 
 def _with_places(
-    error: SourceError, symbols: Path | None, pid: int | None, architecture_name: str | None
+    error: SourceError, symbols: Path | None, pid: int | None, architecture_name: str | None, *, has_kernel: bool
 ) -> SourceError:
     """Return what is wrong with a program, and with the places of one whose handlers are wrong, together."""
     from dprobes.diagnostics import Diagnostics, Severity
@@ -176,6 +197,13 @@ def _with_places(
     for program in error.outline:
         found = Diagnostics()
         with suppress(DprobesError):  # those of a program are in the diagnostics
-            resolve_here(program, found, symbols=FileSymbols(symbols), pid=pid, architecture_name=architecture_name)
+            resolve_here(
+                program,
+                found,
+                symbols=FileSymbols(symbols),
+                pid=pid,
+                architecture_name=architecture_name,
+                has_kernel=has_kernel,
+            )
         diagnostics.extend(each for each in found.since(0) if each.severity is not Severity.NOTE)
     return SourceError(tuple(diagnostics))

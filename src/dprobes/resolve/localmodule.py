@@ -63,13 +63,15 @@ def resolve_here(
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
     kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
     known: ResolvedModule | None = None,
+    has_kernel: bool = True,
 ) -> Compiled:
     """
     Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
     ``refuse`` adds an error for what the engine that is to run the program cannot do, and ``kernel``, which is called
     behind that, returns what gives its kernel, None if it is the one that runs here. ``known`` is what is known
-    already of the module that would be found.
+    already of the module that would be found. Without ``has_kernel`` a program about a kernel is about one that is not
+    here.
     """
     if known is not None:
         if refuse is not None:
@@ -78,6 +80,13 @@ def resolve_here(
         return Compiled(program, known.architecture, known, diagnostics)
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
 
+    if space_of(program) is Space.KERNEL and not has_kernel:
+        arch = architecture(architecture_name) if architecture_name else host_architecture()
+        check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+        message = "the program is for another kernel than the one that runs here: its places are not looked up"
+        diagnostics.note(program.spans.get("name"), message)
+        return Compiled(program, arch, None, diagnostics)
     if space_of(program) is Space.KERNEL:
         return _resolve_in_kernel(program, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse)
     architecture_name = architecture_name or symbols.machine(host_architecture().name)

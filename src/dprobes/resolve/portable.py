@@ -91,16 +91,17 @@ def build_ppdf(
     )
 
 
-def module_here(program: Program, advice: str) -> Sequence[Path]:
+def module_here(program: Program, advice: str, *, has_kernel: bool = True) -> Sequence[Path]:
     """
     Return the file of a program's module on this machine, nothing for a program that needs none.
 
-    KALLSYMS stands for the kernel that runs, if it shows its symbols and is what the program is about.
+    KALLSYMS stands for the kernel that runs, if it shows its symbols and is what the program is about; without
+    ``has_kernel`` that is another one.
     Raise ``TargetError`` if there is none; ``advice`` is what to do about it. Raise ``SourceError`` if the file that
     the name stands for is no module.
     """
     if space_of(program) is Space.KERNEL:
-        return _running_kernel(program)
+        return _running_kernel(program) if has_kernel else ()
     if space_of(program) is not Space.MODULE:
         return ()
     from dprobes.target.modules import find_module, suggestion

@@ -54,15 +54,17 @@ def build_joined(
     return replace(first, companions=tuple(others), blocks=blocks)
 
 
-def files_of_modules(programs: Sequence[Program], named: Sequence[Path], advice: str) -> list[Sequence[Path]]:
+def files_of_modules(
+    programs: Sequence[Program], named: Sequence[Path], advice: str, *, has_kernel: bool = True
+) -> list[Sequence[Path]]:
     """
     Return the files to compile each program for: those ``named`` that are of its module, or else that on this machine.
 
     Files that are named are for the only program, if there is only one. Raise ``TargetError`` for one that is of no
-    module; else as ``module_here``.
+    module; else as ``module_here``, which knows what it means that the program's kernel is not here (``has_kernel``).
     """
     if len(programs) == 1:
-        return [list(named) or module_here(programs[0], advice)]
+        return [list(named) or module_here(programs[0], advice, has_kernel=has_kernel)]
     found: list[list[Path]] = [[] for _ in programs]
     for path in named:
         of = [number for number, program in enumerate(programs) if _is_file_of(path, program)]
@@ -71,7 +73,10 @@ def files_of_modules(programs: Sequence[Program], named: Sequence[Path], advice:
             raise TargetError(f"'{path}' is the file of no module of the program: {names}")
         for number in of:
             found[number].append(path)
-    return [paths or module_here(program, advice) for program, paths in zip(programs, found, strict=True)]
+    return [
+        paths or module_here(program, advice, has_kernel=has_kernel)
+        for program, paths in zip(programs, found, strict=True)
+    ]
 
 
 def _is_file_of(path: Path, program: Program) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,11 @@ from dprobes.api import C_SUFFIX
 from dprobes.api.compiledfile import is_compiled
 from dprobes.api.sourcefile import parse_programs
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, PROGRAM_FILE, program_options, symbols_option, text_option
+from dprobes.cli.options import PROGRAM, PROGRAM_FILE, kernel_types_option, program_options, symbols_option, text_option
 from dprobes.cli.optionvalues import compile_options, program_of
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import is_c, source_of
+from dprobes.cli.resolvedprogram import is_c, kernel_types_in, source_of
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError
@@ -26,7 +27,7 @@ from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.program import ModuleType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dprobes.dpc.modules.modulefiles import ModuleFiles
     from dprobes.ppdf.model import Ppdf
@@ -67,6 +68,7 @@ DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
 )  # fmt: skip
 @program_options
 @symbols_option
+@kernel_types_option
 @templates_option("Put the templates that its records need into OUT; they are in this directory.")
 def command(
     file: Path | None,
@@ -80,6 +82,7 @@ def command(
     cpp: str | None,
     allow_write: bool,
     symbols: Path | None,
+    kernel_types: Path | None,
     templates: Path | None,
 ) -> int:
     """
@@ -104,30 +107,33 @@ def command(
         output = _output(file, output)
     diagnostics = Diagnostics()
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    files_of = partial(_files, chosen, symbols, kernel_types)
     if dumped is not None:
-        print_lines(_dump(chosen, diagnostics, options, dumped, _files(chosen, symbols, modules)))
+        print_lines(_dump(chosen, diagnostics, options, dumped, files_of(modules)))
         return 0
     if emitted == "bpf":
         from dprobes.cli.resolvedprogram import compile_programs
         from dprobes.engines.registry import code_listing
 
-        for number, compiled in enumerate(compile_programs(chosen, options, symbols=symbols)):
+        for number, compiled in enumerate(
+            compile_programs(chosen, options, symbols=symbols, kernel_types=kernel_types)
+        ):
             print_lines([""] if number else [])
             print_lines(code_listing(compiled))
         return 0
     if emitted is not None:
-        print_lines(_rpn_source(chosen, diagnostics, options, symbols, modules).splitlines())
+        print_lines(_rpn_source(chosen, diagnostics, options, files_of, modules).splitlines())
         return 0
     assert output is not None
     source = parse_programs(
         source_of(chosen) if isinstance(chosen, str) else chosen,
         diagnostics,
         options,
-        files=_files(chosen, symbols, modules),
+        files=files_of(modules),
     )
-    found = files_of_modules(source.programs, modules, "name its file with --for FILE")
+    found = files_of_modules(source.programs, modules, "name its file with --for FILE", has_kernel=kernel_types is None)
     if is_c(chosen):
-        _check_same(chosen, options, symbols, modules, found)
+        _check_same(chosen, options, files_of, modules, found)
     if len(source.programs) == 1:
         _doubt_names(source.programs[0], found[0], diagnostics)
     files = source.templates
@@ -174,27 +180,30 @@ def _dump(
     return dump_lines(source_of(program), diagnostics, options, name, files)
 
 
-def _files(program: Path | str, symbols: Path | None, modules: Sequence[Path]) -> ModuleFiles | None:
+def _files(
+    program: Path | str, symbols: Path | None, kernel_types: Path | None, modules: Sequence[Path]
+) -> ModuleFiles | None:
     """Return what finds the files of modules for a program in DProbes C: among ``modules`` first."""
     if not is_c(program):
         return None
     from dprobes.dpc.modules.modulefiles import ModuleFiles
 
-    return ModuleFiles(symbols=symbols, named=modules)
+    types = None if kernel_types is None else kernel_types_in(kernel_types)
+    return ModuleFiles(symbols=symbols, named=modules, kernel_types=types)
 
 
 def _check_same(
     program: Path | str,
     options: CompileOptions,
-    symbols: Path | None,
+    files_of: Callable[[Sequence[Path]], ModuleFiles | None],
     modules: Sequence[Path],
     found: Sequence[Sequence[Path]],
 ) -> None:
     """Raise an error if a program reads something else in one of the builds ``found`` of a module than in another."""
     for builds in found:
         others = [module for module in modules if module not in builds]
-        sources = [_rpn_source(program, Diagnostics(), options, symbols, (module, *others)) for module in builds[1:]]
-        first = _rpn_source(program, Diagnostics(), options, symbols, (builds[0], *others)) if sources else ""
+        sources = [_rpn_source(program, Diagnostics(), options, files_of, (module, *others)) for module in builds[1:]]
+        first = _rpn_source(program, Diagnostics(), options, files_of, (builds[0], *others)) if sources else ""
         for module, source in zip(builds[1:], sources, strict=True):
             if source != first:
                 what = "the text of -e" if isinstance(program, str) else f"'{program}'"
@@ -209,7 +218,7 @@ def _rpn_source(
     program: Path | str,
     diagnostics: Diagnostics,
     options: CompileOptions,
-    symbols: Path | None,
+    files_of: Callable[[Sequence[Path]], ModuleFiles | None],
     modules: Sequence[Path],
 ) -> str:
     """Return a program as RPN source; that of DProbes C has its lines as comments."""
@@ -219,8 +228,7 @@ def _rpn_source(
         return print_program(parse_programs(Path(program), diagnostics, options).programs[0])
     from dprobes.dpc.pipeline import compile_source
 
-    files = _files(program, symbols, modules)
-    return compile_source(source_of(program), diagnostics, options, files=files).rpn
+    return compile_source(source_of(program), diagnostics, options, files=files_of(modules)).rpn
 
 
 def _purpose(ppdf: Ppdf) -> str:

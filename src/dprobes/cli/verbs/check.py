@@ -8,7 +8,7 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, program_options, symbols_option, text_option
+from dprobes.cli.options import PROGRAM, kernel_types_option, program_options, symbols_option, text_option
 from dprobes.cli.optionvalues import compile_options, program_of
 from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import compile_programs
@@ -28,6 +28,7 @@ __all__ = ["command"]
 @text_option("Check")
 @program_options
 @symbols_option
+@kernel_types_option
 @templates_option("Check the templates in this directory, too, and say for which records there is none.")
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's."
@@ -40,6 +41,7 @@ def command(
     cpp: str | None,
     allow_write: bool,
     symbols: Path | None,
+    kernel_types: Path | None,
     templates: Path | None,
     arch: str | None,
 ) -> int:
@@ -56,7 +58,7 @@ def command(
         return check_templates(file)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     with Progress("checking the program"):
-        found = compile_programs(program, options, symbols=symbols, architecture_name=arch)
+        found = compile_programs(program, options, symbols=symbols, architecture_name=arch, kernel_types=kernel_types)
     for compiled in found:
         note_unsupported(compiled)
         if templates is not None:

@@ -9,7 +9,7 @@ import click
 from dprobes.api.compiledfile import compiled_bytes, is_compiled
 from dprobes.cli import console
 from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
-from dprobes.cli.options import PROGRAM, program_options, symbols_option, text_option
+from dprobes.cli.options import PROGRAM, kernel_types_option, program_options, symbols_option, text_option
 from dprobes.cli.optionvalues import compile_options, program_of, word_of_program
 from dprobes.cli.scopeoptions import scope_options
 from dprobes.cli.shippedexamples import example_templates
@@ -29,6 +29,7 @@ __all__ = ["command"]
 @scope_options
 @program_options
 @symbols_option
+@kernel_types_option
 @templates_option("Print its records by the templates in this directory; they are sent to the manager.")
 @insertion_options
 def command(
@@ -36,6 +37,7 @@ def command(
     arguments: tuple[str, ...],
     text: str | None,
     symbols: Path | None,
+    kernel_types: Path | None,
     templates: Path | None,
     **options: Any,
 ) -> int:
@@ -58,7 +60,7 @@ def command(
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
-    ppdf = compiled_here(program, compiling, symbols, where, diagnostics, templates)
+    ppdf = compiled_here(program, compiling, symbols, where, diagnostics, templates, kernel_types)
     if said := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(said)
     return insert(ppdf, where, options, allow_write=allow_write, own_symbols=symbols is None)
