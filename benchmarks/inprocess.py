@@ -23,7 +23,7 @@ from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.linux.machinecode import map_code
-from dprobes.native.code import Surroundings
+from dprobes.native.code import Part, Surroundings
 from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import RingShape
@@ -177,7 +177,7 @@ def _loops(
         asm.raw(_PROBED)
         asm.ret()
 
-    trampoline = make_trampoline(runtime.code.end, 0x1000, [lowered.assembled], around, rest)
+    trampoline = make_trampoline(runtime.code.end, 0x1000, [Part(lowered.assembled, around)], rest)
     asm = X86Assembler(trampoline.end)
     function = asm.here
     rest(asm)

@@ -26,7 +26,7 @@ from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRings
 from dprobes.engines.linux.machinecode import map_code
-from dprobes.native.code import Surroundings
+from dprobes.native.code import Part, Surroundings
 from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
@@ -128,7 +128,7 @@ def _loops(
     def returning(asm: X86Assembler) -> None:
         asm.raw(_RETURN)
 
-    last = make_trampoline(runtime.code.end, 0x1003, [codes[-1]], around, returning)
+    last = make_trampoline(runtime.code.end, 0x1003, [Part(codes[-1], around)], returning)
     asm = X86Assembler(last.end)
     at_return = asm.here
     asm.jump_to(last.address)
@@ -140,7 +140,7 @@ def _loops(
     entry = asm.here
     code = asm.assemble()
     if len(codes) > 1:
-        first = make_trampoline(entry, 0x1000, codes[:1], around, beginning)
+        first = make_trampoline(entry, 0x1000, [Part(codes[0], around)], beginning)
         code += first.code
     else:
         asm = X86Assembler(entry)

@@ -5,17 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.asm.isa import Helper
     from dprobes.bpf.layout import MapName
     from dprobes.native.faults import Fixup
     from dprobes.native.memory import MapPlace
     from dprobes.native.routines.ring import RingShape
 
-__all__ = ["NativeCode", "Surroundings"]
+__all__ = ["CodeSwitch", "NativeCode", "Part", "Surroundings"]
+
+
+class CodeSwitch(NamedTuple):
+    """
+    Say that the instruction at ``address`` does nothing, and that ``off`` in its place leaves out what follows.
+
+    That is up to ``end``, and what runs there is for handlers alone, the ``parts`` with these numbers.
+    """
+
+    address: int
+    on: bytes
+    off: bytes
+    end: int
+    parts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,7 @@ class NativeCode:
     address: int
     code: bytes
     fixups: tuple[Fixup, ...] = ()
+    switches: tuple[CodeSwitch, ...] = ()
 
     @property
     def end(self) -> int:
@@ -51,3 +68,10 @@ class Surroundings:
     rings: RingShape | None = None
     life_mark: int | None = None
     cpu_place: int | None = None
+
+
+class Part(NamedTuple):
+    """A handler among others at one instruction, and what its code finds around it."""
+
+    assembled: Assembled
+    around: Surroundings

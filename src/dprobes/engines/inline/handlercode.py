@@ -17,7 +17,7 @@ from dprobes.engines.inline.trialcode import size_bound
 from dprobes.engines.x86.patches.placer import MANY, Placement, Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.native.code import Surroundings
+from dprobes.native.code import Part, Surroundings
 from dprobes.native.x86.runtime import make_runtime
 from dprobes.native.x86.trampoline import make_trampoline
 from dprobes.target.processmaps import PAGE_SIZE
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dprobes.native.routines.ring import RingShape
     from dprobes.native.runtime import ProcessFacts, Runtime
 
-__all__ = ["CodeWriter", "PlacedJump"]
+__all__ = ["CodeWriter", "PlacedJump", "SiteHandler"]
 
 _MANY = MANY // 2
 """From so many instructions on windows come first: the page of a punned jump is one more mapping of the process."""
@@ -50,6 +50,16 @@ _NO_MEMORY = "no memory near it is free"
 
 _DISPLACED_MAX = 112
 """Bytes that displaced instructions take at most, with the jump back: five or six of them, most of one or two bytes."""
+
+_LOOK_SIZE = 32
+"""Bytes of code, for each of several handlers, that finds out before a trial whether there is anybody who has it."""
+
+
+class SiteHandler(NamedTuple):
+    """A handler of an instruction, and what its code finds ``around`` it: None for that of the writer's program."""
+
+    assembled: Assembled
+    around: Surroundings | None = None
 
 
 class PlacedJump(NamedTuple):
@@ -83,10 +93,21 @@ class CodeWriter:
         self._placer = Placer(module, space, 0)
         self._trials: dict[int, Trial] = {}
         """What comes before the handlers of instructions, by their addresses."""
-        self._handlers: dict[int, dict[int, Sequence[Assembled]]] = {}
+        self._handlers: dict[int, dict[int, Sequence[SiteHandler]]] = {}
         """The handlers that each jump leads to, by where it is: by the addresses of their instructions."""
         self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
         """How many bytes handlers take, about, by the operations that they consist of."""
+        self._has_switches = False
+
+    def anew(self) -> CodeWriter:
+        """
+        Return a writer for the same module and memory that knows of no jump, for handlers of several programs.
+
+        It uses the routines of this one, which has them.
+        """
+        other = CodeWriter(self.module.unchanged(), self.space, self._facts, self._maps, self._rings, self._tables)
+        other._runtime, other._mapped, other._has_switches = self._runtime, self._mapped, True
+        return other
 
     def new_regions(self) -> list[tuple[int, int]]:
         """Return (start, end) of all that is to be mapped, and was not returned before."""
@@ -112,7 +133,7 @@ class CodeWriter:
 
     def place(
         self,
-        handlers: Mapping[int, Sequence[Assembled]],
+        handlers: Mapping[int, Sequence[SiteHandler]],
         bound: Iterable[Collection[int]] = (),
         others: Collection[int] = (),
         trials: Mapping[int, Trial | str] = MappingProxyType({}),
@@ -127,9 +148,10 @@ class CodeWriter:
         refused = {site: trial for site, trial in trials.items() if isinstance(trial, str)}
         self._trials.update((site, trial) for site, trial in trials.items() if not isinstance(trial, str))
         for site, each in handlers.items():
-            if (problem := next(filter(None, (obstacle_in_process(a, self._facts) for a in each)), None)) is not None:
+            problems = (obstacle_in_process(assembled, self._facts) for assembled, _ in each)
+            if (problem := next(filter(None, problems), None)) is not None:
                 refused[site] = problem
-        if self._runtime is None and (problem := self._place_runtime(min(handlers))) is not None:
+        if (problem := self.prepare(min(handlers))) is not None:
             return [], dict.fromkeys(handlers, problem)
         groups = {site: group for group in bound for site in group}
         live = set(self._handlers)
@@ -174,11 +196,15 @@ class CodeWriter:
         self._placer.remove(placement)
 
     def _placement(
-        self, site: int, handlers: Sequence[Assembled], others: Collection[int], avoided: Collection[int]
+        self, site: int, handlers: Sequence[SiteHandler], others: Collection[int], avoided: Collection[int]
     ) -> Placement | str:
         """Return the placement of the jump that leads to some handlers, not one of those at ``avoided`` places."""
         (found,) = self._placer.place(
-            [site], windows_first=len(others) > _MANY, room=self._room({site: handlers}), others=others
+            [site],
+            # A punned jump of another program may have the only addresses that there are.
+            windows_first=self._has_switches or len(others) > _MANY,
+            room=self._room({site: handlers}),
+            others=others,
         )
         if isinstance(found, Refusal):
             return found.reason
@@ -201,10 +227,11 @@ class CodeWriter:
         self._handlers.setdefault(start, {})[site] = handlers
         return placement
 
-    def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[Assembled]]) -> PlacedJump | None:
+    def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[SiteHandler]]) -> PlacedJump | None:
+        parts = {site: self._parts(each) for site, each in handlers.items()}
         try:
             trampoline = make_displacing_trampoline(
-                placement.plan, placement.trampoline, handlers, self._around(), self._trials
+                placement.plan, placement.trampoline, parts, self._trials, has_switches=self._has_switches
             )
         except OverflowError:
             return None  # a punned jump leads so far that its handler cannot call routines
@@ -214,21 +241,28 @@ class CodeWriter:
             return None if larger is None else self._jump(larger, handlers)
         return PlacedJump(tuple(sorted(handlers)), placement, trampoline)
 
-    def _room(self, handlers: Mapping[int, Sequence[Assembled]]) -> int:
+    def _room(self, handlers: Mapping[int, Sequence[SiteHandler]]) -> int:
         """Return how many bytes are enough for some handlers and what is displaced."""
         assert self._runtime is not None
-        near, around = self._runtime.code.address, self._around()
+        near = self._runtime.code.address
         total = _DISPLACED_MAX
         for site, each in handlers.items():
-            shape = tuple(tuple(insn.opcode for insn in assembled.code) for assembled in each)
+            shape = tuple(tuple(insn.opcode for insn in assembled.code) for assembled, _ in each)
             size = self._sizes.get(shape)
             if size is None:
-                size = len(make_trampoline(near, site, each, around, lambda _: None).code) + _SLACK
+                made = make_trampoline(near, site, self._parts(each), lambda _: None, has_switches=self._has_switches)
+                size = len(made.code) + _SLACK + (_LOOK_SIZE * len(each) if len(each) > 1 else 0)
                 self._sizes[shape] = size
             total += size + size_bound(self._trials.get(site))
         return total
 
-    def _around(self) -> Surroundings:
+    def _parts(self, handlers: Sequence[SiteHandler]) -> list[Part]:
+        own = self.around
+        return [Part(assembled, own if around is None else around) for assembled, around in handlers]
+
+    @property
+    def around(self) -> Surroundings:
+        """What the code of its program's handlers finds around it, once there are routines."""
         runtime = self._runtime
         assert runtime is not None
         facts = self._facts
@@ -236,7 +270,10 @@ class CodeWriter:
             self._maps, runtime.routines, runtime.map_routines, facts.has_rdpid, self._rings, facts.life_mark
         )
 
-    def _place_runtime(self, site: int) -> str | None:
+    def prepare(self, site: int) -> str | None:
+        """Place the routines near an instruction, unless they are placed; return why that cannot be."""
+        if self._runtime is not None:
+            return None
         facts, rings, tables = self._facts, self._rings, self._tables
         size = len(make_runtime(site, facts, rings, tables).code.code) + _SLACK
         address = self.space.allocate(max(0, site - _REACH), site + _REACH, size)

@@ -17,15 +17,14 @@ from dprobes.bpf.layout import MapName, ProbeField
 from dprobes.engines.inline.eligibility import asks_for_thread
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
-from dprobes.engines.inline.jumpbytes import site_patch
 from dprobes.engines.inline.leftthings import LeftThings
+from dprobes.engines.inline.moduleplans import ModulePlan, plan_alone, plan_together, sites_together
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
-from dprobes.engines.inline.processtrials import process_trials
 from dprobes.engines.inline.refusalnotice import refusal_notice
 from dprobes.engines.inline.ringreader import RingReader
 from dprobes.engines.inline.sharedstate import PROBES_MAX
-from dprobes.engines.inline.sitegroups import site_groups
+from dprobes.engines.inline.sitegroups import planned_sites, site_groups
 from dprobes.engines.inline.stackentries import StackEntries
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice
@@ -40,13 +39,14 @@ from dprobes.record.layout import Item
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps, run_time_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.engines.inline.borrowed import Borrowed
     from dprobes.engines.inline.entryindex import EntryBuffer
+    from dprobes.engines.inline.moduleplans import PlannedJumps
     from dprobes.engines.inline.pieces import Piece
     from dprobes.engines.inline.sharedstate import StatePlan
-    from dprobes.engines.inline.sitegroups import SiteGroup
+    from dprobes.engines.inline.sitegroups import PlannedSite
     from dprobes.engines.interface import Counts
     from dprobes.engines.linux.threadidentity import ThreadIdentity
     from dprobes.engines.ptrace.client.answers import Answers
@@ -99,9 +99,12 @@ class InlineHandlers:
         self._postponed = Postponed()
         self._planned: list[SitePatch] = []
         """All jumps that were asked for: a copy of a process has those of its parent."""
-        self._groups: dict[_Mapped, dict[int, SiteGroup]] = {}
+        self._sites: dict[_Mapped, dict[int, PlannedSite]] = {}
         """What runs at addresses of a module."""
         self._code_writers: dict[_Mapped, CodeWriter] = {}
+        self._rank = 0
+        self._neighbours: Callable[[], Iterable[object]] = tuple
+        """Who else there is with handlers in the same processes."""
         self._modules: dict[tuple[int, int], ModuleCode] = {}
         """The code of modules, by file, where they were mapped last: what is known of it holds elsewhere as well."""
         self._reader: RingReader | None = None
@@ -127,6 +130,10 @@ class InlineHandlers:
     def plan(self) -> StatePlan | None:
         """Where others find the state."""
         return None if self.state is None else self.state.plan
+
+    def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
+        """Take notice of the place in the order of programs, and of who gives those beside this one."""
+        self._rank, self._neighbours = rank, neighbours
 
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
         """Return those of some probepoints for which jumps will be asked for when they are placed."""
@@ -174,6 +181,11 @@ class InlineHandlers:
                 self.jumps.setdefault(probe, set()).add(method)
         self.refused |= refused
         return None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be asked of the tracer because it is time to."""
+        return not self._is_closed and self._postponed.is_due
 
     def due(self, answers: Answers) -> PatchSites | None:
         """Return what is to be asked of the tracer because it is time to."""
@@ -230,8 +242,11 @@ class InlineHandlers:
         for probes in by_file.values():
             self._plan_module(memory, probes, answers, mappings, request)
         self._planned += request.patches
+        neighbours = [each for each in self._neighbours() if isinstance(each, InlineHandlers)]
         for patch in request.patches:
-            self._asked |= {(memory.pid, probe): patch.method for _, probe in patch.probes}
+            self._asked |= {(memory.pid, probe): patch.method for n, probe in patch.probes if n == memory.program}
+            for each in neighbours:
+                each.note_asked(memory.pid, patch)
         return request.message(memory)
 
     def _asks_for_thread(self, probe: int) -> bool:
@@ -250,30 +265,64 @@ class InlineHandlers:
         if writer is None:
             return
         is_new, bias, file = writer.runtime is None, writer.module.bias, answers.compiled[probes[0]].file
-        others = [
+        groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
+        wanted = planned_sites(groups, memory.program, bias)
+        self._sites.setdefault((memory.page, file, bias), {}).update(wanted)
+        mine = ModulePlan(memory.program, self._rank, memory.page, self._sites[memory.page, file, bias], writer)
+        if (problem := writer.prepare(min(wanted))) is not None:
+            self.refused |= dict.fromkeys(probes, problem)
+            return
+        beside = self._plans_beside(memory.pid, file, bias)
+        plans = [mine, *beside]
+        others = {
             answers.probes[number].instruction.address + bias
             for number, site in answers.compiled.items()
             if site.file == file and answers.probes[number].is_in_code
-        ]
-        groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
-        known = self._groups.setdefault((memory.page, file, bias), {})
-        known |= {address + bias: group for group in groups for address in group.sites}
-        handlers = {
-            a + bias: [piece.assembled for piece in found] for group in groups for a, found in group.sites.items()
-        }
-        bound = [[address + bias for address in group.sites] for group in groups if group.is_bound]
-        trials = process_trials(groups, bias, memory.pid, mappings)
-        jumps, refused = writer.place(handlers, bound, others, trials)
-        for site, reason in refused.items():
-            self.refused |= dict.fromkeys(known[site].probes, reason)
-        for jump in jumps:
-            request.code.append((jump.trampoline.code.address, jump.trampoline.code.code))
-            request.fixups += jump.trampoline.code.fixups
-            request.patches.append(site_patch(jump, known, writer.module, memory.program))
+        }.union(*(plan.planned for plan in beside))
+        together = sites_together(wanted, plans)
+        alone = [address for address in wanted if address not in together]
+        if alone:
+            self._take(plan_alone(mine, alone, others, memory.pid, mappings), mine, request)
+        if together:
+            self._take(plan_together(plans, mine, together, others, memory.pid, mappings), mine, request)
+            request.memories |= {plan.program: plan.page for plan in plans}
         if writer.runtime is not None and is_new:
             request.code.append((writer.runtime.code.address, writer.runtime.code.code))
             request.fixups += writer.fixups
         request.pages += writer.new_regions()
+
+    def _take(self, made: PlannedJumps, mine: ModulePlan, request: _Request) -> None:
+        """Put planned jumps into a request; note why others cannot be."""
+        for address, reason in made.refused.items():
+            if address in mine.planned:
+                self.refused |= dict.fromkeys(mine.planned[address].probes_of(mine.program), reason)
+        for jump in made.jumps:
+            request.code.append((jump.trampoline.code.address, jump.trampoline.code.code))
+            request.fixups += jump.trampoline.code.fixups
+        request.patches += made.patches
+
+    def _plans_beside(self, pid: int, file: tuple[int, int], bias: int) -> list[ModulePlan]:
+        """Return what other programs have planned in a module of a process."""
+        plans = (each.plan_in(pid, file, bias) for each in self._neighbours() if isinstance(each, InlineHandlers))
+        return [plan for plan in plans if plan is not None]
+
+    def plan_in(self, pid: int, file: tuple[int, int], bias: int) -> ModulePlan | None:
+        """Return what is planned in a module of a process, if anything is."""
+        memory = self._memories.get(pid)
+        if memory is None or self._is_closed:
+            return None
+        key = memory.page, file, bias
+        writer = self._code_writers.get(key)
+        if writer is None or writer.runtime is None or not self._sites.get(key):
+            return None
+        return ModulePlan(memory.program, self._rank, memory.page, dict(self._sites[key]), writer)
+
+    def note_asked(self, pid: int, patch: SitePatch) -> None:
+        """Take notice that another program has asked for a jump, which may be for probepoints of this one as well."""
+        memory = self._memories.get(pid)
+        if memory is not None:
+            for probe in (probe for number, probe in patch.probes if number == memory.program):
+                self._asked.setdefault((pid, probe), patch.method)
 
     def _code_writer(
         self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]
@@ -420,6 +469,8 @@ class _Request:
     """What is asked of the tracer for one process, as it is put together."""
 
     def __init__(self) -> None:
+        self.memories: dict[int, int] = {}
+        """The pages of other programs, by their numbers."""
         self.pages: list[tuple[int, int]] = []
         self.code: list[tuple[int, bytes]] = []
         self.fixups: list[tuple[int, int]] = []
@@ -428,4 +479,5 @@ class _Request:
     def message(self, memory: MemoryShared) -> PatchSites:
         """Return it as a message."""
         parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
-        return PatchSites(memory.program, memory.pid, ((memory.program, memory.page),), *parts)
+        memories = tuple(({memory.program: memory.page} | self.memories).items())
+        return PatchSites(memory.program, memory.pid, memories, *parts)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.sitepatch import SitePatch
+from dprobes.engines.ptrace.sitepatch import PatchSwitch, SitePatch
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dprobes.engines.inline.handlercode import PlacedJump
-    from dprobes.engines.inline.sitegroups import SiteGroup
+    from dprobes.engines.inline.sitegroups import PlannedSite
     from dprobes.engines.x86.patches.codebytes import CodeBytes, ModuleCode
+    from dprobes.native.code import CodeSwitch
 
 __all__ = ["site_patch"]
 
 
-def site_patch(jump: PlacedJump, groups: Mapping[int, SiteGroup], module: ModuleCode, program: int) -> SitePatch:
+def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: ModuleCode, program: int) -> SitePatch:
     """
-    Return the request for a jump to what runs at instructions, whose addresses say in which of the ``groups`` they are.
+    Return the request for a jump to what is ``planned`` at instructions, by their addresses; its code is a program's.
 
     Of a jump that lies in two pages, the part in the second one comes first: until it is complete, a breakpoint stands
     where it begins.
@@ -33,11 +34,7 @@ def site_patch(jump: PlacedJump, groups: Mapping[int, SiteGroup], module: Module
     writes += [(site, _bytes(code.original, code, site, site + 1)) for site in jump.sites if site < plan.start]
     shared = plan.start + plan.written
     return SitePatch(
-        tuple(
-            (program, probe, site)
-            for site in jump.sites
-            for probe in dict.fromkeys(piece.probe for piece in groups[site].sites[site - module.bias])
-        ),
+        tuple((*owner, site) for site in jump.sites for owner in planned[site].owners),
         start,
         _bytes(code.original, code, start, end),
         (shared, _bytes(code.current, code, shared, jump.placement.relied_on)),
@@ -47,9 +44,22 @@ def site_patch(jump: PlacedJump, groups: Mapping[int, SiteGroup], module: Module
         jump.trampoline.copies,
         jump.trampoline.code.end,
         plan.method.term,
-        tuple(dict.fromkeys((program, min(g.sites)) for site in jump.sites if (g := groups[site]).is_bound)),
-        tuple(stop._replace(program=program) for stop in jump.trampoline.stops),
+        tuple(dict.fromkeys(group for site in jump.sites for group in planned[site].groups)),
+        tuple(stop._replace(program=_ending(planned[stop.site])) for stop in jump.trampoline.stops),
+        program,
+        tuple(_switch(switch, site, planned[site]) for site, switch in jump.trampoline.switches),
+        jump.trampoline.code.address,
     )
+
+
+def _ending(planned: PlannedSite) -> int:
+    """Return the program whose handler may end so that the instruction does not follow: it is alone then."""
+    return planned.pieces[0].program
+
+
+def _switch(switch: CodeSwitch, site: int, planned: PlannedSite) -> PatchSwitch:
+    owners = dict.fromkeys((planned.pieces[part].program, planned.pieces[part].probe, site) for part in switch.parts)
+    return PatchSwitch(switch.address, switch.on, switch.off, switch.end, tuple(owners))
 
 
 def _pieces(address: int, data: bytes) -> Iterator[tuple[int, bytes]]:

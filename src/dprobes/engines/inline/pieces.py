@@ -81,7 +81,7 @@ class Piece(NamedTuple):
     Hold what runs for a probepoint at one instruction, whose link address and bytes these are.
 
     With a ``trial`` it runs only if that has found that the instruction will complete. It ``diverts`` if it may end so
-    that the instruction does not follow.
+    that the instruction does not follow. The number of the ``program`` is known once that is inserted.
     """
 
     order: Order
@@ -91,6 +91,7 @@ class Piece(NamedTuple):
     assembled: Assembled
     trial: Trial | None = None
     diverts: bool = False
+    program: int = 0
 
 
 def call_table_of(program: Program) -> CallTable | None:

@@ -47,6 +47,12 @@ class Postponed:
             waiting.delay *= 2
         return True
 
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be tried again now."""
+        waiting = tuple(self._waiting.values())
+        return bool(waiting) and any(each.probes and time.monotonic() >= each.due for each in waiting)
+
     def take_due(self) -> tuple[int, set[int]] | None:
         """Return a process and those of its probepoints that have waited, and are to be tried again; None if none."""
         if not self._waiting:

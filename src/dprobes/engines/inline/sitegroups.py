@@ -14,11 +14,11 @@ from dprobes.engines.inline.pieces import Order
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.engines.inline.pieces import Piece
 
-__all__ = ["SiteGroup", "site_groups"]
+__all__ = ["PlannedSite", "SiteGroup", "joined", "planned_sites", "site_groups"]
 
 
 class SiteGroup(NamedTuple):
@@ -33,10 +33,26 @@ class SiteGroup(NamedTuple):
     sites: dict[int, list[Piece]]
     is_bound: bool
 
+
+class PlannedSite(NamedTuple):
+    """
+    Hold what runs at one instruction of a process: the ``pieces``, in order.
+
+    Its jump belongs to others by the ``groups`` of ``SitePatch``; the addresses of all of a group are in ``bound``.
+    """
+
+    pieces: tuple[Piece, ...]
+    groups: tuple[tuple[int, int], ...] = ()
+    bound: frozenset[int] = frozenset()
+
     @property
-    def probes(self) -> set[int]:
-        """The probepoints that the pieces are for."""
-        return {piece.probe for pieces in self.sites.values() for piece in pieces}
+    def owners(self) -> tuple[tuple[int, int], ...]:
+        """The probepoints that the pieces are for, (program, probepoint) each."""
+        return tuple(dict.fromkeys((piece.program, piece.probe) for piece in self.pieces))
+
+    def probes_of(self, program: int) -> list[int]:
+        """Return those of a program."""
+        return [probe for number, probe in self.owners if number == program]
 
 
 def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
@@ -63,6 +79,25 @@ def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
                 waiting += of_probe[probe]
         members.sort(reverse=True)
         yield SiteGroup({address: sorted(sites[address], key=_rank) for address in members}, is_bound)
+
+
+def planned_sites(groups: Iterable[SiteGroup], program: int, bias: int) -> dict[int, PlannedSite]:
+    """Return what runs where for a program in a process, which has mapped the module so far above its addresses."""
+    planned = {}
+    for group in groups:
+        names = ((program, min(group.sites)),) if group.is_bound else ()
+        bound = frozenset(address + bias for address in group.sites) if group.is_bound else frozenset[int]()
+        for address, pieces in group.sites.items():
+            mine = tuple(piece._replace(program=program) for piece in pieces)
+            planned[address + bias] = PlannedSite(mine, names, bound)
+    return planned
+
+
+def joined(sites: Sequence[PlannedSite]) -> PlannedSite:
+    """Return what runs at one instruction for several programs, which are in the order of their insertion."""
+    pieces = sorted((piece for site in sites for piece in site.pieces), key=lambda piece: piece.order)
+    groups = tuple(dict.fromkeys(group for site in sites for group in site.groups))
+    return PlannedSite(tuple(pieces), groups, frozenset[int]().union(*(site.bound for site in sites)))
 
 
 def _rank(piece: Piece) -> tuple[int, int]:

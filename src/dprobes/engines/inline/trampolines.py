@@ -25,12 +25,11 @@ from dprobes.native.x86.trampoline import make_trampoline
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dprobes.bpf.asm.assembler import Assembled
     from dprobes.engines.inline.trials import Trial
     from dprobes.engines.ptrace.sitepatch import NativeStop
     from dprobes.engines.x86.patches.displaced import DisplacedCode
     from dprobes.engines.x86.patches.plans import Plan
-    from dprobes.native.code import Surroundings
+    from dprobes.native.code import CodeSwitch, Part
     from dprobes.native.faults import Fixup
     from dprobes.native.x86.assembler import X86Assembler
 
@@ -44,26 +43,28 @@ class Trampoline(NamedTuple):
     Code, and what its instructions stand for.
 
     ``moves`` are (address, where a thread goes on that stands there) for what is overwritten by the jump. ``stops`` are
-    where trials leave a hit to the breakpoint.
+    where trials leave a hit to the breakpoint. Each of the ``switches`` has the instruction that its handlers are for.
     """
 
     code: NativeCode
     moves: tuple[tuple[int, int], ...]
     copies: tuple[CodeCopy, ...]
     stops: tuple[NativeStop, ...] = ()
+    switches: tuple[tuple[int, CodeSwitch], ...] = ()
 
 
 def make_displacing_trampoline(
     plan: Plan,
     address: int,
-    handlers: Mapping[int, Sequence[Assembled]],
-    around: Surroundings,
+    handlers: Mapping[int, Sequence[Part]],
     trials: Mapping[int, Trial] = _NONE,
+    *,
+    has_switches: bool = False,
 ) -> Trampoline:
     """
     Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions.
 
-    Before the handlers of some instructions there are ``trials``.
+    Before the handlers of some instructions there are ``trials``. With ``has_switches`` it can do without some of them.
     """
     # What has a mark for indirect branches begins behind it.
     probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
@@ -73,15 +74,17 @@ def make_displacing_trampoline(
     moves: dict[int, int] = {}
     fixups: list[Fixup] = []
     stops: list[NativeStop] = []
+    switches: list[tuple[int, CodeSwitch]] = []
     for first, last in pairwise(sorted({plan.start, *probed, end})):
         raw = plan.raw[first - plan.start : last - plan.start]
         entry = address + len(code)
         before = probed.get(first)
         trial = None if before is None else TrialCode(trials.get(before[0]), before[0])
-        piece, copy = _piece(entry, first, raw, before, around, trial, goes_back=last == end)
+        piece, copy = _piece(entry, first, raw, before, trial, goes_back=last == end, has_switches=has_switches)
         code += piece.code
         fixups += piece.fixups
         stops += [] if trial is None else trial.stops
+        switches += [] if before is None else [(before[0], switch) for switch in piece.switches]
         copies += (CodeCopy(*boundary) for boundary in copy.boundaries)
         for original in plan.boundaries:
             if first <= original < last and (where := copy.copy_of(original)) is not None:
@@ -92,20 +95,19 @@ def make_displacing_trampoline(
         moves.pop(plan.start, None)  # the jump itself is there
     else:
         moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # behind the mark it has been hit
-    return Trampoline(
-        NativeCode(address, code, tuple(fixups)), tuple(sorted(moves.items())), tuple(copies), tuple(stops)
-    )
+    made = NativeCode(address, code, tuple(fixups))
+    return Trampoline(made, tuple(sorted(moves.items())), tuple(copies), tuple(stops), tuple(switches))
 
 
 def _piece(
     address: int,
     first: int,
     raw: bytes,
-    probed: tuple[int, Sequence[Assembled]] | None,
-    around: Surroundings,
+    probed: tuple[int, Sequence[Part]] | None,
     trial: TrialCode | None,
     *,
     goes_back: bool,
+    has_switches: bool,
 ) -> tuple[NativeCode, DisplacedCode]:
     """Return the handler of an instruction, if there is one, and the copy of that and of what follows unprobed."""
     made: list[DisplacedCode] = []
@@ -122,5 +124,5 @@ def _piece(
     if probed is None:
         code = NativeCode(address, copy_at(address))
     else:
-        code = make_trampoline(address, *probed, around, write_rest, trial)
+        code = make_trampoline(address, *probed, write_rest, trial, has_switches=has_switches)
     return code, made[0]

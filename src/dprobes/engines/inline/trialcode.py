@@ -75,6 +75,11 @@ class TrialCode:
         return frozenset({Gpr.RDX}) if self._trial.is_executed else frozenset()
 
     @property
+    def tries(self) -> bool:
+        """Whether it is about more than the stack."""
+        return self._trial.tries
+
+    @property
     def has_endings(self) -> bool:
         """Whether the handler may end so that the instruction does not follow."""
         return self._trial.ends is not None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 
-__all__ = ["CodeCopy", "NativeStop", "SitePatch"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["CodeCopy", "NativeStop", "PatchSwitch", "SitePatch"]
 
 
 class CodeCopy(NamedTuple):
@@ -41,6 +47,20 @@ class NativeStop(NamedTuple):
     program: int = 0
 
 
+class PatchSwitch(NamedTuple):
+    """
+    Say that ``on``, the code at ``address``, lets handlers run up to ``end``, and ``off`` in its place leaves them out.
+
+    They are for ``sites``, which are some of the jump's.
+    """
+
+    address: int
+    on: bytes
+    off: bytes
+    end: int
+    sites: tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SitePatch:
     """
@@ -54,6 +74,9 @@ class SitePatch:
     ``moves`` say for addresses in the displaced code where a thread goes on that stands there. ``copies`` are of the
     displaced instructions, in order; their code ends at ``end``. ``method`` is how a summary calls the jump. Of those
     with one of the ``groups`` there are all or none. ``stops`` are where handlers leave a hit to the breakpoint.
+
+    Its code begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of several programs has
+    ``switches``, by which it goes on without some of them.
     """
 
     sites: tuple[tuple[int, int, int], ...]
@@ -68,6 +91,46 @@ class SitePatch:
     method: str = ""
     groups: tuple[tuple[int, int], ...] = ()
     stops: tuple[NativeStop, ...] = ()
+    owner: int | None = None
+    switches: tuple[PatchSwitch, ...] = ()
+    begin: int = 0
+
+    @property
+    def back(self) -> int:
+        """Where a thread goes on behind the displaced code."""
+        return self.start + len(self.code)
+
+    @property
+    def place(self) -> int | None:
+        """The address of the displaced code, by which a jump is known; None if it has none."""
+        return self.copies[0].copy if self.copies else None
+
+    @property
+    def users(self) -> frozenset[int]:
+        """The programs whose memory it needs."""
+        return self.programs | (frozenset() if self.owner is None else {self.owner})
+
+    def only(self, sites: Iterable[tuple[int, int, int]]) -> SitePatch:
+        """Return the jump as it is for no more than these; one without switches is the same."""
+        present = set(sites)
+        kept = tuple(site for site in self.sites if site in present)
+        if not self.switches or len(kept) == len(self.sites):
+            return self
+        programs = {program for program, _, _ in kept}
+        return replace(self, sites=kept, groups=tuple(group for group in self.groups if group[0] in programs))
+
+    def switched(self) -> Iterator[tuple[int, bytes]]:
+        """Iterate over the switches, each with the bytes that it must have."""
+        for switch in self.switches:
+            yield switch.address, switch.off if set(self.sites).isdisjoint(switch.sites) else switch.on
+
+    def code_of(self, program: int) -> list[tuple[int, int]]:
+        """Return where code is that only handlers of a program need, (start, end) each, behind its switches."""
+        return [
+            (switch.address + len(switch.on), switch.end)
+            for switch in self.switches
+            if {number for number, _, _ in switch.sites} == {program}
+        ]
 
     @property
     def addresses(self) -> tuple[int, ...]:

@@ -3,8 +3,12 @@ The way from a probed instruction to its handler and back, with everything as it
 
 ::
 
-    open a frame below the red zone ─► save flags, and what the handler changes or looks at ─► a trial ─► the handler
+    open a frame below the red zone ─► save flags, and what handlers change or look at ─► a trial ─► the handlers
     ─► restore ─► close the frame ─► the displaced instructions ─► jump back
+
+Handlers of several programs are its parts, one after the other; each sees what those before it have changed. A switch
+before each, an instruction that does nothing, can be replaced by a jump that leaves it out: so one program can go while
+the others stay.
 
 The frame begins with a ``struct pt_regs``, the handler's context; of its words only those are filled that the handler
 reads. Handlers use no vector registers, no string instructions, and change no flags but the arithmetic ones: so these
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.bpf.layout import INLINE_ENDING
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.native.code import NativeCode
+from dprobes.native.code import CodeSwitch, NativeCode
 from dprobes.native.footprint import footprint
 from dprobes.native.frame import frame_size
 from dprobes.native.lifemark import HAS_ENDED
@@ -28,10 +32,10 @@ from dprobes.native.x86.registers import FRAME, SCRATCH_1, SCRATCH_2, gpr
 from dprobes.native.x86.translator import X86Translator, takes_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from dprobes.bpf.asm.assembler import Assembled
-    from dprobes.native.code import Surroundings
+    from dprobes.native.code import Part
+    from dprobes.native.footprint import Footprint
     from dprobes.native.x86.assembler import Label
 
 __all__ = ["FRAME_SIZE", "SPARE_WORD", "Trial", "make_trampoline", "saved_at"]
@@ -61,6 +65,10 @@ _SETO_AL, _ADD_AL_7F = b"\x0f\x90\xc0", b"\x04\x7f"
 _CONTEXT = Gpr.RDI
 """The register of eBPF's first argument."""
 
+_NOTHING = b"\x0f\x1f\x44\x00\x00"
+"""NOP of five bytes (Intel SDM volume 2, NOP), as many as a jump has."""
+_JUMP = b"\xe9"
+
 
 class Trial(Protocol):
     """What comes before a handler, in its frame, to find out whether the instruction will complete."""
@@ -68,6 +76,10 @@ class Trial(Protocol):
     @property
     def changed(self) -> frozenset[Gpr]:
         """The registers that it changes, besides rax, and loads again."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether it is about more than the stack."""
 
     @property
     def has_endings(self) -> bool:
@@ -95,45 +107,60 @@ def saved_at(register: Gpr) -> Memory:
 def make_trampoline(
     address: int,
     site: int,
-    handlers: Sequence[Assembled],
-    around: Surroundings,
+    parts: Sequence[Part],
     write_rest: Callable[[X86Assembler], None],
     trial: Trial | None = None,
+    *,
+    has_switches: bool = False,
 ) -> NativeCode:
     """
     Return the trampoline at ``address`` of the instruction at ``site``, with its handlers one after the other.
 
     The ``trial`` comes before the first one. ``write_rest`` writes what follows them: the displaced instructions, and
-    the way back.
+    the way back. It ``has_switches`` for each of several handlers, and for all of them.
     """
     asm = X86Assembler(address)
-    for assembled in handlers:
-        check_code(assembled)
-        _Writer(asm, site, trimmed(assembled), around, trial).write()
-        trial = None
+    for part in parts:
+        check_code(part.assembled)
+    writer = _Writer(asm, site, parts, trial, has_switches=has_switches)
+    writer.write()
     write_rest(asm)
-    return NativeCode(address, asm.assemble())
+    return NativeCode(address, asm.assemble(), switches=writer.switches())
+
+
+class _Code:
+    """The code of one handler, and what it touches."""
+
+    def __init__(self, part: Part) -> None:
+        self.assembled = trimmed(part.assembled)
+        self.around = part.around
+        self.touched: Footprint = footprint(self.assembled)
+        self.frame = frame_size(self.assembled)
+
+    @property
+    def changed(self) -> set[Gpr]:
+        """The registers that it changes."""
+        changed = {gpr(number) for number in self.touched.registers if number != 10} | {Gpr.RAX}
+        if takes_scratch(self.assembled):
+            changed |= {SCRATCH_1, SCRATCH_2}
+        return changed | ({FRAME} if self.frame else set())
 
 
 class _Writer:
     def __init__(
-        self, asm: X86Assembler, site: int, assembled: Assembled, around: Surroundings, trial: Trial | None
+        self, asm: X86Assembler, site: int, parts: Sequence[Part], trial: Trial | None, *, has_switches: bool
     ) -> None:
         self._asm = asm
         self._trial = trial
         self._site = site
-        self._assembled = assembled
-        self._around = around
-        self._touched = touched = footprint(assembled)
-        self._frame = frame_size(assembled)
-        self._has_context = bool(touched.reads or touched.writes)
-        changed = {gpr(number) for number in touched.registers if number != 10} | {Gpr.RAX}
-        if takes_scratch(assembled):
-            changed |= {SCRATCH_1, SCRATCH_2}
-        if self._frame:
-            changed.add(FRAME)
-        self._reads, self._writes = touched.reads, touched.writes
-        self._has_flags = _FLAGS in touched.reads or _FLAGS in touched.writes
+        self._has_switches = has_switches
+        self._switches: list[tuple[int, Label, tuple[int, ...]]] = []
+        self._codes = codes = [_Code(part) for part in parts]
+        assert len(codes) == 1 or trial is None or not trial.has_endings, "what follows depends on one handler alone"
+        self._reads = {place for code in codes for place in code.touched.reads}
+        self._writes = {place for code in codes for place in code.touched.writes}
+        changed = {register for code in codes for register in code.changed}
+        self._has_flags = _FLAGS in self._reads or _FLAGS in self._writes
         self._restored = [r for r in _NAMES if r in changed or self._place(r) in self._writes]
         # What the handler writes as well: it may end before.
         tried = frozenset[Gpr]() if trial is None else trial.changed
@@ -146,47 +173,87 @@ class _Writer:
     def _slot(self, place: int) -> Memory:
         return Memory(Gpr.RSP, place)
 
+    def switches(self) -> tuple[CodeSwitch, ...]:
+        """Return the switches, once all is written."""
+        found = []
+        for address, label, parts in self._switches:
+            end = self._asm.address_of(label)
+            off = _JUMP + (end - address - len(_NOTHING)).to_bytes(4, "little", signed=True)
+            found.append(CodeSwitch(address, _NOTHING, off, end, parts))
+        return tuple(found)
+
     def write(self) -> None:
-        asm, out = self._asm, self._asm.label()
+        asm, trial, codes = self._asm, self._trial, self._codes
+        ended, diverted, rest = asm.label(), asm.label(), asm.label()
+        self._switch(range(len(codes)), rest)
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, -FRAME_SIZE))
-        if self._trial is not None:
-            self._trial.touch_stack(asm)
+        if trial is not None:
+            trial.touch_stack(asm)
         self._save(FRAME_SIZE)
-        ended = self._look_for_life()
-        if self._trial is not None:
-            self._trial.write(asm, keeps_flags=self._has_flags)
-        if self._has_context:
-            asm.mov(_CONTEXT, Gpr.RSP)
-        if self._frame:
-            asm.mov(FRAME, Gpr.RSP)
-            asm.lea(Gpr.RSP, Memory(Gpr.RSP, -self._frame))
-        X86Translator(asm, self._assembled, self._around, out).write()
-        asm.place(out)
-        if self._frame:
-            asm.mov(Gpr.RSP, FRAME)
-        trial = self._trial
-        diverted, rest = asm.label(), asm.label()
-        if trial is not None and trial.has_endings:
+        if len(codes) == 1:
+            self._look_for_life(codes[0], ended)
+        elif trial is not None and trial.tries:
+            self._look_for_any_life(ended)
+        if trial is not None:
+            trial.write(asm, keeps_flags=self._has_flags)
+        for number, code in enumerate(codes):
+            following = asm.label()
+            if len(codes) > 1:
+                self._switch([number], following)
+                self._look_for_life(code, following)
+            self._write_handler(code)
+            asm.place(following)
+        has_endings = trial is not None and trial.has_endings
+        if has_endings:
             asm.load(Gpr.RAX, self._slot(INLINE_ENDING))
             asm.compare(Gpr.RAX, 0)
             asm.jump_if(Condition.NE, diverted)
         asm.place(ended)
         self._restore()
         asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
-        if trial is not None and trial.has_endings:
+        if trial is not None and has_endings:
             asm.jump(rest)
             asm.place(diverted)
             trial.write_endings(asm, self._restore, rest)
-            asm.place(rest)
+        asm.place(rest)
 
-    def _look_for_life(self) -> Label:
-        """Write a jump to the label that is returned, for when nobody is there any more."""
-        asm, ended = self._asm, self._asm.label()
-        if self._around.life_mark is not None:
-            asm.raw(_LOAD_EAX + self._around.life_mark.to_bytes(8, "little"))
+    def _write_handler(self, code: _Code) -> None:
+        asm, out = self._asm, self._asm.label()
+        if code.touched.reads or code.touched.writes:
+            asm.mov(_CONTEXT, Gpr.RSP)
+        if code.frame:
+            asm.mov(FRAME, Gpr.RSP)
+            asm.lea(Gpr.RSP, Memory(Gpr.RSP, -code.frame))
+        X86Translator(asm, code.assembled, code.around, out).write()
+        asm.place(out)
+        if code.frame:
+            asm.mov(Gpr.RSP, FRAME)
+
+    def _switch(self, parts: Iterable[int], end: Label) -> None:
+        """Write a switch that leaves out what comes before a label, if there are any."""
+        if self._has_switches:
+            self._switches.append((self._asm.here, end, tuple(parts)))
+            self._asm.raw(_NOTHING)
+
+    def _look_for_life(self, code: _Code, ended: Label) -> None:
+        """Write a jump to a label for when nobody is there any more who has a handler."""
+        asm = self._asm
+        if code.around.life_mark is not None:
+            asm.raw(_LOAD_EAX + code.around.life_mark.to_bytes(8, "little"))
             asm.test(Gpr.RAX, HAS_ENDED, wide=False)
             asm.jump_if(Condition.NE, ended)
-        return ended
+
+    def _look_for_any_life(self, ended: Label) -> None:
+        """Write a jump to a label for when there is nobody who has any of the handlers: then nothing is tried."""
+        asm, alive = self._asm, self._asm.label()
+        for number, code in enumerate(self._codes):
+            following = asm.label()
+            self._switch([number], following)
+            self._look_for_life(code, following)
+            asm.jump(alive)
+            asm.place(following)
+        asm.jump(ended)
+        asm.place(alive)
 
     def _save(self, size: int) -> None:
         asm = self._asm

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.assembler import Assembled, Assembler
+from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Helper, Register
-from dprobes.engines.inline.handlercode import CodeWriter
+from dprobes.engines.inline.handlercode import CodeWriter, SiteHandler
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.branchtargets import CodeRange, ControlFlow, Spans
 from dprobes.engines.x86.patches.codebytes import ModuleCode
@@ -27,12 +27,12 @@ CODE = "55 4889e5 488d4707 5d c3 90"
 """push rbp; mov rbp, rsp; lea rax, [rdi+7]; pop rbp; ret; nop"""
 
 
-def handler(instructions: int = 1) -> list[Assembled]:
+def handler(instructions: int = 1) -> list[SiteHandler]:
     asm = Assembler()
     for number in range(instructions):
         asm.mov(Register.R0, number)
     asm.exit()
-    return [asm.assemble()]
+    return [SiteHandler(asm.assemble())]
 
 
 def writer(code: str, targets: Iterable[int] = (), *, near: bool = True, start: int = START) -> CodeWriter:
@@ -147,5 +147,5 @@ def test_a_handler_that_is_too_far_from_what_it_calls_has_no_jump() -> None:
     far = {helper: address + (1 << 33) for helper, address in runtime.routines.items()}
     code = replace(runtime.code, address=runtime.code.address + (1 << 33))
     made._runtime = replace(runtime, code=code, routines=far)
-    jumps, refused = made.place({START + 5: [asm.assemble()]})
+    jumps, refused = made.place({START + 5: [SiteHandler(asm.assemble())]})
     assert (jumps, refused) == ([], {START + 5: "no memory near it is free"})

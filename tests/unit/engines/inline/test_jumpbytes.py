@@ -7,7 +7,7 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.engines.inline.handlercode import PlacedJump
 from dprobes.engines.inline.jumpbytes import site_patch
 from dprobes.engines.inline.pieces import Order, Piece
-from dprobes.engines.inline.sitegroups import SiteGroup
+from dprobes.engines.inline.sitegroups import PlannedSite, SiteGroup, planned_sites
 from dprobes.engines.inline.trampolines import Trampoline
 from dprobes.engines.x86.patches.branchtargets import CodeRange, ControlFlow
 from dprobes.engines.x86.patches.codebytes import ModuleCode
@@ -20,15 +20,16 @@ RAW = bytes(range(32))
 TRAMPOLINE = Trampoline(NativeCode(0x9000, bytes(40)), ((0x1001, 0x9010),), ())
 
 
-def group(address: int, *probes: int, is_bound: bool = False) -> SiteGroup:
+def site(address: int, *probes: int, is_bound: bool = False) -> PlannedSite:
     asm = Assembler()
     asm.mov(Register.R0, 0)
     asm.exit()
     pieces = [Piece(Order.HANDLER, probe, address, b"", asm.assemble()) for probe in probes]
-    return SiteGroup({address: pieces}, is_bound)
+    (planned,) = planned_sites([SiteGroup({address: pieces}, is_bound)], 2, 0x1000).values()
+    return planned
 
 
-GROUPS = {0x1000: group(0, 7)}
+SITES = {0x1000: site(0, 7)}
 
 
 def module(start: int) -> ModuleCode:
@@ -42,7 +43,7 @@ def placed(start: int, site: int, sizes: tuple[int, ...], written: int, *writes:
 
 def test_a_window() -> None:
     jump = placed(0x1000, 0x1000, (1, 3, 4), 5, Write(0x1000, b"\xe9abcd"), relied_on=0x1005)
-    patch = site_patch(jump, GROUPS, module(0x1000), 2)
+    patch = site_patch(jump, SITES, module(0x1000), 2)
     assert (patch.sites, patch.start, patch.code) == (((2, 7, 0x1000),), 0x1000, RAW[:8])
     assert (patch.writes, patch.originals) == (((0x1000, b"\xe9abcd"),), (RAW[:5],))
     assert patch.relied_on == (0x1005, b"")
@@ -53,13 +54,13 @@ def test_what_a_punned_jump_relies_on_is_what_is_there_now() -> None:
     code = module(0x1000)
     code.ranges[0].write(0x1003, b"\xe9")
     jump = placed(0x1000, 0x1000, (3,), 3, Write(0x1000, b"\xe9ab"), relied_on=0x1005)
-    patch = site_patch(jump, GROUPS, code, 2)
+    patch = site_patch(jump, SITES, code, 2)
     assert (patch.code, patch.relied_on) == (RAW[:3], (0x1003, b"\xe9\x04"))
 
 
 def test_the_part_in_the_second_page_comes_first() -> None:
     jump = placed(0x1FFE, 0x1FFE, (5,), 5, Write(0x1FFE, b"\xe9abcd"), relied_on=0x2003)
-    patch = site_patch(jump, {0x1FFE: group(0, 7)}, module(0x1FFE), 2)
+    patch = site_patch(jump, {0x1FFE: site(0, 7)}, module(0x1FFE), 2)
     assert patch.writes == ((0x2000, b"bcd"), (0x1FFE, b"\xe9a"))
     assert patch.originals == (RAW[2:5], RAW[:2])
 
@@ -68,7 +69,7 @@ def test_a_mark_for_indirect_branches_is_as_in_the_file() -> None:
     code = module(0x0FFC)
     plan = Plan(Method.JUMP, 0x0FFC, 0x1000, RAW[4:9], (5,), 5, (Reach(0, 0, 1),))
     jump = PlacedJump((0x0FFC,), Placement(plan, 0x9000, (Write(0x1000, b"\xe9abcd"),), 0x1005), TRAMPOLINE)
-    patch = site_patch(jump, {0x0FFC: group(0, 7)}, code, 2)
+    patch = site_patch(jump, {0x0FFC: site(0, 7)}, code, 2)
     assert (patch.start, patch.code) == (0x0FFC, RAW[:9])
     assert patch.writes == ((0x1000, b"\xe9abcd"), (0x0FFC, RAW[:1]))
     assert patch.originals == (RAW[4:9], RAW[:1])
@@ -77,8 +78,8 @@ def test_a_mark_for_indirect_branches_is_as_in_the_file() -> None:
 def test_all_probepoints_of_an_instruction_have_the_jump_and_the_groups_of_all_bind_it() -> None:
     jump = placed(0x1000, 0x1000, (1, 3, 4), 5, Write(0x1000, b"\xe9abcd"), relied_on=0x1005)
     jump = jump._replace(sites=(0x1000, 0x1004))
-    groups = {0x1000: group(0, 7, 9, is_bound=True), 0x1004: group(4, 8, is_bound=True)}
-    patch = site_patch(jump, groups, module(0x1000), 2)
+    sites = {0x1000: site(0, 7, 9, is_bound=True), 0x1004: site(4, 8, is_bound=True)}
+    patch = site_patch(jump, sites, module(0x1000), 2)
     assert patch.sites == ((2, 7, 0x1000), (2, 9, 0x1000), (2, 8, 0x1004))
     assert patch.groups == ((2, 0), (2, 4))
-    assert site_patch(jump, {**GROUPS, 0x1004: group(4, 8)}, module(0x1000), 2).groups == ()
+    assert site_patch(jump, {**SITES, 0x1004: site(4, 8)}, module(0x1000), 2).groups == ()

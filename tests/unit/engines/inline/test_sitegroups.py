@@ -32,7 +32,7 @@ def test_instructions_that_serve_several_probepoints_join_what_these_have() -> N
     others = [piece(Order.ENTRY, 1, 10), piece(Order.RETURN, 1, 50), piece(Order.RETURN, 2, 30)]
     (group,) = site_groups([*pieces, *others, piece(Order.HANDLER, 3, 10)])
     assert (list(group.sites), group.is_bound) == ([50, 30, 10], True)
-    assert group.probes == {0, 1, 2, 3}
+    assert {piece.probe for pieces in group.sites.values() for piece in pieces} == {0, 1, 2, 3}
 
 
 def test_entries_come_first_and_returns_last() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dprobes.engines.ptrace.sitepatch import CodeCopy, SitePatch
+from dataclasses import replace
+
+from dprobes.engines.ptrace.sitepatch import CodeCopy, PatchSwitch, SitePatch
 
 PATCH = SitePatch(
     ((1, 4, 0x100), (2, 5, 0x103)),
@@ -34,3 +36,34 @@ def test_it_has_probepoints_and_addresses() -> None:
     assert (PATCH.probes, PATCH.addresses) == (((1, 4), (2, 5)), (0x100, 0x103))
     assert PATCH.programs == {1, 2}
     assert [PATCH.probes_at(address) for address in (0x100, 0x103, 0x101)] == [{(1, 4)}, {(2, 5)}, set()]
+
+
+SHARED = replace(
+    PATCH,
+    groups=((1, 0x10), (2, 0x10)),
+    owner=2,
+    switches=(
+        PatchSwitch(0x930, b"on", b"off", 0x960, PATCH.sites),
+        PatchSwitch(0x940, b"on", b"off", 0x950, PATCH.sites[:1]),
+        PatchSwitch(0x950, b"on", b"off", 0x960, PATCH.sites[1:]),
+    ),
+)
+
+
+def test_without_switches_it_is_for_all_or_for_none() -> None:
+    assert PATCH.only(PATCH.sites[:1]) is PATCH
+    assert SHARED.only(PATCH.sites) is SHARED
+
+
+def test_with_switches_it_can_do_without_some_of_its_probepoints() -> None:
+    rest = SHARED.only([*PATCH.sites[:1], (7, 7, 7)])
+    assert (rest.sites, rest.groups, rest.writes) == (PATCH.sites[:1], ((1, 0x10),), PATCH.writes)
+    assert list(SHARED.switched()) == [(0x930, b"on"), (0x940, b"on"), (0x950, b"on")]
+    assert list(rest.switched()) == [(0x930, b"on"), (0x940, b"on"), (0x950, b"off")]
+    assert [write for _, write in SHARED.only(()).switched()] == [b"off"] * 3
+    # What it stands on stays needed.
+    assert (set(rest.programs), set(rest.users)) == ({1}, {1, 2})
+
+
+def test_what_only_handlers_of_one_program_need_is_known() -> None:
+    assert [SHARED.code_of(program) for program in (1, 2, 3)] == [[(0x942, 0x950)], [(0x952, 0x960)], []]

@@ -18,7 +18,8 @@ from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import INLINE_ENDING, MapName
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.native.code import Surroundings
+from dprobes.native.code import Part, Surroundings
+from dprobes.native.lifemark import HAS_ENDED
 from dprobes.native.memory import MapPlace
 from dprobes.native.routines.ring import RingShape
 from dprobes.native.runtime import ProcessFacts
@@ -28,7 +29,7 @@ from dprobes.native.x86.trampoline import FRAME_SIZE, SPARE_WORD, make_trampolin
 from machine_code import SAVED, Pages, function_at, place, reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     from dprobes.native.x86.assembler import Label
     from dprobes.native.x86.trampoline import Trial
@@ -79,8 +80,15 @@ class Caller:
     """A function that calls nothing, but falls into a trampoline and out of it, with all registers filled."""
 
     def __init__(
-        self, assembled: Assembled, tables: dict[MapName, MapPlace], facts: ProcessFacts, trial: Trial | None = None
+        self,
+        handlers: Assembled | Sequence[Assembled],
+        tables: dict[MapName, MapPlace],
+        facts: ProcessFacts,
+        trial: Trial | None = None,
+        marks: Sequence[int | None] = (None,),
+        off: Collection[int] = (),
     ) -> None:
+        """Have handlers, each with its mark of the end; the switches with these numbers are ``off``."""
         self.address = reserve(ROOM)
         self._pointers = (ctypes.c_uint64 * 3)()
         self._stack = ctypes.create_string_buffer(_STACK)
@@ -89,9 +97,23 @@ class Caller:
         around = Surroundings(
             tables, runtime.routines, runtime.map_routines, facts.has_rdpid, life_mark=facts.life_mark
         )
+        alone = isinstance(handlers, Assembled)
+        parts = (
+            [Part(handlers, around)]
+            if isinstance(handlers, Assembled)
+            else [Part(each, replace(around, life_mark=mark)) for each, mark in zip(handlers, marks, strict=True)]
+        )
         back: list[int] = []
-        rest = runtime.code.end, SITE, [assembled], around, lambda asm: back.append(asm.here), trial
-        trampoline = make_trampoline(*rest)
+        rest = runtime.code.end, SITE, parts, lambda asm: back.append(asm.here), trial
+        trampoline = make_trampoline(*rest, has_switches=not alone)
+        switched = bytearray(trampoline.code)
+        self.switches = trampoline.switches
+        for number in off:
+            switch = trampoline.switches[number]
+            at = switch.address - trampoline.address
+            assert switched[at : at + 5] == switch.on
+            switched[at : at + 5] = switch.off
+        trampoline = replace(trampoline, code=bytes(switched))
         asm = X86Assembler(trampoline.end)
         code = runtime.code.code + trampoline.code
         after = self._note()
@@ -261,6 +283,7 @@ class Spoiler:
     """A trial that changes what it may: rax, rdx, the flags, and the spare word of the frame."""
 
     changed = frozenset({Gpr.RDX})
+    tries = True
 
     def __init__(self, *, has_endings: bool = False) -> None:
         self.has_endings = has_endings
@@ -445,3 +468,45 @@ def test_the_mark_of_a_living_tool_changes_nothing_for_the_function(facts: Proce
     caller = Caller(random_handler(random), {}, replace(facts, life_mark=ctypes.addressof(mark)))
     for _ in range(10):
         check(caller, random)
+
+
+def adding(place: MapName, number: int, register: str = "") -> Assembled:
+    """Return a handler that adds to a word, and spoils a register of the program's if it is to."""
+
+    def write(asm: Assembler) -> None:
+        spoil(asm, [R.R0, R.R2, R.R7, R.R8])
+        asm.load_value(R.R3, place)
+        asm.load(R.R4, R.R3, 0)
+        asm.alu(Alu.MUL, R.R4, 10)
+        asm.alu(Alu.ADD, R.R4, number)
+        asm.store(R.R3, 0, R.R4)
+        if register:
+            asm.load(R.R5, R.R6, REGISTER_OFFSETS[register])
+            asm.store(R.R10, -8, R.R5)
+
+    return handler(write)
+
+
+@pytest.mark.parametrize("trial", [None, Spoiler()])
+@pytest.mark.parametrize(
+    ("off", "ended", "expected"),
+    [((), (), 123), ((1,), (), 23), ((2,), (), 13), ((1, 3), (), 2), ((0,), (), 0), ((), (1,), 13), ((), (0, 1, 2), 0)],
+)
+def test_of_several_handlers_those_run_in_order_that_are_not_switched_off_and_have_somebody(
+    facts: ProcessFacts, trial: Trial | None, off: tuple[int, ...], ended: tuple[int, ...], expected: int
+) -> None:
+    cell, marks = ctypes.c_uint64(0), [ctypes.c_uint32(HAS_ENDED if number in ended else 0) for number in range(3)]
+    where = {MapName.LOCALS: MapPlace(ctypes.addressof(cell))}
+    handlers = [adding(MapName.LOCALS, number, name) for number, name in ((1, ""), (2, "r12"), (3, "eflags"))]
+    places = [ctypes.addressof(mark) for mark in marks]
+    if trial is not None:  # before it three more switches say for whom it is tried
+        off = tuple(number if not number else number + 3 for number in off)
+    caller = Caller(handlers, where, facts, trial, places, off)
+    assert [switch.parts for switch in caller.switches[-3:]] == [(0,), (1,), (2,)]
+    assert caller.switches[0].parts == (0, 1, 2)
+    for seed in range(10):
+        cell.value = 0
+        check(caller, Random(seed))
+        assert cell.value == expected
+    for mark in marks:
+        mark.value = 0

@@ -122,6 +122,7 @@ class Conversation:
         self._reading = threading.Lock()
         """Taken by who waits for the tracer."""
         self._waiting: set[ProgramRun] = set()
+        self._join(run)
         self._restorer_process = _restorer_process() if run.native is not None else None
         if self._restorer_process is not None:
             start = dataclasses.replace(start, restorer=self._restorer_process.address)
@@ -231,9 +232,16 @@ class Conversation:
 
     def _enter(self, run: ProgramRun, former: ProgramRun | None) -> None:
         run.number, self._programs = self._programs, self._programs + 1
+        self._join(run, former)
         self._candidate, self._replaces, self._refusal = run, former, None
         self._runs[run.number] = run
         self._members.add(run)
+
+    def _join(self, run: ProgramRun, former: ProgramRun | None = None) -> None:
+        """Let the handlers of a program know of those of others."""
+        run.rank = run.number if former is None else former.rank
+        if (native := run.native) is not None:
+            native.join(run.rank, lambda: [r.native for r in self._runs.values() if r.native not in (None, native)])
 
     def _await_answer(self, run: ProgramRun) -> None:
         """Wait until a program is inserted; raise ``EngineError`` if it is not."""
@@ -295,8 +303,11 @@ class Conversation:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(run.bell)
         if run.native is not None and not run.is_over:
-            if (request := run.native.due(run.answers)) is not None:
-                self.outbox.send(request)
+            if run.native.is_due:
+                with self._lock:  # others plan with what it has
+                    request = run.native.due(run.answers)
+                if request is not None:
+                    self.outbox.send(request)
             if (release := run.native.to_be_released(run.number)) is not None:
                 self.outbox.send(release)
         if seconds is not None and not run.is_over:

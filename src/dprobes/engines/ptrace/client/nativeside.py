@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.engines.interface import Counts, Notice
     from dprobes.engines.linux.threadidentity import ThreadIdentity
@@ -37,6 +37,9 @@ class NativeSide(Protocol):
     def plan(self) -> NativeStatePlan | None:
         """The same, to be sent to the tracer."""
 
+    def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
+        """Take notice of the place in the order of programs, and of who gives those beside this one."""
+
     def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
         """Return those of some probepoints for which jumps will be asked for when they are placed."""
 
@@ -50,6 +53,10 @@ class NativeSide(Protocol):
 
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be asked of the tracer because it is time to."""
 
     def due(self, answers: Answers) -> ShareMemory | PatchSites | None:
         """Return what is to be asked of the tracer because it is time to."""

@@ -59,6 +59,8 @@ class ProgramRun:
         self.native: NativeSide | None = None
         """The handlers that run in the probed processes."""
         self.number = 0
+        self.rank = 0
+        """Its place in the order of insertion: that of the program which it has replaced."""
         self.items: deque[Item | _Record] = deque()
         self.is_stopping = False
         """Whether its end was asked for."""

@@ -109,6 +109,12 @@ class AddressSpace:
     """Those that were lowered again, of which the client is still to hear."""
     unwritten: set[int] = field(default_factory=set)
     """The addresses of breakpoints that are not in memory, because jumps are about to take their place."""
+    joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
+    """
+    The probepoints, (program, probepoint) each, of a program that is about to be in place where others have jumps.
+
+    They are by the addresses of breakpoints. The jumps stay without them until others take their place.
+    """
     awaited: tuple[Breakpoint, ...] = ()
     """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
@@ -153,6 +159,7 @@ class AddressSpace:
         )
         reader = PageReader(space.memory)
         space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
+        space.patches.restore(space.memory, space.patches.bound_to(self.joining))  # no others will come there
         if self.patches.displaced:
             self._mend_code_of(space)
         space.renew()
@@ -271,9 +278,19 @@ class AddressSpace:
             if breakpoint_ not in known:
                 self.by_probe[probe] = (*known, breakpoint_)
 
+    def end_joining(self, served: dict[int, set[tuple[int, int]]]) -> None:
+        """Wait for jumps no longer for probepoints, by the addresses of breakpoints."""
+        for address in [address for address in served if address in self.joining]:
+            left = self.joining[address] - served[address]
+            if left:
+                self.joining[address] = left
+            else:
+                del self.joining[address]
+
     def drop(self, probe: Probe) -> list[Breakpoint]:
         """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
         mine = self.by_probe.pop(probe, ())
+        self.end_joining({each.address: {(probe.program.number, probe.number)} for each in mine})
         is_guarded = any(breakpoint_.semaphores for breakpoint_ in mine)
         self.entries.drop(probe)
         for breakpoint_ in mine:
@@ -290,6 +307,8 @@ class AddressSpace:
         for probe in [probe for probe in self.by_probe if probe.program is program]:
             del self.by_probe[probe]
             self.entries.drop(probe)
+        joining = self.joining.items()
+        self.end_joining({address: {each for each in found if each[0] == program.number} for address, found in joining})
         for key in [key for key in self.symbols if key[0] == program.number]:
             del self.symbols[key]
         gone = []
@@ -301,7 +320,7 @@ class AddressSpace:
         reader = PageReader(self.memory)
         for breakpoint_ in gone:
             self.withdraw(breakpoint_, reader)
-        if jumps := [s for s, jump in self.patches.by_site.items() if program.number in jump.programs]:
+        if jumps := [s for s, jump in self.patches.by_site.items() if program.number in jump.users]:
             self.patches.restore(self.memory, jumps)
             self.renew()
         return gone
@@ -328,6 +347,7 @@ class AddressSpace:
     def forget(self, breakpoint_: Breakpoint) -> None:
         """Forget a breakpoint that is not in memory any more."""
         self.unwritten.discard(breakpoint_.address)
+        self.joining.pop(breakpoint_.address, None)
         self.patches.forget(breakpoint_.address, breakpoint_.address + 1)
         self.breakpoints.pop(breakpoint_.address, None)
         for probe in breakpoint_.probes():

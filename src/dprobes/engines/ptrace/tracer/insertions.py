@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.reports import Ended, InPlace, NotInserted
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
-from dprobes.engines.ptrace.tracer.placement import write_unwritten
+from dprobes.engines.ptrace.tracer.placement import join_jumps, note_written, write_unwritten
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import EngineError, reason_of
@@ -96,6 +96,10 @@ class Inserter:
                 if thread is not None and space.is_open and not space.shared_with:
                     self._modules.place_missing(space, thread, program)
                     self._modules.watch_missing(space, thread, program)
+                    if space.patches.known:
+                        join_jumps(space, program, self._modules.native_probes(space, program))
+        for space in spaces:
+            note_written(space, program)
         self._pending[number] = spaces, time.monotonic() + _PATIENCE
         self.look_after()
 
@@ -105,7 +109,7 @@ class Inserter:
             return None
         now = time.monotonic()
         for number, (spaces, until) in list(self._pending.items()):
-            if now >= until or not any(space.is_open and space.unwritten for space in spaces):
+            if now >= until or not any(s.is_open and (s.unwritten or s.joining) for s in spaces):
                 self._say_in_place(number)
         return min((until - now for _, until in self._pending.values()), default=None)
 
@@ -116,6 +120,7 @@ class Inserter:
             # Children that were born meanwhile get no jumps of their own.
             if not any(thread.awaits_jumps for thread in self._threads.in_space(space)):
                 write_unwritten(space)
+            self._jump_absence.end_joining(space)
         self._connection.send(InPlace(number))
 
     def finish(self) -> None:

@@ -21,7 +21,7 @@ from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["Placer", "awaits_jump", "note_placement", "why_not", "write_unwritten"]
+__all__ = [
+    "Placer",
+    "awaits_jump",
+    "end_joining",
+    "join_jumps",
+    "note_placement",
+    "note_written",
+    "why_not",
+    "write_unwritten",
+]
 
 _Use = tuple["Site", int, "Probe | None", str]
 """A site of a program, its address, its probepoint unless it is the engine's own, and the path of its file."""
@@ -148,13 +157,15 @@ class Placer:
             self._report(program, site, thread, why_not(found), path, found=found)
         return False
 
-    @staticmethod
-    def _share(space: AddressSpace, program: InsertedProgram, shared: Iterable[Breakpoint]) -> set[Probe]:
+    def _share(self, space: AddressSpace, program: InsertedProgram, shared: Iterable[Breakpoint]) -> set[Probe]:
         active: set[Probe] = set()
         for breakpoint_ in shared:
             space.register(breakpoint_)
             mine = {probe for probe in breakpoint_.probes() if probe.program is program}
-            note_placement(space, breakpoint_, mine)
+            is_absent = bool(space.patches.known) and not space.patches.by_site  # but there will be jumps again
+            may_join = breakpoint_.address in space.unwritten or is_absent
+            if not (may_join and awaits_jump(breakpoint_, self.native, mine)):
+                note_placement(space, breakpoint_, mine)
             active |= mine
         return active
 
@@ -202,11 +213,41 @@ class Placer:
         )
 
 
-def awaits_jump(breakpoint_: Breakpoint, native: frozenset[int] | None) -> bool:
-    """Return whether a breakpoint is for nothing but ``native`` probepoints of a program, for which jumps come."""
+def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: Iterable[Probe] | None = None) -> bool:
+    """
+    Return whether a breakpoint is for nothing but ``native`` probepoints of a program, for which jumps come.
+
+    With ``mine``, those of the program, others' may be there as well.
+    """
     if not native or breakpoint_.own or breakpoint_.waiting or breakpoint_.semaphores:
         return False
-    return native.issuperset(probe.number for probe in breakpoint_.probes())
+    return all(probe.number in native for probe in (breakpoint_.probes() if mine is None else mine))
+
+
+def join_jumps(space: AddressSpace, program: InsertedProgram, native: frozenset[int]) -> None:
+    """Let jumps that others have stay until those come that are for ``native`` probepoints of a program as well."""
+    for breakpoint_ in space.breakpoints.values():
+        probes = breakpoint_.probes()
+        mine = {probe for probe in probes if probe.program is program}
+        if mine and len(mine) < len(probes) and awaits_jump(breakpoint_, native, mine):
+            joining = {(program.number, probe.number) for probe in mine}
+            space.joining[breakpoint_.address] = space.joining.get(breakpoint_.address, frozenset()) | joining
+
+
+def note_written(space: AddressSpace, program: InsertedProgram) -> None:
+    """Note it of all probepoints of a program that is in place now, and has no jumps for them."""
+    for breakpoint_ in space.breakpoints.values():
+        if breakpoint_.address not in space.patches.by_site and breakpoint_.address not in space.unwritten:
+            note_placement(space, breakpoint_, [each for each in breakpoint_.probes() if each.program is program])
+
+
+def end_joining(space: AddressSpace, sites: Iterable[int]) -> None:
+    """Wait no longer for jumps in the place of some breakpoints."""
+    for site in sites:
+        joining = space.joining.pop(site, frozenset())
+        breakpoint_ = space.breakpoints[site]
+        late = {probe for probe in breakpoint_.probes() if (probe.program.number, probe.number) in joining}
+        note_placement(space, breakpoint_, late)
 
 
 def write_unwritten(space: AddressSpace) -> None:

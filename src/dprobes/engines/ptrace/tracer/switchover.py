@@ -19,7 +19,7 @@ from dprobes.engines.ptrace.reports import InPlace, NotInserted, ProbeStatus, Re
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.insertions import prepared
-from dprobes.engines.ptrace.tracer.placement import awaits_jump, note_placement
+from dprobes.engines.ptrace.tracer.placement import awaits_jump, note_placement, note_written
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import EngineError
@@ -97,6 +97,8 @@ class Replacer:
                     if thread.state is ThreadState.STOPPED:
                         with contextlib.suppress(ProcessLookupError):
                             self._stopper.release(thread)
+        for space in spaces:
+            note_written(space, program)
 
     # Bringing hits to their end
 
@@ -200,9 +202,11 @@ class Replacer:
         self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]
     ) -> bool:
         """Return whether a breakpoint is needed for nothing, as a jump comes, for which all threads can wait."""
-        if breakpoint_.probes() != mine or not awaits_jump(breakpoint_, native):
+        others = {(probe.program.number, probe.number) for probe in breakpoint_.probes() - mine}
+        known = space.patches.known_at([breakpoint_.address]) if others else []
+        if others and not any(others <= jump.probes_at(breakpoint_.address) for jump in known):
             return False
-        return self._jump_absence.is_still(space)
+        return awaits_jump(breakpoint_, native, mine) and self._jump_absence.is_still(space)
 
     def _owners(self, space: AddressSpace, program: InsertedProgram) -> dict[int, list[_Owner]]:
         """Return what a program needs breakpoints for, by their addresses."""

@@ -56,7 +56,7 @@ class HandlerEnds:
         code: Code = {}
         for space in self._threads.spaces():
             patches = space.patches
-            ranges = patches.code_ranges() if program is None else patches.code.get(program, [])
+            ranges = patches.code_ranges() if program is None else patches.code_of(program)
             if space.is_open and ranges:
                 code[space] = ranges
         waiting = self._in_handlers([thread for space in code for thread in self._threads.in_space(space)], code)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.tracer.placement import end_joining
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -41,17 +43,23 @@ class JumpAbsence:
         """Return whether all threads of a space stand still, and can wait for jumps then."""
         return space in self._still
 
+    def end_joining(self, space: AddressSpace) -> None:
+        """Let breakpoints take the place of jumps that lack probepoints for which no others have come."""
+        self._patcher.end_joining(space)
+
     @contextlib.contextmanager
     def in_space(self, space: AddressSpace, sites: Collection[int] | None = None) -> Iterator[None]:
         """Have no jumps in a space, at all or at some ``sites`` and what they belong to."""
-        if not space.is_open or not space.patches.bound_to(space.patches.by_site if sites is None else sites):
+        patches = space.patches
+        may_change = patches.known_at(sites) or patches.bound_to(patches.by_site if sites is None else sites)
+        if not space.is_open or not may_change:
             yield
             return
         held = self._stopper.stop(self._threads.in_space(space))
         try:
             taken = self._patcher.restore(space, sites)
             yield
-            self._patcher.bring_back(space, taken)
+            self._patcher.bring_back(space, taken, sites)
         finally:
             self._release(held)
 
@@ -69,6 +77,7 @@ class JumpAbsence:
             yield
             for space, jumps in taken:
                 self._patcher.bring_back(space, jumps)
+                end_joining(space, [site for site in space.joining if site not in space.patches.by_site])
             for space in self._threads.spaces() if go_on is not None else ():
                 self._jump_waits.hold(space, held)
         finally:

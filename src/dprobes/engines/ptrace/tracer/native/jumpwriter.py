@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
 
-__all__ = ["DIFFERS", "fitting", "groups_of", "obstacle_to", "write_jump"]
+__all__ = ["DIFFERS", "adapted", "fitting", "groups_of", "obstacle_to", "write_jump"]
 
 DIFFERS = "memory holds something else than the file"
 """What may pass: another jump may be written that this one relies on."""
@@ -40,6 +40,20 @@ def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
         yield sorted(found, key=lambda each: -each.start)
 
 
+def adapted(space: AddressSpace, patch: SitePatch) -> SitePatch:
+    """Return a jump as it is for the probepoints that are there now, as far as it can do without the others."""
+    if patch.place is not None:
+        patch = space.patches.known.get(patch.place, patch)
+    return patch.only(
+        (program, probe, address) for address in patch.addresses for program, probe in _present(space, address)
+    )
+
+
+def _present(space: AddressSpace, address: int) -> set[tuple[int, int]]:
+    breakpoint_ = space.breakpoints.get(address)
+    return set() if breakpoint_ is None else {(each.program.number, each.number) for each in breakpoint_.probes()}
+
+
 def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
     """Return why a jump does not do what the breakpoints do in whose place it comes."""
     for address in patch.addresses:
@@ -48,10 +62,11 @@ def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
             return "there is no breakpoint any more"
         if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
             return "the breakpoint is for something else as well"
-        present = {(probe.program.number, probe.number) for probe in breakpoint_.probes()}
-        if not {program for program, _ in present} <= patch.programs:
+        present, served = _present(space, address), patch.probes_at(address)
+        needed = present - space.joining.get(address, frozenset())
+        if not {program for program, _ in needed} <= patch.programs:
             return "several programs have it"
-        if present != patch.probes_at(address):
+        if not needed <= served <= present:
             return "the breakpoint is needed for another probepoint as well"
     if space.watchpoints and any(stop.has_frame for stop in patch.stops):
         return "watchpoints would be hit by what comes before its handler"
@@ -67,15 +82,29 @@ def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
 
 
 def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
-    """Return those jumps that do what breakpoints do that are there now, but for what belongs to others."""
-    why_not = {jump: obstacle_to(space, jump) for jump in jumps}
-    found = [jump for jump, why in why_not.items() if why is None]
-    more = {group for jump, why in why_not.items() if why is not None for group in jump.groups}
-    gone: set[tuple[int, int]] = set()
-    while more:
-        gone |= more
-        more = {group for jump in found if not gone.isdisjoint(jump.groups) for group in jump.groups} - gone
-    return [jump for jump in found if gone.isdisjoint(jump.groups)]
+    """
+    Return jumps that do what breakpoints do that are there now, as they do it, the first one for each place.
+
+    Of those that belong together there are all or none.
+    """
+    left = [made for jump in jumps if (made := adapted(space, jump)).sites]
+    members: dict[tuple[int, int], set[int]] = {}
+    for jump in left:
+        for group in jump.groups:
+            mine = (address for program, _, address in jump.sites if program == group[0])
+            members.setdefault(group, set()).update(mine)
+    while True:
+        found: list[SitePatch] = []
+        there = set(space.patches.by_site)
+        for jump in left:
+            if there.isdisjoint(jump.addresses) and obstacle_to(space, jump) is None:
+                there.update(jump.addresses)
+                found.append(jump)
+        torn = {group for group, addresses in members.items() if not addresses <= there}
+        gone = {jump for jump in found if not torn.isdisjoint(jump.groups)}
+        if not gone:
+            return found
+        left = [jump for jump in left if jump not in gone]
 
 
 def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> str | None:
@@ -91,6 +120,7 @@ def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> s
             os.pwrite(space.memory, INT3, patch.start)  # nobody may see one page with its part and one without
         space.patches.write(space.memory, patch)
         space.unwritten.difference_update(patch.addresses)  # who reads there sees the jump
+        space.end_joining({address: patch.probes_at(address) for address in patch.addresses})
     except OSError as error:
         return reason_of(error)
     return None

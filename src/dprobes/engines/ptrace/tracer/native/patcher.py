@@ -23,12 +23,19 @@ from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
 from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
-from dprobes.engines.ptrace.tracer.native.jumpwriter import DIFFERS, fitting, groups_of, obstacle_to, write_jump
+from dprobes.engines.ptrace.tracer.native.jumpwriter import (
+    DIFFERS,
+    adapted,
+    fitting,
+    groups_of,
+    obstacle_to,
+    write_jump,
+)
 from dprobes.engines.ptrace.tracer.native.nativecalls import add_calls
 from dprobes.engines.ptrace.tracer.native.nativememory import list_in_manifest, map_code, share_memory
 from dprobes.engines.ptrace.tracer.native.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
-from dprobes.engines.ptrace.tracer.placement import write_unwritten
+from dprobes.engines.ptrace.tracer.placement import end_joining, write_unwritten
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
@@ -149,6 +156,14 @@ class Patcher:
         """Write the breakpoints of a process in whose place no jumps come."""
         for thread in self._threads.of_process(pid)[:1]:
             write_unwritten(thread.space)
+            self.end_joining(thread.space)
+
+    def end_joining(self, space: AddressSpace) -> None:
+        """Let breakpoints take the place of jumps that lack probepoints for which no others have come."""
+        if space.joining:
+            sites = list(space.joining)
+            end_joining(space, sites)
+            self.restore(space, sites)
 
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
         """Write code and jumps into a process, and say which, unless the program has ended meanwhile."""
@@ -177,6 +192,7 @@ class Patcher:
                 refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
             else:
                 space.patches.fixups.update(message.fixups)
+                space.patches.learn(message.patches)
                 done, refused = self._write_jumps(space, message, attempts)
             self._write_breakpoints(pid)
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
@@ -187,9 +203,11 @@ class Patcher:
         """Write jumps, all threads being stopped: return which probepoints have them, and why others have not."""
         done: set[tuple[int, int]] = set()
         refused: list[tuple[tuple[int, int], str]] = []
-        places = ThreadPlaces(space, self._threads.in_space(space), message.patches)
+        present = [made for patch in message.patches if (made := adapted(space, patch)).sites]
+        places = ThreadPlaces(space, self._threads.in_space(space), present)
+        replaced = self._make_room(space, present)
         waiting: list[SitePatch] = []
-        for patches in groups_of(message.patches):
+        for patches in groups_of(present):
             probes = {probe for patch in patches for probe in patch.probes}
             why = next(filter(None, map(places.obstacle, patches)), None)
             if why is not None:
@@ -204,11 +222,46 @@ class Patcher:
                 refused += [(probe, why) for probe in sorted(probes)]
         if waiting:
             self._try_again(replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting)), attempts)
+        if replaced:
+            self._fill(space, replaced)
         return done, refused
 
-    def bring_back(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
-        """Write jumps that were taken out for a change, wherever the breakpoints are the same as before."""
-        wanted = fitting(space, jumps)
+    def _make_room(self, space: AddressSpace, patches: Sequence[SitePatch]) -> list[SitePatch]:
+        """Take the jumps out for all of whose places jumps for several programs come; return them."""
+        shared = [patch for patch in patches if patch.switches]
+        used = {place for patch in shared for place in patch.used_bytes()}
+        sites = {address for patch in shared for address in patch.addresses}
+        writes = {patch.writes for patch in shared}
+        present = {patch for place in used for patch in space.patches.users.get(place, ())}
+        gone = [p for p in present if sites.issuperset(p.addresses) and p.writes not in writes]
+        return self.restore(space, [site for patch in gone for site in patch.addresses])
+
+    def _fill(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
+        """Write jumps again where they were replaced, and nothing else has come."""
+        sites = [site for jump in jumps for site in jump.addresses if site not in space.patches.by_site]
+        wanted = fitting(space, self._candidates(space, sites)) if sites else []
+        places = ThreadPlaces(space, self._threads.in_space(space), wanted)
+        for patches in groups_of(wanted):
+            if not any(map(places.obstacle, patches)):
+                self._write_all(space, patches, places)
+
+    def _candidates(
+        self, space: AddressSpace, sites: Collection[int] | None, taken: Iterable[SitePatch] = ()
+    ) -> list[SitePatch]:
+        """Return the jumps that may be had at some places, or at all, the latest first, and those that were there."""
+        present = {program.number for program in self._programs}
+        known = [p for p in space.patches.known_at(sites) if p.owner is None or p.owner in present]
+        return [*known, *(patch for patch in taken if patch.place not in space.patches.known)]
+
+    def bring_back(self, space: AddressSpace, jumps: Iterable[SitePatch], sites: Collection[int] | None = None) -> None:
+        """
+        Write jumps again that were taken out for a change, or others in their place that do what is needed now.
+
+        They are those at ``sites``, or all.
+        """
+        if sites is not None:
+            sites = {*sites, *(site for jump in jumps for site in jump.addresses)}
+        wanted = fitting(space, self._candidates(space, sites, jumps))
         pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
         if not wanted or pid is None or not space.is_open or space.shared_with:
             return
@@ -267,7 +320,7 @@ class Patcher:
         written: list[int] = []
         for patch in patches:
             present = space.patches.by_site.get(patch.addresses[0])
-            if present is not None and present.writes == patch.writes:
+            if present is not None and present.writes == patch.writes and present.sites == patch.sites:
                 continue
             if (why := obstacle_to(space, patch)) is None:
                 why = write_jump(space, patch, places)
@@ -308,7 +361,7 @@ class Patcher:
         if not place.exact or ptracecalls.get_signal_info(thread.tid, ptracecalls.SignalInfo()) <= 0:
             return
         if any(place.original == original for original, _ in patch.moves):
-            self.restore(thread.space, patch.addresses)
+            self.give_up(thread.space, patch.addresses)
         move_fault(thread, registers, place.original)
 
     def make_way(self, thread: Thread, address: int, breakpoint_: Breakpoint | None) -> None:
@@ -323,13 +376,18 @@ class Patcher:
             return
         following = address + len(breakpoint_.site.original)
         if any(original in (address, following) for original, _ in patch.moves):
-            self.restore(thread.space, patch.addresses)
+            self.give_up(thread.space, patch.addresses)
+
+    def give_up(self, space: AddressSpace, sites: Collection[int]) -> None:
+        """Do as ``restore``, for good."""
+        for jump in self.restore(space, sites):
+            space.patches.give_up(jump.addresses)
 
     def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> list[SitePatch]:
         """
         Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to.
 
-        Return the jumps that are gone.
+        Return the jumps that are gone, and can be brought back.
         """
         mine = space.patches.bound_to(list(space.patches.by_site) if sites is None else sites)
         if not mine or not space.is_open:
@@ -363,7 +421,7 @@ class Patcher:
     def give_way(self, space: AddressSpace, address: int) -> None:
         """Take the jumps away that do not bear a breakpoint at an address."""
         if sites := space.patches.relying_on(address):
-            self.restore(space, sites)
+            self.give_up(space, sites)
 
 
 def _move_calls(space: AddressSpace, site: int) -> None:

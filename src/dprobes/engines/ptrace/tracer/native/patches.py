@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dprobes.bpf.calltable import CallTable
     from dprobes.engines.ptrace.sitepatch import CodeCopy, NativeStop, SitePatch
@@ -66,6 +66,14 @@ class Patches:
     """All jumps that there have been, by the address of their displaced code: threads may still be in it."""
     starts: list[int] = field(default_factory=list)
     """Those addresses, in order."""
+    known: dict[int, SitePatch] = field(default_factory=dict)
+    """
+    The jumps whose code is there, by the address of their displaced code: whole, and the latest last.
+
+    Those that are in memory may be for some of their probepoints only.
+    """
+    places: dict[int, list[int]] = field(default_factory=dict)
+    """Those addresses by the addresses of instructions, in order."""
     users: dict[int, list[SitePatch]] = field(default_factory=dict)
     """The jumps that need a byte as it is, by its address."""
     listed: dict[int, set[object]] = field(default_factory=dict)
@@ -78,8 +86,43 @@ class Patches:
         self.listed[memory.page] = set()
         self.unlisted.discard(memory.page)
 
+    def learn(self, patches: Iterable[SitePatch]) -> None:
+        """Take notice of jumps whose code has been written."""
+        for patch in patches:
+            if patch.place is not None and patch.place not in self.known:  # it may come for some of them only, later
+                self.known[patch.place] = patch
+                for site in patch.addresses:
+                    self.places.setdefault(site, []).append(patch.place)
+
+    def give_up(self, sites: Iterable[int]) -> None:
+        """Have no jump any more that is at one of these places."""
+        self._unlearn({place for site in sites for place in self.places.get(site, ())})
+
+    def known_at(self, sites: Collection[int] | None = None) -> list[SitePatch]:
+        """Return the jumps that may be at some places, or at any, the latest first."""
+        if sites is None:
+            return list(reversed(self.known.values()))
+        found = dict.fromkeys(place for site in sites for place in reversed(self.places.get(site, ())))
+        return [self.known[place] for place in found]
+
+    def _unlearn(self, gone: Collection[int]) -> None:
+        for patch in [self.known.pop(place) for place in gone if place in self.known]:
+            for site in patch.addresses:
+                left = [place for place in self.places.get(site, ()) if place != patch.place]
+                if left:
+                    self.places[site] = left
+                else:
+                    self.places.pop(site, None)
+
+    def code_of(self, number: int) -> list[tuple[int, int]]:
+        """Return where code is that needs what a program has, (start, end) each: its own, and parts of others'."""
+        parts = [part for patch in self.known.values() for part in patch.code_of(number)]
+        return [*self.code.get(number, ()), *parts]
+
     def write(self, memory: int, patch: SitePatch) -> None:
         """Write a jump; raise OSError, with nothing changed, if that is not possible."""
+        for address, data in patch.switched():
+            os.pwrite(memory, data, address)
         done: list[tuple[int, bytes]] = []
         try:
             for address, data in patch.writes:
@@ -246,10 +289,14 @@ class Patches:
             displaced=dict(self.displaced),
             starts=list(self.starts),
         )
+        copy.learn(patch for place, patch in self.known.items() if is_mapped(place))
         for patch in (*self.by_site.values(), *former):
             if patch.addresses[0] not in copy.by_site and _is_there(read, patch):
                 copy._note(patch)
         copy.restore(memory, [patch.addresses[0] for patch in former if copy.by_site.get(patch.addresses[0]) is patch])
+        for address, data in (switch for patch in set(copy.by_site.values()) for switch in patch.switched()):
+            with contextlib.suppress(OSError):
+                os.pwrite(memory, data, address)  # a program may have gone meanwhile
         return copy
 
     def is_used(self, memory: int, number: int) -> bool:
@@ -258,8 +305,8 @@ class Patches:
         def read(address: int, size: int) -> bytes:
             return os.pread(memory, size, address)
 
-        former = (patch for patch in self.displaced.values() if number in patch.programs)
-        return any(number in patch.programs for patch in self.by_site.values()) or any(
+        former = (patch for patch in self.displaced.values() if number in patch.users)
+        return any(number in patch.users for patch in self.by_site.values()) or any(
             _is_there(read, patch) for patch in former
         )
 
@@ -271,6 +318,7 @@ class Patches:
             self.listed.pop(memory.page, None)
             self.unlisted.discard(memory.page)
         self.starts = [place for place in self.starts if not _is_in(place, gone)]
+        self._unlearn([place for place in self.known if _is_in(place, gone)])
         for known in (self.displaced, self.stops, self.fixups):
             for place in [place for place in known if _is_in(place, gone)]:
                 del known[place]
@@ -282,8 +330,9 @@ class Patches:
 
 
 def _is_there(read: Callable[[int, int], bytes], patch: SitePatch) -> bool:
+    """Return whether memory has a jump, and with the bytes that it shares it leads where it should."""
     with contextlib.suppress(OSError):
-        return all(read(address, len(data)) == data for address, data in patch.writes)
+        return all(read(address, len(data)) == data for address, data in (*patch.writes, patch.relied_on))
     return False
 
 

@@ -103,4 +103,4 @@ class Reclaimer:
 def _is_free(space: AddressSpace, threads: Sequence[Thread], number: int) -> bool:
     """Return whether nothing leads to the code of a program any more, and no thread is in it."""
     patches = space.patches
-    return not patches.is_used(space.memory, number) and is_left(space, threads, patches.code.get(number, ()))
+    return not patches.is_used(space.memory, number) and is_left(space, threads, patches.code_of(number))

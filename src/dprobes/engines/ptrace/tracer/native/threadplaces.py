@@ -5,6 +5,8 @@ A jump over several instructions must not be written while a thread is, or may c
 that stands there goes on in the displaced code. Where one comes back to is on its stack, in the frame of a signal; then
 the jump has to wait.
 
+Nor may a thread be in the trampoline of an earlier jump, which would lead it back behind the first byte.
+
 A thread that has stopped because we asked for it may have run into a breakpoint all the same: the kernel reports our
 request first (``get_signal`` looks for JOBCTL_TRAP_MASK before it takes a synchronous signal). It stands behind the
 byte of the breakpoint, which may be where the next instruction begins, and must be found there by its SIGTRAP.
@@ -19,6 +21,7 @@ from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.tracer.native.nativeremoval import is_outside
 from dprobes.engines.ptrace.tracer.native.threadstacks import stacks_from
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import TargetError
@@ -40,6 +43,7 @@ _WORD = 8
 _SLEEPS = "a thread sleeps in the instruction"
 _CANNOT_STOP = "a thread cannot be stopped"
 _BUSY = "a thread is just executing the instruction"
+_COMES_BACK = "a thread is in the code of another jump, which leads to what would be displaced"
 _ON_STACK = "a signal handler returns into what would be displaced"
 
 
@@ -60,10 +64,16 @@ class ThreadPlaces:
     """
 
     def __init__(self, space: AddressSpace, threads: Iterable[Thread], patches: Iterable[SitePatch]) -> None:
+        self._space = space
         self._threads = list(threads)
         self._places: list[_Place] = []
         self._unknown = False
         inside = [original for patch in patches for original, _ in patch.moves]
+        self._leading_back: dict[int, list[tuple[int, int]]] = {}
+        """Where trampolines are, by where they lead back to."""
+        for former in space.patches.displaced.values() if inside else ():
+            if former.begin:
+                self._leading_back.setdefault(former.back, []).append((former.begin, former.end))
         self._kept: frozenset[int] = frozenset()
         self._look(space)
         if inside and not self._unknown:
@@ -112,6 +122,9 @@ class ThreadPlaces:
             return _CANNOT_STOP
         if any(original in self._kept for original, _ in patch.moves):
             return _ON_STACK
+        ranges = [each for original, _ in patch.moves for each in self._leading_back.get(original, ())]
+        if ranges and not all(is_outside(self._space, thread, ranges) for thread in self._threads):
+            return _COMES_BACK
         for thread, pc, slot, is_trapping in self._places:
             if is_trapping and (pc - 1 in sites or patch.way_on(pc) != pc):
                 return _BUSY

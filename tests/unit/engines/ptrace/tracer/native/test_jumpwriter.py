@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from dprobes.engines.ptrace.sitepatch import SitePatch
+from dprobes.engines.ptrace.sitepatch import CodeCopy, PatchSwitch, SitePatch
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.native.jumpwriter import fitting, groups_of, obstacle_to
+from dprobes.engines.ptrace.tracer.native.jumpwriter import adapted, fitting, groups_of, obstacle_to
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site
@@ -57,6 +58,53 @@ def test_jumps_whose_breakpoints_are_for_others_by_now_do_not_come_back() -> Non
 def test_what_belongs_to_such_a_jump_stays_away_as_well() -> None:
     made = space(a16=((0, 1),), a32=((0, 2),), a48=((0, 3),), a64=((0, 4),))
     bound = [jump(16, (0, 1), groups=((0, 16),)), jump(32, (0, 2), groups=((0, 16), (0, 32)))]
-    far, alone = jump(48, (9, 9), groups=((0, 32),)), jump(64, (0, 4))
+    far, alone = jump(48, (0, 9), groups=((0, 32),)), jump(64, (0, 4))
     assert fitting(made, [*bound, far, alone]) == [alone]
     assert [len(each) for each in groups_of([*bound, far, alone])] == [3, 1]
+
+
+def shared(site: int, place: int, *probes: tuple[int, int]) -> SitePatch:
+    """Return a jump with a switch for each of its probepoints."""
+    made = jump(site, *probes)
+    switches = tuple(PatchSwitch(place, b"on", b"of", place, (each,)) for each in made.sites)
+    return replace(made, copies=(CodeCopy(place, site, exact=True),), owner=probes[-1][0], switches=switches)
+
+
+def test_a_jump_for_several_programs_is_for_those_that_are_there() -> None:
+    made = space(a16=((0, 1), (2, 3)))
+    whole = shared(16, 0x900, (0, 1), (1, 5), (2, 3))
+    assert obstacle_to(made, whole) is not None
+    rest = adapted(made, whole)
+    assert (rest.probes, obstacle_to(made, rest)) == (((0, 1), (2, 3)), None)
+    # What is known of it has all, when it comes again.
+    made.patches.learn([whole])
+    made.patches.learn([rest])
+    made.breakpoints.update(space(a16=((0, 1), (1, 5))).breakpoints)
+    assert adapted(made, rest).probes == ((0, 1), (1, 5))
+
+
+def test_of_several_jumps_at_a_place_the_first_one_that_fits_comes() -> None:
+    made = space(a16=((0, 1),))
+    alone, both = (
+        replace(jump(16, (0, 1)), copies=(CodeCopy(0x800, 16, exact=True),)),
+        shared(16, 0x900, (0, 1), (1, 5)),
+    )
+    assert [each.place for each in fitting(made, [both, alone])] == [0x900]
+    assert [each.place for each in fitting(made, [alone, both])] == [0x800]
+    assert fitting(space(a16=((0, 1), (7, 7))), [both, alone]) == []
+
+
+def test_a_jump_stays_for_others_while_a_program_joins_them() -> None:
+    made = space(a16=((0, 1), (1, 5)))
+    made.joining[16] = frozenset({(1, 5)})
+    assert obstacle_to(made, jump(16, (0, 1))) is None
+    assert obstacle_to(made, jump(16, (0, 1), (1, 5))) is None
+    made.end_joining({16: {(1, 5)}})
+    assert (made.joining, obstacle_to(made, jump(16, (0, 1)))) == ({}, "several programs have it")
+
+
+def test_a_group_that_cannot_be_whole_leaves_its_place_to_other_jumps() -> None:
+    made = space(a16=((0, 1),), a32=((0, 2),))
+    torn = replace(jump(16, (0, 1), groups=((0, 16),)), copies=(CodeCopy(0x800, 16, exact=True),))
+    other, plain = jump(48, (0, 9), groups=((0, 16),)), jump(16, (0, 1))
+    assert fitting(made, [torn, other, plain]) == [plain]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace.sitepatch import CodeCopy, NativeStop, SitePatch
+from dprobes.engines.ptrace.sitepatch import CodeCopy, NativeStop, PatchSwitch, SitePatch
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 
 if TYPE_CHECKING:
@@ -220,3 +220,49 @@ def test_what_a_core_file_should_not_show(memory: int) -> None:
     patches.write(memory, PATCH)
     assert patches.originals() == {place: place for place in (8, 9, 10, 11, 12, 40, 41)}
     assert sorted(patches.ranges()) == [(0x1000, 0x2000), (0x5000, 0x6000), (0x8000, 0xA000), (0xC000, 0xD000)]
+
+
+def test_switches_are_as_the_probepoints_that_are_there_and_those_of_a_child_too(memory: int) -> None:
+    whole = replace(
+        PATCH,
+        sites=((0, 0, 8), (1, 0, 8)),
+        copies=(CodeCopy(20, 8, exact=True),),
+        owner=1,
+        switches=(PatchSwitch(50, b"on", b"of", 52, ((0, 0, 8),)), PatchSwitch(52, b"ON", b"OF", 54, ((1, 0, 8),))),
+    )
+    patches = Patches(code={1: [(20, 30)]})
+    patches.learn([whole])
+    patches.write(memory, whole)
+    assert shown(memory)[50:54] == b"onON"
+    assert (patches.code_of(0), patches.code_of(1)) == ([(52, 52)], [(20, 30), (54, 54)])
+    patches.restore(memory, [8])
+    patches.write(memory, whole.only([(1, 0, 8)]))
+    assert shown(memory)[50:54] == b"ofON"
+    assert [patches.is_used(memory, number) for number in range(3)] == [False, True, False]
+    # The memory of a child may have been copied before.
+    os.pwrite(memory, b"onON", 50)
+    child = patches.copy_for_child(memory, reader(memory), lambda _: True)
+    assert (child.known, shown(memory)[50:54]) == ({20: whole}, b"ofON")
+    patches.forget_program(1)
+    assert patches.known_at() == []
+
+
+def test_a_jump_whose_shared_bytes_lead_elsewhere_is_not_there(memory: int) -> None:
+    """Another punned jump at the place has the same first byte."""
+    former = replace(jump((8, b"\xe9"), sites=(8,), relied_on=(9, CODE[9:13])), copies=(CodeCopy(20, 8, exact=True),))
+    patches = Patches()
+    patches.write(memory, former)
+    patches.forget(8, 9)
+    assert patches.is_used(memory, 0)
+    os.pwrite(memory, b"abcd", 9)
+    assert not patches.is_used(memory, 0)
+
+
+def test_the_latest_jumps_come_first_and_what_was_given_up_is_gone() -> None:
+    patches = Patches()
+    made = [replace(jump((8, b"\xe9"), sites=(8, n)), copies=(CodeCopy(n, 8, exact=True),)) for n in (20, 30)]
+    patches.learn(made)
+    assert patches.known_at() == patches.known_at([8]) == [made[1], made[0]]
+    assert patches.known_at([30]) == [made[1]]
+    patches.give_up([20])
+    assert patches.known_at() == [made[1]]

@@ -209,3 +209,29 @@ def test_the_stack_that_a_signal_has_interrupted_is_looked_at(own_space: Address
 
 def test_a_stack_that_is_none_says_nothing(own_space: AddressSpace) -> None:
     assert stack_words(own_space, os.getpid(), [64], SITE, MIDDLE) is None
+
+
+def test_no_thread_may_be_in_code_that_leads_into_what_would_be_displaced(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is with a punned jump, which displaces one instruction, that a window takes the place of."""
+    former = replace(PLAIN, code=bytes(MIDDLE - SITE), copies=(CodeCopy(0xA010, SITE, exact=True),), begin=0xA000)
+    former = replace(former, end=0xA020)
+    machine.space.patches.displaced[0xA010] = former
+    asked: list[list[tuple[int, int]]] = []
+
+    def is_outside(_: AddressSpace, thread: Thread, ranges: list[tuple[int, int]]) -> bool:
+        asked.append(ranges)
+        return not any(start <= machine.registers[thread.tid] < end for start, end in ranges)
+
+    monkeypatch.setattr(threadplaces, "is_outside", is_outside)
+    thread = machine.thread(0xA004)
+    why = "a thread is in the code of another jump, which leads to what would be displaced"
+    assert machine.places().obstacle(PATCH) == why
+    machine.registers[thread.tid] = 0x7000
+    assert machine.places().obstacle(PATCH) is None
+    assert asked == [[(0xA000, 0xA020)]] * 2
+    # One that leads behind all of it is in nobody's way.
+    machine.space.patches.displaced[0xA010] = replace(former, code=bytes(7))
+    machine.registers[thread.tid] = 0xA004
+    assert machine.places().obstacle(PATCH) is None
