@@ -8,18 +8,24 @@ import shutil
 import signal
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dprobes.engines.findings import Finding
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.oomscore import SPARED, set_score
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.injection import MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.native.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, Watch, control_bits
 from dprobes.errors import reason_of
 from dprobes.rpn.program import Access
+from dprobes.target.processmaps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["examine"]
 
@@ -59,7 +65,7 @@ def _trace(child: int) -> list[Finding]:
         Finding(attach, works=True, essential=True),
         _code_write(child, registers[ptracecalls.Register.RIP]),
         _memory_read(child, registers[ptracecalls.Register.RSP]),
-        _injected_call(child),
+        *_injected_calls(child),
         _debug_registers(child, registers[ptracecalls.Register.RIP]),
         _out_of_memory(child),
         _cpu_number(child),
@@ -88,21 +94,48 @@ def _memory_read(child: int, address: int) -> Finding:
     return Finding(what, works=works, remedy=remedy, essential=True)
 
 
-def _injected_call(child: int) -> Finding:
-    what = "execute probed instructions in a page of their own (a system call made in the target)"
-    remedy = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
+def _injected_calls(child: int) -> Iterator[Finding]:
+    """Give what is found by letting the child make system calls."""
+    stepped = "execute probed instructions in a page of their own (a system call made in the target)"
+    alone = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
+    inline = "run handlers in the probed process, for the price of a call (inline engine)"
+    allowed = "allow processes to be sent files and to map executable memory; until then all hits are breakpoints"
     thread = Thread(child, child, AddressSpace.of_thread(child, 8), ThreadState.STOPPED)
+    with contextlib.closing(thread.space):
+        yield _injected(stepped, alone, thread, _call_getpid)
+        yield _injected(inline, allowed, thread, _map_handlers)
+
+
+def _injected(what: str, remedy: str, thread: Thread, try_it: Callable[[Thread], None]) -> Finding:
+    if not may_inject(thread):
+        filtered = process_field(thread.pid, "Seccomp") not in ("", "0")
+        detail = "a seccomp filter is in force" if filtered else "threads have shadow stacks"
+        return Finding(what, works=False, detail=detail, remedy=remedy)
     try:
-        if not may_inject(thread):
-            filtered = process_field(child, "Seccomp") not in ("", "0")
-            detail = "a seccomp filter is in force" if filtered else "threads have shadow stacks"
-            return Finding(what, works=False, detail=detail, remedy=remedy)
-        with injecting(thread) as call:
-            return Finding(what, works=call(_SYS_GETPID) == child, remedy=remedy)
+        try_it(thread)
     except InjectionError as error:
         return Finding(what, works=False, detail=str(error), remedy=remedy)
+    return Finding(what, works=True, remedy=remedy)
+
+
+def _call_getpid(thread: Thread) -> None:
+    with injecting(thread) as call:
+        found = call(_SYS_GETPID)
+    if found != thread.pid:
+        raise InjectionError(f"getpid has returned {found} in process {thread.pid}")
+
+
+def _map_handlers(thread: Thread) -> None:
+    """Map what the inline engine maps: memory that is shared with us, and a page for code, where there is room."""
+    file = os.memfd_create("doctor")
+    try:
+        os.ftruncate(file, PAGE_SIZE)
+        memory = share_memory(thread, [(file, PAGE_SIZE)], None, lambda _: None)
     finally:
-        thread.space.close()
+        os.close(file)
+    with injecting(thread) as call:
+        call(MUNMAP[thread.space.word_size], memory.region, memory.size)
+    map_code(thread, 0, [(memory.region, memory.region + PAGE_SIZE)])
 
 
 def _debug_registers(child: int, address: int) -> Finding:
