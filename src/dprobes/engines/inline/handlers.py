@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import MapName, ProbeField
 from dprobes.engines.inline.eligibility import asks_for_thread
+from dprobes.engines.inline.families import Families
 from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
 from dprobes.engines.inline.leftthings import LeftThings
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["InlineHandlers"]
 
 _Mapped = tuple[int, tuple[int, int], int]
-"""A module in a process: the page of the process, its file, and how far above its link addresses it is."""
+"""A module in processes: their family, its file, and how far above its link addresses it is."""
 
 _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
@@ -96,9 +97,10 @@ class InlineHandlers:
         self._waiting: dict[int, set[int]] = {}
         """The probepoints, by process, for which memory is asked for."""
         self._memories: dict[int, MemoryShared] = {}
+        self._families = Families()
         self._postponed = Postponed()
-        self._planned: list[SitePatch] = []
-        """All jumps that were asked for: a copy of a process has those of its parent."""
+        self._planned: dict[int, list[SitePatch]] = {}
+        """The jumps that were asked for, by process: a copy has those of its parent."""
         self._sites: dict[_Mapped, dict[int, PlannedSite]] = {}
         """What runs at addresses of a module."""
         self._code_writers: dict[_Mapped, CodeWriter] = {}
@@ -123,8 +125,8 @@ class InlineHandlers:
         """Why probepoints have breakpoints and no jumps."""
         self.jumps: dict[int, set[str]] = {}
         """The probepoints that have jumps, and how these got their bytes."""
-        self._asked: dict[tuple[int, int], str] = {}
-        """The same of what was asked for, by process and probepoint."""
+        self._asked: dict[int, dict[int, str]] = {}
+        """The same of what was asked for, by process."""
 
     @property
     def plan(self) -> StatePlan | None:
@@ -166,6 +168,7 @@ class InlineHandlers:
         if self._reader is not None and self._reader.names is not None:
             self._reader.names.begin_program(message.pid)
         self._memories[message.pid] = message
+        self._families.of(message.pid)
         self._postponed.forget(message.pid)
         return self._plan(message, wanted, answers)
 
@@ -173,14 +176,30 @@ class InlineHandlers:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
         refused = message.refused_of(program)
         if message.is_outdated and self._maps is not None:
-            self._memories.pop(message.pid, None)
+            self.left(message.pid)
             self._waiting.setdefault(message.pid, set()).update(refused)
             return self._share(program, message.pid)
         for probe in message.probes_of(program):
-            if (method := self._asked.get((message.pid, probe))) is not None:  # else it is a copy of its parent's
+            if (method := self._asked.get(message.pid, {}).get(probe)) is not None:  # else it is a copy of its parent's
                 self.jumps.setdefault(probe, set()).add(method)
         self.refused |= refused
         return None
+
+    def copied(self, pid: int, parent: int) -> None:
+        """Take notice that a process has a copy of its parent's memory, jumps and all."""
+        self._families.copied(pid, parent)
+        if parent in self._planned:
+            self._planned[pid] = list(self._planned[parent])
+
+    def left(self, pid: int) -> None:
+        """Take notice that a process has ended, or executes another program: nothing of it is needed any more."""
+        for known in (self._memories, self._planned, self._asked):
+            known.pop(pid, None)
+        self._postponed.forget(pid)
+        family = self._families.left(pid)
+        for of_modules in (self._sites, self._code_writers) if family is not None else ():
+            for key in [key for key in of_modules if key[0] == family]:
+                del of_modules[key]
 
     @property
     def is_due(self) -> bool:
@@ -241,10 +260,11 @@ class InlineHandlers:
         request = _Request()
         for probes in by_file.values():
             self._plan_module(memory, probes, answers, mappings, request)
-        self._planned += request.patches
+        self._planned.setdefault(memory.pid, []).extend(request.patches)
         neighbours = [each for each in self._neighbours() if isinstance(each, InlineHandlers)]
         for patch in request.patches:
-            self._asked |= {(memory.pid, probe): patch.method for n, probe in patch.probes if n == memory.program}
+            mine = (probe for number, probe in patch.probes if number == memory.program)
+            self._asked.setdefault(memory.pid, {}).update(dict.fromkeys(mine, patch.method))
             for each in neighbours:
                 each.note_asked(memory.pid, patch)
         return request.message(memory)
@@ -267,8 +287,9 @@ class InlineHandlers:
         is_new, bias, file = writer.runtime is None, writer.module.bias, answers.compiled[probes[0]].file
         groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
         wanted = planned_sites(groups, memory.program, bias)
-        self._sites.setdefault((memory.page, file, bias), {}).update(wanted)
-        mine = ModulePlan(memory.program, self._rank, memory.page, self._sites[memory.page, file, bias], writer)
+        sites = self._sites.setdefault((self._families.of(memory.pid), file, bias), {})
+        sites.update(wanted)
+        mine = ModulePlan(memory.program, self._rank, memory.page, sites, writer)
         if (problem := writer.prepare(min(wanted))) is not None:
             self.refused |= dict.fromkeys(probes, problem)
             return
@@ -311,7 +332,7 @@ class InlineHandlers:
         memory = self._memories.get(pid)
         if memory is None or self._is_closed:
             return None
-        key = memory.page, file, bias
+        key = self._families.of(pid), file, bias
         writer = self._code_writers.get(key)
         if writer is None or writer.runtime is None or not self._sites.get(key):
             return None
@@ -322,7 +343,7 @@ class InlineHandlers:
         memory = self._memories.get(pid)
         if memory is not None:
             for probe in (probe for number, probe in patch.probes if number == memory.program):
-                self._asked.setdefault((pid, probe), patch.method)
+                self._asked.setdefault(pid, {}).setdefault(probe, patch.method)
 
     def _code_writer(
         self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]
@@ -333,7 +354,7 @@ class InlineHandlers:
         start = run_time_address(mine, first.offset)
         if start is None:
             return None  # it is not mapped any more
-        key = memory.page, site.file, start - first.address
+        key = self._families.of(memory.pid), site.file, start - first.address
         if key not in self._code_writers:
             assert self._maps is not None
             # Before anything in it is asked for its address.
@@ -445,7 +466,9 @@ class InlineHandlers:
             return 0
         from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
 
-        return sum(remove_jumps(pid, self._planned) for pid in pids)
+        everything = [patch for patches in self._planned.values() for patch in patches]
+        # Nothing was said of a process that was forked when the tracer was killed.
+        return sum(remove_jumps(pid, self._planned.get(pid, everything)) for pid in pids)
 
     def close(self) -> None:
         """

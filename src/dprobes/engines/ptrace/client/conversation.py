@@ -44,6 +44,7 @@ from dprobes.engines.ptrace.reports import (
     Overloaded,
     ProbeStatus,
     Refused,
+    Removed,
     Replaced,
     SitesPatched,
     Warned,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.interface import Scope
-    from dprobes.engines.ptrace.client.nativeside import Request
+    from dprobes.engines.ptrace.client.nativeside import NativeSide, Request
     from dprobes.engines.ptrace.client.programrun import Item, ProgramRun
     from dprobes.engines.ptrace.client.restorerprocess import RestorerProcess
     from dprobes.engines.ptrace.requests import Start
@@ -348,11 +349,17 @@ class Conversation:
             case ModuleMapped():
                 self._answer(message)
             case ThreadIdentity():
-                for each in self._runs.values():
-                    if each.native is not None:
-                        each.native.told(message)
+                for native in self._natives():
+                    native.told(message)
             case Mapped() | Forked():
                 self._remember(message)
+                if isinstance(message, Forked):
+                    for native in self._natives():
+                        native.copied(message.pid, message.parent)
+            case Removed(pid, ()):
+                self._restorer.note(message)
+                for native in self._natives():
+                    native.left(pid)
             case Attached():
                 if self._command is not None:
                     self._command.go()
@@ -397,6 +404,10 @@ class Conversation:
                 self._on_end(lambda _: message)
             case _:
                 self._restorer.note(message)
+
+    def _natives(self) -> list[NativeSide]:
+        """Return what programs have in processes."""
+        return [run.native for run in self._runs.values() if run.native is not None]
 
     def _on_placed(self, message: ProbeStatus) -> None:
         """Let jumps take the place of breakpoints that are there now."""
@@ -455,9 +466,8 @@ class Conversation:
 
     def _restore(self) -> None:
         """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
-        for run in self._runs.values():
-            if run.native is not None:
-                run.native.disable()
+        for native in self._natives():
+            native.disable()
         self._known_processes |= self._restorer.processes
         if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
             try:
@@ -471,10 +481,9 @@ class Conversation:
         self._remove_jumps(self._known_processes)
 
     def _remove_jumps(self, processes: set[int]) -> None:
-        for run in self._runs.values():
-            if run.native is not None:
-                run.native.disable()
-                self._restored += run.native.remove(processes)
+        for native in self._natives():
+            native.disable()
+            self._restored += native.remove(processes)
 
     def _on_death(self) -> None:
         """Say what happened, and do what the guard could not do."""

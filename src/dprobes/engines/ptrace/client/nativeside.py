@@ -54,6 +54,12 @@ class NativeSide(Protocol):
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
 
+    def copied(self, pid: int, parent: int) -> None:
+        """Take notice that a process has a copy of its parent's memory, jumps and all."""
+
+    def left(self, pid: int) -> None:
+        """Take notice that a process has ended, or executes another program: nothing of it is needed any more."""
+
     @property
     def is_due(self) -> bool:
         """Whether something is to be asked of the tracer because it is time to."""

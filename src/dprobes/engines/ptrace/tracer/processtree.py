@@ -85,7 +85,7 @@ class ProcessTree:
         space = parent.space
         if pid != parent.pid:
             self._parents[pid] = parent.pid
-            if self._programs.want_images:
+            if self._programs.want_images or parent.space.patches.memories:
                 self._connection.send(Forked(pid, parent.pid, time.monotonic_ns()))
             for program in self._programs:
                 if program.reach.follow and parent.pid in program.reach.pids:
