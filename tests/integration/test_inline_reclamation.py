@@ -51,13 +51,13 @@ def group() -> Iterator[Group]:
         yield made
 
 
-def mapped(pid: int) -> list[str]:
-    """Return what is mapped in a process: how large, how, and what of."""
-    found = []
+def mapped(pid: int) -> Counter[str]:
+    """Return how many bytes are mapped in a process, by how and what of: neighbours may be shown as one mapping."""
+    found = Counter[str]()
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         start, end = (int(number, 16) for number in line.split()[0].split("-"))
-        found.append(f"{end - start} {line.split()[1]} {line[73:]}")
-    return sorted(found)
+        found[f"{line.split()[1]} {line[73:]}"] += end - start
+    return found
 
 
 def resident(pid: int) -> int:
@@ -93,7 +93,7 @@ def test_programs_that_come_and_go_beside_another_leave_nothing(
         first = insert(group, path, STEPPED, pid)
         await_jump(pid, path, "stepped")
         second = None
-        before, kilobytes, hits = list[str](), 0, 0
+        before, kilobytes, hits = Counter[str](), 0, 0
         for number in range(rounds):
             former, second = second, insert(group, path, EMULATED, pid, second if how == "replaced" else None)
             await_jump(pid, path, "stepped", "emulated")
@@ -114,7 +114,7 @@ def test_programs_that_come_and_go_beside_another_leave_nothing(
             finish(group, second)
             hits += sum(second.hits)
         assert hits == rounds
-        await_true(lambda: len(mapped(pid)) < len(before), "the end of the mappings of all", TIMEOUT)
+        await_true(lambda: mapped(pid).total() < before.total(), "the end of the mappings of all", TIMEOUT)
         assert resident(pid) <= kilobytes + RECORDS
         finish(group, first)
         assert first.hits == [rounds]
