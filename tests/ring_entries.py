@@ -10,7 +10,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, Entry
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dprobes.engines.inline.entryindex import EntryBuffer
+    from dprobes.engines.inline.hits.entryindex import EntryBuffer
 
 __all__ = ["entry", "put", "putting"]
 

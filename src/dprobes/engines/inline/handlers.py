@@ -8,42 +8,33 @@ The handlers of one program that run in probed processes: the client's side of `
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import MapName, ProbeField
+from dprobes.engines.inline.codewriters import CodeWriters
 from dprobes.engines.inline.eligibility import asks_for_thread
 from dprobes.engines.inline.families import Families
-from dprobes.engines.inline.handlercode import CodeWriter
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
-from dprobes.engines.inline.leftthings import LeftThings
+from dprobes.engines.inline.hits.handlerhits import HandlerHits
+from dprobes.engines.inline.hits.ringreader import RingReader
+from dprobes.engines.inline.hits.stackentries import StackEntries
 from dprobes.engines.inline.moduleplans import ModulePlan, plan_alone, plan_together, sites_together
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
 from dprobes.engines.inline.refusalnotice import refusal_notice
-from dprobes.engines.inline.ringreader import RingReader
 from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.inline.sitegroups import planned_sites, site_groups
-from dprobes.engines.inline.stackentries import StackEntries
 from dprobes.engines.inline.threadids import tid_place_in
 from dprobes.engines.interface import Notice
-from dprobes.engines.linux.procfs import first_stack_of
 from dprobes.engines.ptrace.requests import PatchSites, ReleaseMemory, ShareMemory
-from dprobes.engines.x86.patches.addressspace import AddressSpace
-from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.errors import DprobesError
-from dprobes.native.memory import MapPlace
-from dprobes.native.runtime import ProcessFacts
 from dprobes.record.layout import Item
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps, run_time_address
+from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.engines.inline.borrowed import Borrowed
-    from dprobes.engines.inline.entryindex import EntryBuffer
+    from dprobes.engines.inline.codewriters import ModuleKey
     from dprobes.engines.inline.moduleplans import PlannedJumps
     from dprobes.engines.inline.pieces import Piece
     from dprobes.engines.inline.sharedstate import StatePlan
@@ -61,12 +52,6 @@ if TYPE_CHECKING:
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["InlineHandlers"]
-
-_Mapped = tuple[int, tuple[int, int], int]
-"""A module in processes: their family, its file, and how far above its link addresses it is."""
-
-_CORRECTION = 0.25
-"""Seconds after which the clock of handlers is corrected again."""
 
 
 class InlineHandlers:
@@ -92,7 +77,6 @@ class InlineHandlers:
         self._images = images
         self._calls = call_table_of(program)
         self._maps: HandlerMaps | None = None
-        self._left: LeftThings | None = None
         self._pieces: dict[int, tuple[Piece, ...] | str] = {}
         self._waiting: dict[int, set[int]] = {}
         """The probepoints, by process, for which memory is asked for."""
@@ -101,24 +85,14 @@ class InlineHandlers:
         self._postponed = Postponed()
         self._planned: dict[int, list[SitePatch]] = {}
         """The jumps that were asked for, by process: a copy has those of its parent."""
-        self._sites: dict[_Mapped, dict[int, PlannedSite]] = {}
+        self._sites: dict[ModuleKey, dict[int, PlannedSite]] = {}
         """What runs at addresses of a module."""
-        self._code_writers: dict[_Mapped, CodeWriter] = {}
+        self._writers = CodeWriters(borrowed)
         self._rank = 0
         self._neighbours: Callable[[], Iterable[object]] = tuple
         """Who else there is with handlers in the same processes."""
-        self._modules: dict[tuple[int, int], ModuleCode] = {}
-        """The code of modules, by file, where they were mapped last: what is known of it holds elsewhere as well."""
-        self._reader: RingReader | None = None
-        self._unfinished = 0
-        """How many entries of the rings threads did not finish, because they were killed."""
-        self._left_entries = 0
-        """How many because a signal handler jumped away from what it had interrupted."""
-        self._corrected = 0.0
-        self._lock = threading.Lock()
+        self._hits: HandlerHits | None = None
         self._is_closed = False
-        self._emitted: dict[int, int] = {}
-        """How many records of each probepoint with jumps there were, when the readers are gone."""
         self._limits: dict[int, tuple[int, int]] = {}
         """The ``passcount`` and ``maxhits`` of probepoints."""
         self.refused: dict[int, str] = {}
@@ -165,8 +139,8 @@ class InlineHandlers:
         if message.problem:
             self.refused |= dict.fromkeys(wanted, message.problem)
             return None
-        if self._reader is not None and self._reader.names is not None:
-            self._reader.names.begin_program(message.pid)
+        if self._hits is not None:
+            self._hits.begin_program(message.pid)
         self._memories[message.pid] = message
         self._families.of(message.pid)
         self._postponed.forget(message.pid)
@@ -197,9 +171,9 @@ class InlineHandlers:
             known.pop(pid, None)
         self._postponed.forget(pid)
         family = self._families.left(pid)
-        for of_modules in (self._sites, self._code_writers) if family is not None else ():
-            for key in [key for key in of_modules if key[0] == family]:
-                del of_modules[key]
+        if family is not None:
+            self._writers.forget(family)
+            self._sites = {key: sites for key, sites in self._sites.items() if key[0] != family}
 
     @property
     def is_due(self) -> bool:
@@ -214,9 +188,8 @@ class InlineHandlers:
 
     def told(self, identity: ThreadIdentity) -> None:
         """Take notice of what a thread is called, and whose it is."""
-        with self._lock:
-            if self._reader is not None and self._reader.names is not None:
-                self._reader.names.told(identity)
+        if self._hits is not None:
+            self._hits.told(identity)
 
     # Planning
 
@@ -235,8 +208,8 @@ class InlineHandlers:
                 self._maps = maps = HandlerMaps(self.state, self._program)
                 tables = (self._borrowed.principal or self.state).tables
                 stacks = StackEntries.of(self._program, tables, self._images)
-                self._reader = RingReader(self._items, maps.rings.size, PROBES_MAX, stacks)
-                self._left = LeftThings(maps)
+                reader = RingReader(self._items, maps.rings.size, PROBES_MAX, stacks)
+                self._hits = HandlerHits(maps, reader, self.state)
         return () if isinstance(found, str) else found
 
     def _share(self, program: int, pid: int) -> ShareMemory:
@@ -281,13 +254,15 @@ class InlineHandlers:
         mappings: list[Mapping],
         request: _Request,
     ) -> None:
-        writer = self._code_writer(memory, probes[0], answers, mappings)
+        assert self._maps is not None
+        family = self._families.of(memory.pid)
+        writer = self._writers.writer(family, memory, probes[0], answers, mappings, self._maps)
         if writer is None:
             return
         is_new, bias, file = writer.runtime is None, writer.module.bias, answers.compiled[probes[0]].file
         groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
         wanted = planned_sites(groups, memory.program, bias)
-        sites = self._sites.setdefault((self._families.of(memory.pid), file, bias), {})
+        sites = self._sites.setdefault((family, file, bias), {})
         sites.update(wanted)
         mine = ModulePlan(memory.program, self._rank, memory.page, sites, writer)
         if (problem := writer.prepare(min(wanted))) is not None:
@@ -333,7 +308,7 @@ class InlineHandlers:
         if memory is None or self._is_closed:
             return None
         key = self._families.of(pid), file, bias
-        writer = self._code_writers.get(key)
+        writer = self._writers.find(key)
         if writer is None or writer.runtime is None or not self._sites.get(key):
             return None
         return ModulePlan(memory.program, self._rank, memory.page, dict(self._sites[key]), writer)
@@ -345,107 +320,35 @@ class InlineHandlers:
             for probe in (probe for number, probe in patch.probes if number == memory.program):
                 self._asked.setdefault(pid, {}).setdefault(probe, patch.method)
 
-    def _code_writer(
-        self, memory: MemoryShared, probe: int, answers: Answers, mappings: list[Mapping]
-    ) -> CodeWriter | None:
-        """Return what writes code for a module of a process, which knows what is there already."""
-        site, first = answers.compiled[probe], answers.probes[probe].instruction
-        mine = [m for m in mappings if (m.device, m.inode) == site.file]
-        start = run_time_address(mine, first.offset)
-        if start is None:
-            return None  # it is not mapped any more
-        key = self._families.of(memory.pid), site.file, start - first.address
-        if key not in self._code_writers:
-            assert self._maps is not None
-            # Before anything in it is asked for its address.
-            maps = dict(self._maps.places(memory.region, self._borrowed, memory.others))
-            maps[MapName.ENTRIES] = MapPlace(memory.page + PAGE_SIZE)
-            known = self._modules.get(site.file)
-            bias = start - first.address
-            code = ModuleCode.of(site.resolved.module, bias) if known is None else known.mapped_at(bias)
-            self._modules[site.file] = code
-            self._code_writers[key] = CodeWriter(
-                code,
-                AddressSpace(mappings, min(m.start for m in mine), max(m.end for m in mine)),
-                self._facts(memory, mappings),
-                maps,
-                self._maps.rings.shape,
-                self._maps.shapes,
-            )
-        return self._code_writers[key]
-
-    def _facts(self, memory: MemoryShared, mappings: list[Mapping]) -> ProcessFacts:
-        assert self._maps is not None
-        clock, life_mark = self._maps.clock.address, self._maps.life_mark.address
-        tid_place, first_stack = tid_place_in(memory.pid, mappings), first_stack_of(memory.pid)
-        return ProcessFacts(memory.page, clock, tid_place, life_mark=life_mark, first_stack=first_stack)
-
     # What has happened
 
     def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
         """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
-        with self._lock:
-            if self._maps is None or self._reader is None:
-                return [], []
-            now = time.monotonic()
-            if now > self._corrected + _CORRECTION:
-                self._corrected = now
-                self._maps.clock.correct()
-            began = time.monotonic_ns() - self._reader.horizon
-            batches = self._reader.read(self._maps.rings.move, began)
-            if is_over:
-                batches += self._reader.read(self._move_rest, None)
-            ended, self._reader.ended = self._reader.ended, []
-            self._left_entries = 0 if self._left is None else self._left.entries
-        return batches, ended
-
-    def _move_rest(self, buffer: EntryBuffer, _: object) -> set[int]:
-        assert self._maps is not None
-        self._unfinished += self._maps.rings.move_rest(buffer)
-        return set()
+        return ([], []) if self._hits is None else self._hits.take(is_over=is_over)
 
     @property
     def is_busy(self) -> bool:
         """Whether so much has come that there is more already."""
-        reader = self._reader
-        return reader is not None and reader.is_busy
+        return self._hits is not None and not self._is_closed and self._hits.is_busy
 
     def to_be_released(self, program: int) -> ReleaseMemory | None:
         """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
-        left = self._left
-        if left is None or not left.are_suspected(time.monotonic()):
-            return None
-        return ReleaseMemory(program, left.note_asking())
+        words = None if self._hits is None else self._hits.to_be_released()
+        return None if words is None else ReleaseMemory(program, words)
 
     def released(self, message: MemoryReleased) -> None:
         """Take notice of the answer."""
-        with self._lock:
-            if self._left is not None:
-                self._left.note_answer(is_done=message.is_done)
+        if self._hits is not None:
+            self._hits.released(is_done=message.is_done)
 
     def add_counts(self, counts: Sequence[Counts]) -> None:
-        """Add what happened without the tracer; hits that are limited, it has drawn as well."""
-        with self._lock:
-            reader = self._reader
-            emitted = (
-                self._emitted if reader is None else {number: reader.counts[number] for number in list(self.jumps)}
-            )
-        state = self.state
-        for number, each in enumerate(counts[:PROBES_MAX]):
-            if state is not None and number in emitted:
-                hits, (passcount, maxhits) = state.count(number, ProbeField.HITS), self._limits[number]
-                if passcount or maxhits:
-                    each.hits, each.passed = min(hits, passcount + maxhits) if maxhits else hits, min(hits, passcount)
-                else:
-                    each.hits += hits
-                each.records += emitted[number]
-                each.lost += state.count(number, ProbeField.LOST)
-                each.missed += state.count(number, ProbeField.MISSED)
-                each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(self.jumps[number])))
+        """Add what happened without the tracer."""
+        if self._hits is not None:
+            self._hits.add_counts(counts, self.jumps, self._limits)
 
     def notices(self) -> Iterator[Notice]:
         """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
-        if unfinished := self._unfinished + self._left_entries:
+        if self._hits is not None and (unfinished := self._hits.unfinished):
             what = "a record is" if unfinished == 1 else f"{unfinished} records are"
             yield Notice(
                 f"{what} lost that threads did not finish: they were killed, or a signal handler jumped away from that"
@@ -476,16 +379,10 @@ class InlineHandlers:
 
         Nothing is asked of the tracer from now on.
         """
-        with self._lock:
-            self._is_closed = True
-            maps, reader = self._maps, self._reader
-            self._maps = self._reader = self._left = None
-            if reader is not None:
-                self._emitted = {number: reader.counts[number] for number in list(self.jumps)}
-        with contextlib.ExitStack() as stack:
-            for each in (maps, reader):
-                if each is not None:
-                    stack.callback(each.close)
+        self._is_closed = True
+        self._maps = None
+        if self._hits is not None:
+            self._hits.close()
 
 
 class _Request:

@@ -15,7 +15,7 @@ from dprobes.native.routines.ring import BUSY, CONSUMER, DATA, DISCARDED, ENTRY_
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from dprobes.engines.inline.entryindex import EntryBuffer
+    from dprobes.engines.inline.hits.entryindex import EntryBuffer
     from dprobes.engines.inline.memory.region import Region
 
 __all__ = ["SharedRing", "SharedRings"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.entryindex import EntryBuffer
+from dprobes.engines.inline.hits.entryindex import EntryBuffer
 from dprobes.engines.inline.memory.region import Region
 from dprobes.engines.inline.memory.rings import SharedRing, SharedRings
 from dprobes.engines.ringspans import entries_in

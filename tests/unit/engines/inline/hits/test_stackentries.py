@@ -12,7 +12,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, KEY_POSITION, KIND_SHIFT, STACK_COPY,
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.handlermaps import new_state
-from dprobes.engines.inline.stackentries import StackEntries
+from dprobes.engines.inline.hits.stackentries import StackEntries
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.rpn.isa import StackEnd, Token

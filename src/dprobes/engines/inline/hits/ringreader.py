@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, LIMIT, NAME_SIZE, Entry
-from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex
-from dprobes.engines.inline.entrypacker import EntryPacker
-from dprobes.engines.inline.threadnames import ThreadNames
+from dprobes.engines.inline.hits.entryindex import EntryBuffer, EntryIndex
+from dprobes.engines.inline.hits.entrypacker import EntryPacker
+from dprobes.engines.inline.hits.threadnames import ThreadNames
 from dprobes.native.routines.entrywalk import RECORD_PLACE, RecordPlaces
 from dprobes.native.routines.ring import ENTRY_HEADER
 from dprobes.record.layout import Item, header_struct
@@ -25,7 +25,7 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from dprobes.engines.inline.stackentries import StackEntries
+    from dprobes.engines.inline.hits.stackentries import StackEntries
 
     Batch = Sequence[tuple[int, bytes]]
 

@@ -36,7 +36,7 @@ from dprobes.native.routines.lineorder import insertion_routine, merge_routine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.inline.threadnames import ThreadNames
+    from dprobes.engines.inline.hits.threadnames import ThreadNames
 
 __all__ = ["EntryBuffer", "EntryIndex", "Group", "Part"]
 

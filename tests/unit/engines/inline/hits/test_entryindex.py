@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from dprobes.bpf.layout import Entry
-from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex, Group, Part
+from dprobes.engines.inline.hits.entryindex import EntryBuffer, EntryIndex, Group, Part
 from dprobes.native.routines.entrywalk import RecordPlaces
 from ring_entries import entry, put
 

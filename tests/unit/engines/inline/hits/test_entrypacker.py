@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.layout import Entry
-from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex
-from dprobes.engines.inline.entrypacker import EntryPacker
+from dprobes.engines.inline.hits.entryindex import EntryBuffer, EntryIndex
+from dprobes.engines.inline.hits.entrypacker import EntryPacker
 from dprobes.native.routines.entrywalk import RecordPlaces
 from dprobes.record.layout import Item, header_struct
 from dprobes.record.mixed import MixedRecords

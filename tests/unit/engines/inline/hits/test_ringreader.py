@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.layout import LIMIT, NAME_SIZE, Entry
-from dprobes.engines.inline.ringreader import RingReader, record_places
+from dprobes.engines.inline.hits.ringreader import RingReader, record_places
 from dprobes.engines.linux.threadidentity import ThreadIdentity
 from dprobes.native.routines.entrywalk import RecordPlaces
 from dprobes.native.routines.ring import DISCARDED
@@ -27,7 +27,7 @@ from ring_entries import entry, putting
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dprobes.engines.inline.entryindex import EntryBuffer
+    from dprobes.engines.inline.hits.entryindex import EntryBuffer
 
 NAMED = Item.PID | Item.TID | Item.UID | Item.TIME | Item.PROCESS_NAME
 NOBODY = 4_194_304

@@ -10,7 +10,7 @@ import pytest
 from dprobes.bpf.layout import MapName
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
-from dprobes.engines.inline.leftthings import LeftThings
+from dprobes.engines.inline.hits.leftthings import LeftThings
 from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.native.routines.ring import BUSY, DATA, ENTRY_HEADER, PRODUCER
 from dprobes.rpn.pipeline import CompileOptions, parse_source

@@ -26,7 +26,7 @@ from dprobes.record.packed import PROBE_SIZE, PackedRecords
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.inline.entryindex import EntryBuffer, EntryIndex, Group
+    from dprobes.engines.inline.hits.entryindex import EntryBuffer, EntryIndex, Group
 
 __all__ = ["EntryPacker"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.threadnames import ThreadNames, thread_key
+from dprobes.engines.inline.hits.threadnames import ThreadNames, thread_key
 from dprobes.engines.linux.threadidentity import ThreadIdentity
 from dprobes.native.routines.entrywalk import NOBODY_KNOWS
 

@@ -1,0 +1,138 @@
+"""What handlers in processes have done: their records, which come through rings, and counts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.layout import ProbeField
+from dprobes.engines.inline.hits.leftthings import LeftThings
+from dprobes.engines.inline.sharedstate import PROBES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.engines.inline.handlermaps import HandlerMaps
+    from dprobes.engines.inline.hits.entryindex import EntryBuffer
+    from dprobes.engines.inline.hits.ringreader import RingReader
+    from dprobes.engines.inline.sharedstate import SharedState
+    from dprobes.engines.interface import Counts
+    from dprobes.engines.linux.threadidentity import ThreadIdentity
+    from dprobes.engines.ptrace.client.nativeside import Batch
+    from dprobes.resolve.probestate import ProbeState
+
+__all__ = ["HandlerHits"]
+
+_CORRECTION = 0.25
+"""Seconds after which the clock of handlers is corrected again."""
+
+
+class HandlerHits:
+    """Read the records of one program's handlers from the memory of ``maps``; counts stay when that is given up."""
+
+    def __init__(self, maps: HandlerMaps, reader: RingReader, state: SharedState) -> None:
+        self._maps: HandlerMaps | None = maps
+        self._reader = reader
+        self._state = state
+        self._left = LeftThings(maps)
+        self._unfinished = 0
+        """How many entries of the rings threads did not finish, because they were killed."""
+        self._left_entries = 0
+        """How many because a signal handler jumped away from what it had interrupted."""
+        self._emitted: Sequence[int] = ()
+        """How many records of each probepoint there were, when the reader is gone."""
+        self._corrected = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def unfinished(self) -> int:
+        """How many records threads did not finish."""
+        return self._unfinished + self._left_entries
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much has come that there is more already."""
+        return self._reader.is_busy
+
+    def begin_program(self, pid: int) -> None:
+        """Take notice that a process executes what has handlers from now on."""
+        if self._reader.names is not None:
+            self._reader.names.begin_program(pid)
+
+    def told(self, identity: ThreadIdentity) -> None:
+        """Take notice of what a thread is called, and whose it is."""
+        with self._lock:
+            if self._reader.names is not None:
+                self._reader.names.told(identity)
+
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+        """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
+        with self._lock:
+            if self._maps is None:
+                return [], []
+            now = time.monotonic()
+            if now > self._corrected + _CORRECTION:
+                self._corrected = now
+                self._maps.clock.correct()
+            began = time.monotonic_ns() - self._reader.horizon
+            batches = self._reader.read(self._maps.rings.move, began)
+            if is_over:
+                batches += self._reader.read(self._move_rest, None)
+            ended, self._reader.ended = self._reader.ended, []
+            self._left_entries = self._left.entries
+        return batches, ended
+
+    def _move_rest(self, buffer: EntryBuffer, _: object) -> set[int]:
+        assert self._maps is not None
+        self._unfinished += self._maps.rings.move_rest(buffer)
+        return set()
+
+    def to_be_released(self) -> tuple[tuple[int, int], ...] | None:
+        """Return the words to release (``ReleaseMemory``) if handlers seem to have left something others wait for."""
+        if self._maps is None or not self._left.are_suspected(time.monotonic()):
+            return None
+        return self._left.note_asking()
+
+    def released(self, *, is_done: bool) -> None:
+        """Take notice of the answer."""
+        with self._lock:
+            if self._maps is not None:
+                self._left.note_answer(is_done=is_done)
+
+    def add_counts(
+        self, counts: Sequence[Counts], jumps: Mapping[int, set[str]], limits: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """
+        Add what happened at probepoints with ``jumps`` without the tracer.
+
+        Those with a ``passcount`` or ``maxhits`` are limited: such hits the tracer has drawn as well.
+        """
+        with self._lock:
+            emitted = self._emitted if self._maps is None else self._reader.counts
+            records = {number: emitted[number] for number in list(jumps)}
+        state = self._state
+        for number, each in enumerate(counts[:PROBES_MAX]):
+            if number not in records:
+                continue
+            hits, (passcount, maxhits) = state.count(number, ProbeField.HITS), limits[number]
+            if passcount or maxhits:
+                each.hits, each.passed = min(hits, passcount + maxhits) if maxhits else hits, min(hits, passcount)
+            else:
+                each.hits += hits
+            each.records += records[number]
+            each.lost += state.count(number, ProbeField.LOST)
+            each.missed += state.count(number, ProbeField.MISSED)
+            each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(jumps[number])))
+
+    def close(self) -> None:
+        """Give up all but the counts."""
+        with self._lock:
+            maps, self._maps = self._maps, None
+            if maps is not None:
+                self._emitted = tuple(self._reader.counts)
+        with contextlib.ExitStack() as stack:
+            if maps is not None:
+                stack.callback(maps.close)
+                stack.callback(self._reader.close)
