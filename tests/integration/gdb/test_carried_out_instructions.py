@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.engines.gdb.effectemulator import EffectEmulator
-from dprobes.engines.gdb.emulation import EMULATED, Emulator
 from dprobes.engines.gdb.processors import processor_of, registers_of
+from dprobes.engines.gdb.steps.effectemulator import EffectEmulator
+from dprobes.engines.gdb.steps.emulation import EMULATED, Emulator
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.gdb.exits import StubExits
-from dprobes.engines.gdb.stepper import Stepper
+from dprobes.engines.gdb.steps.stepper import Stepper
 from dprobes.engines.hits.handlerruns import HandlerRunner
 from dprobes.engines.interface import StateEvent
 from dprobes.errors import EngineError

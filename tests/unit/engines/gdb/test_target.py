@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.engines.gdb.emulation import Emulator
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.protocol.packets import packet
+from dprobes.engines.gdb.steps.emulation import Emulator
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.gdb.emulation import Emulator
 from dprobes.engines.gdb.machine.addressspaces import AddressSpaces
 from dprobes.engines.gdb.machine.exceptions import fault_entries
 from dprobes.engines.gdb.machine.execution import Executor
@@ -21,6 +20,7 @@ from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
 from dprobes.engines.gdb.machine.stacks.unwindtables import UnwindTables
 from dprobes.engines.gdb.machine.tasks import TaskReader
 from dprobes.engines.gdb.session import StubSession
+from dprobes.engines.gdb.steps.emulation import Emulator
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.hits.probes import DEBUGGER
 from dprobes.engines.interface import Notice

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.engines.gdb.processors import processor_of, registers_of
-from dprobes.engines.gdb.stepper import Stepper
+from dprobes.engines.gdb.steps.stepper import Stepper
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.target import StubTarget

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.effectemulator import EffectEmulator
-from dprobes.engines.gdb.emulation import EMULATED, Emulator
+from dprobes.engines.gdb.steps.effectemulator import EffectEmulator
+from dprobes.engines.gdb.steps.emulation import EMULATED, Emulator
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.errors import EngineError, TargetError
 from dprobes.target.code.effects.instructions import MODES
