@@ -132,6 +132,7 @@ class RingReader:
         self._buffers = other, buffer
         index, names = self._index, self.names
         if names is not None:
+            names.awaits_tracer = before is not None
             names.look_again(index.seen_end)
         self._reading += 1
         index.begin(self._reading, None if names is None else names.seen)

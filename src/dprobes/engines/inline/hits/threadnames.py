@@ -49,6 +49,10 @@ class ThreadNames:
         """What processes execute, as far as that was looked at: device and inode of the file."""
         self._last: dict[int, bytes] = {}
         """What was known last of a thread of each process, for those of which nothing else is."""
+        self._met: set[int] = set()
+        """Processes that have got memory for handlers, or were met in records before."""
+        self.awaits_tracer = True
+        """Whether what the tracer has to say may still be on its way."""
         self._looked = 0
         self._due: list[int] = []
         self.seen = Words(NAMES.entries * 8)
@@ -59,9 +63,17 @@ class ThreadNames:
         return self._table.place.address
 
     def learn(self, key: int) -> None:
-        """Find out about a thread that has made a record; if that is not possible, note that nobody knows."""
+        """
+        Find out about a thread that has made a record; if that is not possible, note that nobody knows.
+
+        That a process has been made, the tracer has said before its first record; but that may not have been read yet,
+        and the process execute something else by now. So the first record of one waits for the next reading.
+        """
         pid, tid = key >> 32, key & 0xFFFF_FFFF
-        identity = identity_of(pid, tid)
+        identity = None
+        if pid in self._programs or pid in self._met or not self.awaits_tracer:
+            identity = identity_of(pid, tid)
+        self._met.add(pid)
         if identity is None:
             self._nameless.add(key)
             self._set(key, _ROW.pack(b"", 0, NOBODY_KNOWS))
@@ -81,6 +93,7 @@ class ThreadNames:
     def begin_program(self, pid: int) -> None:
         """Forget what is known of a process, which executes another program by now."""
         self._programs.pop(pid, None)
+        self._met.add(pid)
         for key in list(self._table):
             if int.from_bytes(key, "little") >> 32 == pid:
                 self._table.discard(key)

@@ -25,6 +25,7 @@ OWN = thread_key(PID, PID)
 @pytest.fixture
 def names() -> Iterator[ThreadNames]:
     made = ThreadNames()
+    made.begin_program(PID)
     yield made
     made.close()
 
@@ -46,6 +47,29 @@ def known(names: ThreadNames, key: int) -> tuple[bytes, int, int]:
 def test_a_thread_is_looked_up(names: ThreadNames, name: bytes) -> None:
     names.learn(OWN)
     assert known(names, OWN) == (name, os.getuid(), 0)
+
+
+def test_the_first_record_of_a_process_waits_for_what_the_tracer_has_to_say_of_it(name: bytes) -> None:
+    for is_told in (True, False):
+        names = ThreadNames()
+        names.learn(OWN)
+        assert known(names, OWN)[2] == NOBODY_KNOWS
+        if is_told:
+            names.told(ThreadIdentity(PID, PID, b"before", 3, (1, 2)))
+            assert known(names, OWN) == (b"before", 3, 0)
+        else:
+            names.look_again(0)
+            names.learn(OWN)
+            assert known(names, OWN) == (name, os.getuid(), 0)
+        names.close()
+
+
+def test_when_nothing_more_is_to_come_no_record_waits(name: bytes) -> None:
+    names = ThreadNames()
+    names.awaits_tracer = False
+    names.learn(OWN)
+    assert known(names, OWN) == (name, os.getuid(), 0)
+    names.close()
 
 
 def test_of_a_thread_that_is_gone_nobody_knows_until_the_tracer_tells(names: ThreadNames) -> None:
