@@ -85,7 +85,8 @@ def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
     """
     Return jumps that do what breakpoints do that are there now, as they do it, the first one for each place.
 
-    Of those that belong together there are all or none.
+    Of those that belong together there are all or none. The last ones in memory come first: a punned jump relies on
+    bytes of the jump behind it.
     """
     left = [made for jump in jumps if (made := adapted(space, jump)).sites]
     members: dict[tuple[int, int], set[int]] = {}
@@ -103,7 +104,7 @@ def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
         torn = {group for group, addresses in members.items() if not addresses <= there}
         gone = {jump for jump in found if not torn.isdisjoint(jump.groups)}
         if not gone:
-            return found
+            return sorted(found, key=lambda jump: -jump.start)
         left = [jump for jump in left if jump not in gone]
 
 

@@ -55,6 +55,13 @@ def test_jumps_whose_breakpoints_are_for_others_by_now_do_not_come_back() -> Non
     assert fitting(made, [shared, fits]) == [fits]
 
 
+def test_the_last_jump_in_memory_comes_back_first_whose_bytes_others_rely_on() -> None:
+    made = space(a16=((0, 1),), a18=((0, 2),), a32=((0, 3),))
+    spread = [replace(jump(site, (0, probe)), code=b"\0") for probe, site in enumerate((16, 18, 32), 1)]
+    apart = [replace(each, writes=((each.start, b"\xe9"),), originals=(b"\0",)) for each in spread]
+    assert [each.start for each in fitting(made, apart)] == [32, 18, 16]
+
+
 def test_what_belongs_to_such_a_jump_stays_away_as_well() -> None:
     made = space(a16=((0, 1),), a32=((0, 2),), a48=((0, 3),), a64=((0, 4),))
     bound = [jump(16, (0, 1), groups=((0, 16),)), jump(32, (0, 2), groups=((0, 16), (0, 32)))]
