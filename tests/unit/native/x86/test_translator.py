@@ -6,14 +6,22 @@ Every case runs so too (``conftest.BACK_ENDS``); here are random programs and ra
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from differential import Demand, bytes_agree, program_agrees, random_demand
+from differential import Demand, MappedHereError, bytes_agree, compared, program_agrees, random_demand
+from dprobes.arch import architecture
 from dprobes.bpf.lower import Placement
+from dprobes.diagnostics import Diagnostics
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.pipeline import CompileOptions, parse_source
+from dprobes.source import SourceFile
+from dprobes.testing import FakeContext
+from dprobes.vm import Point
 from native_backend import NativeStage
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
@@ -56,3 +64,13 @@ def test_so_it_does_at_the_ends_of_all_limits(name: str, kind: str) -> None:
 @NAMES
 def test_random_bytes_do_the_same(name: str) -> None:
     assert sum(bytes_agree(seed, name, STAGE) for seed in range(FEWER)) >= FEWER // 4
+
+
+def test_what_would_write_to_this_process_is_not_run() -> None:
+    here = ctypes.create_string_buffer(b"unharmed", 16384)
+    target = architecture("x86_64")
+    text = f"name = x\noffset = 0\npush {ctypes.addressof(here)}\npush 7\npop mem, u64\nexit\n"
+    image = encode(parse_source(SourceFile("x.rpn", text), Diagnostics(), CompileOptions()), target)
+    with pytest.raises(MappedHereError):
+        compared(image, target, [(image.handlers[0], Point())], FakeContext, Demand(), STAGE)
+    assert here.value == b"unharmed"
