@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from dprobes.engines.core.corenotices import no_core_notice, written_notice
@@ -51,8 +52,9 @@ class StubExits(StubControls):
     _resolved: Resolved
     _core_directory: str
 
+    @abstractmethod
     def _count(self, handled: Sequence[Handled[StubProgram]]) -> None:
-        raise NotImplementedError
+        """Count hits, and take out what has become inactive by that."""
 
     def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
         """Do what handlers want to be done with the target before it goes on; return whether the run is over then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.gdb.exits import StubExits
@@ -46,26 +47,32 @@ class StubMember(StubExits):
     _has_withdrawn = False
     """Whether the probepoints were taken out while those of others stay."""
 
+    @abstractmethod
     def begin(self) -> None:
         """Insert the breakpoints."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def own_places(self) -> set[int]:
         """Where breakpoints of the engine's own are, at which modules may have come or gone."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def forget_request(self) -> None:
+        """Take notice that the target has stopped: whoever wants it to stop again has to ask again."""
+
+    @abstractmethod
     def _placement(self) -> PlacedProbes:
         """Return probepoints that are nowhere yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _target_of(
         self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
     ) -> StubTarget:
-        raise NotImplementedError
+        """Return the target behind the stub."""
 
+    @abstractmethod
     def _context_of(self, architecture: Architecture, processor: StubProcessor) -> StubContext:
-        raise NotImplementedError
+        """Return what handlers see of the target."""
 
     # Coming and going
 

@@ -237,6 +237,10 @@ class StubSession(StubMember):
             text = "the target does not stop when it is interrupted: it is waited for until it comes to a probepoint"
             self._warn(text, None)
 
+    def forget_request(self) -> None:
+        """Take notice that the target has stopped: whoever wants it to stop again has to ask again."""
+        self._asked_at = None
+
     def _on_stop(self, reply: StopReply) -> bool:
         """See to a stop, and let the target go on; return whether the run is over instead."""
         assert isinstance(reply, Stopped)

@@ -50,6 +50,9 @@ class Member(Protocol):
     def turn(self) -> bool:
         """Wait for the target to stop, for a short time, and see to that; return whether it did."""
 
+    def forget_request(self) -> None:
+        """Take notice that the target has stopped: whoever wants it to stop again has to ask again."""
+
     def warn(self, message: str, hint: str | None = None) -> None:
         """Tell its user something, and what to do about it."""
 
@@ -76,6 +79,8 @@ class SharedStub(Generic[MemberT]):
         """Where a debugger takes over, if a handler wants that."""
         self._has_begun = False
         self._driving = threading.RLock()
+        self._counting = threading.Lock()
+        """Held while ``_holds`` changes."""
         self._holds = 0
         """How many want the target to stand still, by whom nobody else drives it."""
         self._delayed: tuple[int, ThreadId | None] | None = None
@@ -154,7 +159,8 @@ class SharedStub(Generic[MemberT]):
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
         """Have the target stand still, between two hits; raise ``EngineError`` if it does not stop, or has ended."""
-        self._holds += 1
+        with self._counting:
+            self._holds += 1
         try:
             with self._driving:
                 until = time.monotonic() + _PATIENCE
@@ -167,9 +173,12 @@ class SharedStub(Generic[MemberT]):
                         f"the target behind the stub {self.target.stub.name} does not stop",
                         hint="QEMU's emulation of a process stops at probepoints only",
                     )
+                if self.members:
+                    self.members[0].forget_request()
                 yield
         finally:
-            self._holds -= 1
+            with self._counting:
+                self._holds -= 1
             with self._driving:
                 if not self._holds and self._delayed is not None and not self.is_over:
                     delayed, self._delayed = self._delayed, None
