@@ -8,6 +8,7 @@ and their context is that of x86.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from typing import TYPE_CHECKING, Self
 
@@ -17,24 +18,22 @@ from a64_processor import A64Processor
 from dprobes.bpf.asm.isa import Helper
 from dprobes.bpf.layout import MapName
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.native.a64.assembler import A64Assembler, Gpr
 from dprobes.native.a64.handler import handler_function
 from dprobes.native.a64.registers import RESULT
 from dprobes.native.a64.runtime import make_runtime
 from dprobes.native.code import Surroundings
-from dprobes.native.runtime import ProcessFacts
 from dprobes.testing import PAGE
-from machine_code import reserve
-from native_backend import NATIVE, NativeRunner, NativeStage
+from native_backend import NATIVE, NativeRunner, NativeStage, facts_page, process_facts, shapes_of
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.inline.memory.arrays import SharedArray
+    from dprobes.native.routines.ring import RingShape
+    from dprobes.native.runtime import ProcessFacts, Runtime
+    from native_backend import Shapes
 
 __all__ = ["NATIVE", "A64Runner", "A64Stage"]
-
-_ROOM = 1 << 20
 
 
 class A64Runner(NativeRunner):
@@ -46,17 +45,14 @@ class A64Runner(NativeRunner):
 
     def _load(self, lowered: Lowered, scratch: SharedArray) -> int:
         objects = self._map_objects(scratch)
-        shapes = {name: each.shape for name, each in objects.items() if isinstance(each, SharedHash)}
-        pages = self._pages.place.address
-        address = reserve(_ROOM)
-        rings = self._maps[MapName.RING].shape
-        runtime = make_runtime(address, ProcessFacts(pages, pages + 64), rings, shapes)
+        address, rings = self._room(), self._maps[MapName.RING].shape
+        runtime = _runtime(address, process_facts(), rings, shapes_of(objects))
         places = {name: each.place for name, each in objects.items()}
         asking = A64Assembler(runtime.code.end)
         routines = {**runtime.routines, **_write_questions(asking)}
         around = Surroundings(places, routines, runtime.map_routines, rings=rings)
         handler = handler_function(asking.here, lowered.assembled, around)
-        processor = A64Processor([(self._region.own_address, self._region.size)])
+        processor = A64Processor([(self._region.own_address, self._region.size), (facts_page(), PAGE)])
         processor.put(address, runtime.code.code + asking.assemble() + handler.code)
         processor.catch(runtime.code.fixups)
         self._handlers.append((processor, handler.address))
@@ -88,6 +84,11 @@ class A64Runner(NativeRunner):
                 continue
             (value,) = struct.unpack_from("=Q", ctypes.string_at(start + offset, 8))
             context.set_value(name, value & self._architecture.word_mask)
+
+
+@functools.lru_cache(64)
+def _runtime(address: int, facts: ProcessFacts, rings: RingShape, shapes: Shapes) -> Runtime:
+    return make_runtime(address, facts, rings, dict(shapes))
 
 
 def _write_questions(asm: A64Assembler) -> dict[Helper, int]:

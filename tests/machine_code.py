@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
     from dprobes.native.faults import Fixup
 
-__all__ = ["FaultHandler", "Pages", "call_stub", "function_at", "handle_faults", "libc", "place", "reserve"]
+__all__ = [
+    "FaultHandler",
+    "Pages",
+    "call_stub",
+    "function_at",
+    "give_back",
+    "handle_faults",
+    "libc",
+    "place",
+    "reserve",
+    "take_room",
+]
 
 SAVED = (Gpr.RBX, Gpr.RBP, Gpr.R12, Gpr.R13, Gpr.R14, Gpr.R15)
 _SA_SIGINFO, _SA_NODEFER = 4, 0x40000000
@@ -46,11 +57,27 @@ def reserve(size: int) -> int:
     return address
 
 
+@functools.cache
+def _free_rooms(size: int) -> list[int]:
+    return []
+
+
+def take_room(size: int) -> int:
+    """Return so many bytes for code that nothing else will take: those that were given back last."""
+    free = _free_rooms(size)
+    return free.pop() if free else reserve(size)
+
+
+def give_back(address: int, size: int) -> None:
+    """Let others have a room whose code nobody calls any more."""
+    _free_rooms(size).append(address)
+
+
 def place(address: int, code: bytes, room: int) -> None:
     """
     Put code where ``room`` bytes were reserved for it.
 
-    It stays there: it is no file's, so that it does not count among what a process has mapped of files.
+    The room stays mapped: it is no file's, so that it does not count among what a process has mapped of files.
     """
     assert len(code) <= room
     assert not libc().mprotect(address, room, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -79,9 +106,10 @@ def call_stub(address: int, target: int) -> bytes:
 
 
 class FaultHandler:
-    """Have faults of generated code go on at their fix-ups for a while."""
+    """Have faults of generated code go on at their fix-ups for a while; ``address`` is that of the signal handler."""
 
     def __init__(self, address: int) -> None:
+        self.address = address
         self._action = _SigAction(address, flags=_SA_SIGINFO | _SA_NODEFER)
         self._old = {number: _SigAction() for number in (signal.SIGSEGV, signal.SIGBUS)}
 
@@ -93,13 +121,16 @@ class FaultHandler:
         for number, old in self._old.items():
             assert not libc().sigaction(number, ctypes.byref(old), None)
 
+    def close(self) -> None:
+        """Give back the room of the signal handler."""
+        give_back(self.address, mmap.PAGESIZE)
+
 
 def handle_faults(fixups: Sequence[Fixup]) -> FaultHandler:
     """Return what lets faults at these instructions go on; others end the process."""
     abort = ctypes.cast(libc().abort, ctypes.c_void_p).value or 0
-    address = reserve(mmap.PAGESIZE)
-    code = fault_entry(address, fixups, abort)
-    place(address, code, len(code))
+    address = take_room(mmap.PAGESIZE)
+    place(address, fault_entry(address, fixups, abort), mmap.PAGESIZE)
     return FaultHandler(address)
 
 

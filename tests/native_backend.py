@@ -8,6 +8,7 @@ its fix-up.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,16 +31,19 @@ from dprobes.native.x86.runtime import make_runtime
 from dprobes.testing import PAGE
 from ebpf_backend import EbpfRunner, Stage
 from ebpf_world import memory_of
-from machine_code import FaultHandler, call_stub, function_at, handle_faults, place, reserve
+from machine_code import FaultHandler, Pages, call_stub, function_at, give_back, handle_faults, place, take_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.tablemaps import TableMaps
+    from dprobes.native.runtime import Runtime
     from dprobes.rpn.encoder import CodeImage
 
-__all__ = ["NATIVE", "NativeRunner", "NativeStage"]
+    Shapes = tuple[tuple[MapName, TableShape], ...]
+
+__all__ = ["NATIVE", "NativeRunner", "NativeStage", "facts_page", "process_facts", "shapes_of"]
 
 NATIVE = Abilities(
     LoopForm.MAY_GOTO,
@@ -66,14 +70,22 @@ class NativeRunner(EbpfRunner):
         self._region.place = self._region.own_address
         self._shapes: dict[int, TableShape] = {}
         self._functions: list[tuple[Any, FaultHandler]] = []
-        self._pages = SharedArray(self._region, 64, 2)
+        self._rooms: list[int] = []
         super().__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        self._pages.close()
+        for _, faults in self._functions:
+            faults.close()
+        for room in reversed(self._rooms):
+            give_back(room, _ROOM)
         self._region.close()
+
+    def _room(self) -> int:
+        """Return where code of the program will be: where that of others was."""
+        self._rooms.append(take_room(_ROOM))
+        return self._rooms[-1]
 
     def abilities(self, loops: LoopForm | None, *, sleepable: bool) -> Abilities:
         return NATIVE
@@ -102,13 +114,9 @@ class NativeRunner(EbpfRunner):
 
     def _load(self, lowered: Lowered, scratch: SharedArray) -> int:
         objects = self._map_objects(scratch)
-        shapes = {name: each.shape for name, each in objects.items() if isinstance(each, SharedHash)}
-        pages = self._pages.place.address
         # The code is made for the place where it will be mapped, which is found first.
-        address = reserve(_ROOM)
-        rings = self._maps[MapName.RING]
-        facts = ProcessFacts(pages, pages + 64)
-        runtime = make_runtime(address, facts, rings.shape, shapes)
+        address, rings = self._room(), self._maps[MapName.RING]
+        runtime = _runtime(address, process_facts(), rings.shape, shapes_of(objects))
         asking = X86Assembler(runtime.code.end)
         routines = {**runtime.routines, **_write_questions(asking)}
         around = Surroundings({name: each.place for name, each in objects.items()}, routines,
@@ -136,6 +144,27 @@ class NativeRunner(EbpfRunner):
                 continue
             (value,) = struct.unpack_from("=Q", registers, offset)
             context.set_value(name, value & self._architecture.word_mask)
+
+
+@functools.lru_cache(64)
+def _runtime(address: int, facts: ProcessFacts, rings: RingShape, shapes: Shapes) -> Runtime:
+    return make_runtime(address, facts, rings, dict(shapes))
+
+
+def shapes_of(objects: Mapping[MapName, Any]) -> Shapes:
+    """Return the shapes of the hash tables among maps."""
+    return tuple((name, each.shape) for name, each in objects.items() if isinstance(each, SharedHash))
+
+
+@functools.cache
+def facts_page() -> int:
+    """Return a page of what handlers know of this process: nothing, so that they ask."""
+    return Pages(1).start
+
+
+def process_facts() -> ProcessFacts:
+    """Return where that is."""
+    return ProcessFacts(facts_page(), facts_page() + 64)
 
 
 def _write_questions(asm: X86Assembler) -> dict[Helper, int]:

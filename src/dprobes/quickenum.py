@@ -4,11 +4,15 @@ Enumerations that cost little to import: they are made in the way in which the s
 ``class X(enum.Enum)`` gives each member through a descriptor of its own, which takes 5 µs; a start has five hundred of
 them. ``enum._simple_enum``, by which the modules of the standard library have been imported more quickly since Python
 3.11, makes equal classes in less than half of the time. Where it is missing, they are made as usual.
+
+In Python 3.11 each use of a member, as of its ``value``, calls a function written in Python. Members are put into their
+classes as they are here, as later versions do (gh-93910).
 """
 
 from __future__ import annotations
 
 import enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Enum", "IntEnum", "IntFlag"]
 
 _quickly: Any = getattr(enum, "_simple_enum", None)
+_GETTERS = {"name": property(attrgetter("_name_")), "value": property(attrgetter("_value_"))}
 
 
 class _Maker(type):
@@ -30,7 +35,13 @@ class _Maker(type):
         (own,) = bases
         base = own._base  # type: ignore[attr-defined]  # noqa: SLF001 - our own
         plain = type(name, (), namespace)
-        return _quickly(base)(plain)
+        made = _quickly(base)(plain)
+        for member in made.__members__:
+            type.__setattr__(made, member, made.__members__[member])
+        for attribute, getter in _GETTERS.items():
+            if attribute not in made.__members__:
+                type.__setattr__(made, attribute, getter)
+        return made
 
 
 def _maker(base: type[enum.Enum]) -> Any:

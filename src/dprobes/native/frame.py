@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["budget_place", "frame_size", "uses_budget"]
 
 _CLASS = 0x07
+_LOAD, _STORES, _CALCULATIONS = Class.LDX, (Class.ST, Class.STX), (Class.ALU64, Class.ALU)
+_COPY, _ADDITION, _MAY_GOTO = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD, Class.JMP | Jump.MAY_GOTO
 _BUDGET_SIZE, _ALIGNMENT = 8, 16
 
 
 def uses_budget(code: tuple[Insn, ...]) -> bool:
     """Return whether code counts how often MAY_GOTO goes on, which takes a word of its frame."""
-    return any(insn.opcode == Class.JMP | Jump.MAY_GOTO for insn in code)
+    return any(insn.opcode == _MAY_GOTO for insn in code)
 
 
 def budget_place(code: tuple[Insn, ...]) -> int:
@@ -38,14 +40,16 @@ def _depth(code: tuple[Insn, ...]) -> int:
     frame = Register.R10.value
     lowest = 0
     for index, insn in enumerate(code):
+        if frame not in (insn.src, insn.dst):
+            continue
         kind = insn.opcode & _CLASS
-        if (kind == Class.LDX and insn.src == frame) or (kind in (Class.ST, Class.STX) and insn.dst == frame):
+        if (kind == _LOAD and insn.src == frame) or (kind in _STORES and insn.dst == frame):
             lowest = min(lowest, insn.off)
-        elif insn.src == frame and insn.opcode == Class.ALU64 | Alu.MOV | X:
+        elif insn.src == frame and insn.opcode == _COPY:
             following = code[index + 1]
-            if following.opcode != Class.ALU64 | Alu.ADD or following.dst != insn.dst:
+            if following.opcode != _ADDITION or following.dst != insn.dst:
                 return FRAME_MAX
             lowest = min(lowest, following.imm)
-        elif insn.src == frame and insn.opcode & X and kind in (Class.ALU64, Class.ALU):
+        elif insn.src == frame and insn.opcode & X and kind in _CALCULATIONS:
             return FRAME_MAX
     return -lowest

@@ -32,6 +32,7 @@ LOOP_BUDGET = 1 << 23
 
 _SIZES = {size << 0: size.bytes for size in Size}
 _CLASS, _OPERATION, _MODE, _SIZE = 0x07, 0xF0, 0xE0, 0x18
+_JUMPS, _LEAVING = (Class.JMP, Class.JMP32), (Jump.CALL, Jump.EXIT)
 _FIRST_ARGUMENT, _LENGTH = Register.R1.value, Register.R3.value
 _COPIED_MAX = 256
 """The size of an entry up to which it is copied where it is written, word by word."""
@@ -135,8 +136,7 @@ class Translator(ABC, Generic[_Asm]):
         targets = {
             index + 1 + insn.off
             for index, insn in enumerate(code)
-            if insn.opcode & _CLASS in (Class.JMP, Class.JMP32)
-            and insn.opcode & _OPERATION not in (Jump.CALL, Jump.EXIT)
+            if insn.opcode & _CLASS in _JUMPS and insn.opcode & _OPERATION not in _LEAVING
         }
         self._labels = {index: self._asm.label() for index in sorted(targets)}
         if uses_budget(code):

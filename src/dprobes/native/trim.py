@@ -24,6 +24,7 @@ __all__ = ["is_first_argument_used", "trimmed"]
 _CLASS, _OPERATION, _MODE = 0x07, 0xF0, 0xE0
 _CALL, _EXIT, _JUMP = Class.JMP | Jump.CALL, Class.JMP | Jump.EXIT, Class.JMP | Jump.JA
 _BRANCHES = (Class.JMP, Class.JMP32)
+_SETTING = (Class.ALU, Class.ALU64, Class.LDX)
 _NONE = 0
 _FIRST_ARGUMENT = 0b10
 _CALLED = 0b11_1111
@@ -75,26 +76,29 @@ def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
 
 def _is_pure(insn: Insn) -> bool:
     """Return whether an instruction does nothing but set its register."""
-    return insn.opcode & _CLASS in (Class.ALU, Class.ALU64, Class.LDX) or insn.opcode == WIDE_LOAD
+    return insn.opcode & _CLASS in _SETTING or insn.opcode == WIDE_LOAD
 
 
 def _live(code: tuple[Insn, ...]) -> list[int]:
     """Return for each instruction the registers, as bits, that somebody looks at behind it."""
     before, behind = [_NONE] * (len(code) + 1), [_NONE] * len(code)
-    order = list(_instructions(code))
+    order = [
+        (
+            index,
+            len(code) if insn.opcode in (_EXIT, _JUMP) else index + (2 if insn.opcode == WIDE_LOAD else 1),
+            index + 1 + insn.off if _goes(insn) else len(code),
+            *_effect(insn),
+            1 << insn.dst if _is_pure(insn) else _NONE,
+        )
+        for index, insn in _instructions(code)
+    ]
     order.reverse()
     is_stable = False
     while not is_stable:
         is_stable = True
-        for index, insn in order:
-            live = _NONE
-            if insn.opcode not in (_EXIT, _JUMP):
-                live = before[index + (2 if insn.opcode == WIDE_LOAD else 1)]
-            if _goes(insn):
-                live |= before[index + 1 + insn.off]
-            behind[index] = live
-            looked_at, changed = _effect(insn)
-            if not _is_pure(insn) or live >> insn.dst & 1:
+        for index, following, target, looked_at, changed, wanted in order:
+            live = behind[index] = before[following] | before[target]
+            if not wanted or live & wanted:
                 live = live & ~changed | looked_at
             if live != before[index]:
                 before[index] = live

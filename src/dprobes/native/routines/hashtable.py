@@ -20,6 +20,7 @@ no room is not inserted; a table that ``forgets`` gives it the place of another 
 from __future__ import annotations
 
 import errno
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembler
@@ -89,6 +90,7 @@ class TableShape:
         return self.locks + BLOCK * (self.capacity // self.block)
 
 
+@lru_cache(64)  # each process that is probed has routines for the same shapes
 def hash_routine(helper: Helper, shape: TableShape) -> Assembled:
     """Return the routine for MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM or MAP_DELETE_ELEM on tables of a shape."""
     asm = Assembler()

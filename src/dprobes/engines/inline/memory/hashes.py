@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["SharedHash"]
 
 _STATE = 8
+_SEEN = 1024
+"""Slots that are copied at a time where all are looked at."""
 
 
 @lru_cache(256)
@@ -100,11 +103,13 @@ class SharedHash:
 
     def __iter__(self) -> Iterator[bytes]:
         stride, size = self.shape.stride, self.shape.key_size
+        slot = struct.Struct(f"<Q{size}s{stride - _STATE - size}x")
         first = self._offset + HEAD_SIZE
-        for slot in range(first, first + self.shape.capacity * stride, stride):
-            data = self._region.mapping[slot : slot + _STATE + size]
-            if int.from_bytes(data[:_STATE], "little") > DELETED:
-                yield data[_STATE:]
+        end = first + self.shape.capacity * stride
+        for start in range(first, end, _SEEN * stride):
+            for state, key in slot.iter_unpack(self._region.mapping[start : min(start + _SEEN * stride, end)]):
+                if state > DELETED:
+                    yield key
 
     def close(self) -> None:
         """Do nothing: all of it belongs to the region."""
