@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from dprobes.arch import Register as CpuRegister
     from dprobes.bpf.lower.hosts.host import Host
     from dprobes.keyed.contents import TableContents
-    from dprobes.rpn.tables import Table
 
 __all__ = ["EbpfRunner", "FinalState", "RejectedError", "Stage", "obstacle"]
 
@@ -85,14 +84,13 @@ def store_of(contents: TableContents) -> TableStore:
     return TableStore(contents.table, memory)
 
 
-def _is_shared(image: CodeImage, number: int, table: Table) -> bool:
-    """Return whether the values of a table are the same for all CPUs: code that looks at them could not tell."""
-    decoded = decode_all(image.data, image.word_size, image.byte_order)
-    looks = any(
-        i.row is not None and i.row.group is Group.TABLE and i.row.operator != "tally" and i.operand == number
-        for i in decoded
-    )
-    return looks or table.kind is TableKind.LAST
+def _looked_at(image: CodeImage) -> set[int | None]:
+    """Return the tables whose values code looks at: those are the same for all CPUs, which it could not tell apart."""
+    return {
+        each.operand
+        for each in decode_all(image.data, image.word_size, image.byte_order)
+        if each.row is not None and each.row.group is Group.TABLE and each.row.operator != "tally"
+    }
 
 
 class FinalState(NamedTuple):
@@ -167,7 +165,10 @@ class EbpfRunner:
         return abilities(loops, sleepable=sleepable)
 
     def shared_tables(self, image: CodeImage) -> frozenset[int]:
-        return frozenset(number for number, table in enumerate(image.tables) if _is_shared(image, number, table))
+        if not image.tables:
+            return frozenset()
+        looked_at = _looked_at(image)
+        return frozenset(n for n, table in enumerate(image.tables) if n in looked_at or table.kind is TableKind.LAST)
 
     def array(self, size: int) -> Any:
         return ArrayMap(size)

@@ -37,7 +37,7 @@ def results(runner: Runner, hits: list[Hit], context: FakeContext) -> Result:
     found = []
     for start, point in hits:
         outcome = runner.run(start, point, context)
-        world = {name: repr(value) for name, value in vars(context).items()}
+        world = {name: repr(value) for name, value in vars(context).items() if name != "architecture"}
         found.append((outcome, world))
     return found
 
