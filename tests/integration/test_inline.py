@@ -140,13 +140,17 @@ def test_keyed_tables_are_exact(build: Builder) -> None:
 
 
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_hot_program_is_as_before_whatever_ends_the_client(build: Builder, run: Runner, way: int) -> None:
-    program = build("torture.c")
+def test_a_hot_program_is_as_before_whatever_ends_the_client(build: Builder, tmp_path: Path, way: int) -> None:
+    program, source = build("torture.c"), tmp_path / "hot.rpn"
+    source.write_text(HOT)
+    run = [*DPROBES, "run", str(source), *INLINE, "-o", str(tmp_path / "hot.dpt")]  # a text would take long to write
     with running(program, 600, 3) as target:
         await_line(target)
         before = Path(f"/proc/{target.pid}/maps").read_text()
         for _ in range(3):
-            client, _ = run.start(HOT, ["-p", str(target.pid)], INLINE)
+            client = subprocess.Popen(
+                [*run, "-p", str(target.pid)], stderr=subprocess.PIPE, text=True, env=environment()
+            )
             await_traced(target.pid)
             await_true(lambda: jump_is_at(target.pid, program), "a jump")
             client.send_signal(way)
