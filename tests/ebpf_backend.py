@@ -84,7 +84,7 @@ def store_of(contents: TableContents) -> TableStore:
     return TableStore(contents.table, memory)
 
 
-def _looked_at(image: CodeImage) -> set[int | None]:
+def _looked_at(image: CodeImage) -> set[int | str]:
     """Return the tables whose values code looks at: those are the same for all CPUs, which it could not tell apart."""
     return {
         each.operand
