@@ -110,8 +110,8 @@ def kernel_types_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--kernel-types`` to a command."""
     return click.option(
         "--kernel-types", "kernel_types", type=PROGRAM_FILE, metavar="FILE",
-        help="Compile for another kernel than the one that runs here: its types are in this vmlinux, or this copy of "
-        "its /sys/kernel/btf/vmlinux.",
+        help="Take the types of the kernel from this vmlinux, or this copy of its /sys/kernel/btf/vmlinux: of another "
+        "kernel than the one that runs here, or of one that does not show them.",
     )(function)  # fmt: skip
 
 

@@ -290,6 +290,7 @@ _GDB = EngineRow(
             Capability.KERNEL_MODULE,
             Capability.KERNEL_EVENT,
             Capability.WATCHPOINT,
+            Capability.SAMPLER,
             Capability.TASK,
             Capability.SYSTEM_REGISTER,
             Capability.CPUID,

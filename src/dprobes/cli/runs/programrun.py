@@ -108,7 +108,7 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
         compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
         module_of(scope),
     )
-    others = given.symbols, given.filters, given.groups, given.types, given.dont_verify_opcodes
+    others = given.symbols, given.kernel_types, given.filters, given.groups, given.types, given.dont_verify_opcodes
     kept = KeptCompilation(chosen, how_compiled, module, engine_name, where.vantage, others=others)
     with kept.noting():
         loaded = kept.loaded or load_program(
@@ -120,7 +120,7 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
             verify_build_id=not given.dont_verify_build_id,
             verify_opcodes=not given.dont_verify_opcodes,
             module=module,
-            files=files_of(chosen, given.symbols, scope, engine=engine_name),
+            files=files_of(chosen, given.symbols, scope, engine=engine_name, kernel_types=given.kernel_types),
         )
     if (directory := given.templates or _templates_beside(given.file)) is not None:
         loaded = loaded.with_templates(directory)

@@ -29,6 +29,7 @@ class RunOptions:
     cpp: str | None = None
     allow_write: bool = False
     symbols: Path | None = None
+    kernel_types: Path | None = None
     templates: Path | None = None
     filters: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()

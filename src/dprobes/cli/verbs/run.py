@@ -13,6 +13,7 @@ from dprobes.cli.options import (
     PROGRAM,
     PROGRAM_FILE,
     filter_option,
+    kernel_types_option,
     overhead_option,
     program_options,
     selection_options,
@@ -42,6 +43,7 @@ __all__ = ["command"]
 @scope_options
 @program_options
 @symbols_option
+@kernel_types_option
 @templates_option("Print records by the templates in this directory.")
 @filter_option
 @selection_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines import interface
@@ -89,6 +90,11 @@ class StubControls(interface.ControlledSession):
     def wants_stop(self) -> bool:
         """Whether the target has to stop for what was asked."""
         return self._is_stopping or bool(self._removals)
+
+    @property
+    def due(self) -> float:
+        """When it will want the target to stop by itself, by the clock that never goes back: never."""
+        return math.inf
 
     def remove_soon(self, probe: int) -> None:
         """Have a probepoint removed behind this hit."""

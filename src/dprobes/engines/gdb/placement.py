@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.gdb.watched import WatchedPlaces
 from dprobes.lazynamedtuple import NamedTuple
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.needs import entry_registers, needs_target
 from dprobes.rpn.point import Point
@@ -76,9 +77,22 @@ class PlacedProbes:
             for number, probe in enumerate(self._resolved.probepoints):
                 is_wanted = self._placed.probes[number].is_active and probe.state is ProbeState.COMPILED
                 if is_wanted:
-                    place = self._place if probe.is_in_code else self._watch
-                    states.setdefault(place(number, probe, bias), []).append(number)
+                    states.setdefault(self._state_of(number, probe, bias), []).append(number)
         return states
+
+    def _state_of(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
+        """Place a probepoint; return what has become of it."""
+        if probe.is_in_code:
+            return self._place(number, probe, bias)
+        if probe.kind is ProbeKind.SAMPLER:
+            return self._sample(number, probe)
+        return self._watch(number, probe, bias)
+
+    def _sample(self, number: int, probe: Probepoint) -> ProbeState:
+        owner = self._placed.probes[number]
+        self.points[owner] = Point.of(self._program, probe.definition, 0, ())
+        owner.state = ProbeState.ACTIVE
+        return ProbeState.ACTIVE
 
     def _place(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
         instruction, owner = probe.instruction, self._placed.probes[number]

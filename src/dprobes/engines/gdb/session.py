@@ -56,8 +56,6 @@ _PATIENCE = 2.0
 """Seconds after which it is said that a target does not stop."""
 _UNDER_WAY = 0.5
 """Seconds within which an interrupt has reached a target that goes on."""
-_LOOK = 0.1
-"""Seconds after which somebody's wish to end is seen at the latest."""
 _TRAP, _INTERRUPT = 5, 2
 """How GDB numbers SIGTRAP and SIGINT (include/gdb/signals.def)."""
 _CHANGES = ("fork", "vfork", "vforkdone", "exec")
@@ -199,7 +197,7 @@ class StubSession(StubMember):
         shared = self._shared
         try:
             self._ask_to_stop()
-            reply = self._target.await_stop(_LOOK)
+            reply = self._target.await_stop(self._shared.patience())
             is_over = isinstance(reply, Exited | NoThreads) or (reply is not None and self._on_stop(reply))
         except ConnectionLostError as error:
             reply, is_over = None, not self._has_returned(error)
@@ -260,6 +258,10 @@ class StubSession(StubMember):
             is_ours = self._target.has_answered(reply)
             members = self._shared.members
             if at is None:
+                for each in members:
+                    each.take_samples()
+                if self._shared.is_left:
+                    return True
                 self._carry_out_wishes()
                 if self._may_end():
                     return True
@@ -324,6 +326,9 @@ class StubSession(StubMember):
     def _pass(self, at: int, thread: ThreadId | None, registers: Registers) -> StopReply:
         """Have the instruction under a breakpoint executed; return what came of that."""
         return self._stepper.step_over(at, self._raw(at), thread, registers, self._needed)
+
+    def take_samples(self) -> None:
+        """Do nothing: a process behind a stub has no processors."""
 
     def select(self, thread: ThreadId | None, registers: Registers) -> None:
         """Have handlers speak of a thread."""

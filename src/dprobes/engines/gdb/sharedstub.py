@@ -47,6 +47,10 @@ class Member(Protocol):
     def wants_stop(self) -> bool:
         """Whether the target has to stop for what was asked of it."""
 
+    @property
+    def due(self) -> float:
+        """When it will want the target to stop by itself, by the clock that never goes back."""
+
     def turn(self) -> bool:
         """Wait for the target to stop, for a short time, and see to that; return whether it did."""
 
@@ -108,6 +112,12 @@ class SharedStub(Generic[MemberT]):
     def is_wanted(self) -> bool:
         """Whether the target has to stop."""
         return bool(self._holds) or any(each.wants_stop for each in self.members)
+
+    def patience(self) -> float:
+        """Return how long a stop can be awaited before a member may want one; 0.1 s at most."""
+        if self.is_wanted:
+            return _LOOK
+        return max(0.0, min(_LOOK, *(each.due - time.monotonic() for each in self.members)))
 
     def owner(self, probe: StubProbe) -> MemberT:
         """Return the member whose probepoint that is."""

@@ -62,6 +62,13 @@ def test_types_are_those_of_the_file(
     status, _, said = outcome(capsys, "check", "--kernel-types", types, "-e", MISSPELT)
     assert status == 2
     assert "error: 'struct oddity' has no member 'count'" in said
+    status, _, said = outcome(capsys, "run", "--engine", "ebpf", "--kernel-types", types, "-e", MISSPELT)
+    assert status == 2
+    assert "error: 'struct oddity' has no member 'count'" in said
+    status, _, said = outcome(capsys, "run", "--engine", "ebpf", "--kernel-types", types, "-e", PROGRAM)
+    assert status != 0
+    assert "handle_an_oddity" in said
+    assert "has no member" not in said
     status, source, _ = outcome(capsys, "build", "--emit", "rpn", "--kernel-types", types, "-e", PROGRAM)
     assert status == 0
     assert re.search(rf"push {8 * 77}\b", source)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +18,7 @@ from dprobes.engines.gdb.machine.machinetarget import MachineTarget
 from dprobes.engines.gdb.machine.monitor import Monitor
 from dprobes.engines.gdb.machine.needs import refuse_lacking
 from dprobes.engines.gdb.machine.privileged import Privileged
+from dprobes.engines.gdb.machine.sampleclocks import SampleClocks
 from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
 from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
 from dprobes.engines.gdb.machine.stacks.unwindtables import UnwindTables
@@ -25,6 +29,8 @@ from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.hits.probes import DEBUGGER
 from dprobes.engines.interface import Notice
 from dprobes.errors import EngineError
+from dprobes.resolve.kernelplaces import ResolvedKernel
+from dprobes.resolve.spaces import ANYWHERE, MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +95,8 @@ class MachineSession(StubSession):
         self._facts = facts
         self._pid, self._follows = job.scope.pid, job.scope.follow
         self._program.reach.pids = _Processes(self._is_concerned)
+        self._processors: Sequence[ThreadId] = ()
+        self._clocks = SampleClocks(self._program.probes, resolved.probepoints)
 
     def _target_of(
         self, order: Literal["little", "big"], default: TargetDescription, tell: Callable[[str], None]
@@ -111,10 +119,10 @@ class MachineSession(StubSession):
         self._target.tell(f"process {self._target.process}")
         self._target.hold_interrupts()
         self._learn(thread)
-        self._processors = len(self._stub.threads())
+        self._processors = self._stub.threads()
         if self._facts is not None:
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
-            self._context.tasks = TaskReader(self._target, self._facts, self._processors)
+            self._context.tasks = TaskReader(self._target, self._facts, len(self._processors))
             self._context.stacks_of_kernel = self._kernel_stacks(self._facts)
             self._program.stacks_of_programs = self._program_stacks(self._facts)
         self._emulator = Emulator(self._target, self._context.word_size)
@@ -214,6 +222,55 @@ class MachineSession(StubSession):
             return context.pid() == pid
         return pid in context.tasks.ancestors(context.task())
 
+    # Samples
+
+    @property
+    def due(self) -> float:
+        """When a sampler will want the machine to stop."""
+        return self._clocks.next(time.monotonic())
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether the machine has to stop for what was asked, or for a sample."""
+        return super().wants_stop or self.due <= time.monotonic()
+
+    def turn(self) -> bool:
+        """Wait for the machine to stop, for a short time, and see to that; return whether it did."""
+        has_stopped = super().turn()
+        if has_stopped and any(each.due < math.inf for each in self._shared.members):
+            self.forget_request()  # QEMU forgets an interrupt that comes when the machine has just stopped
+        return has_stopped
+
+    def take_samples(self) -> None:
+        """Run the handlers of samplers that are due, on each processor."""
+        due = self._clocks.take(time.monotonic())
+        for thread in self._processors if due else ():
+            registers = self._target.registers(thread)
+            self.select(thread, registers)
+            if not self._is_sampled(registers[self._processor.pc]):
+                continue
+            outcome = self._runner.run([(probe, self._placed.points[probe]) for probe in due])
+            if self._hand_over(outcome, registers[self._processor.pc], registers):
+                self._shared.is_left = True
+                return
+            self._target.write_back(thread, registers)
+            self._count(outcome)
+
+    def _is_sampled(self, at: int) -> bool:
+        """Return whether the instruction that a processor comes to is in what the program is about."""
+        if self._job.program.name in (ANYWHERE, MACHINE):
+            return True
+        return self._context.is_in_kernel and (self._code is None or at in self._code)
+
+    @cached_property
+    def _code(self) -> range | None:
+        """Where the code of the kernel's module is that the program is about; None if it is about the whole kernel."""
+        resolved = self._resolved
+        if not isinstance(resolved, ResolvedKernel) or not resolved.module.name:
+            return None
+        loaded = resolved.module.kernel.modules[resolved.module.name]
+        return range(loaded.address, loaded.address + loaded.size)
+
     # What handlers want to be done with the machine
 
     def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
@@ -310,7 +367,7 @@ class MachineSession(StubSession):
     def cpu_variables(self) -> list[list[int]]:
         """Return the variables of all CPUs."""
         with self._lock:
-            return self._program.variables_of_cpus(self._processors)
+            return self._program.variables_of_cpus(len(self._processors))
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""

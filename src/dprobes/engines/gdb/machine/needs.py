@@ -29,6 +29,7 @@ MACHINES_ONLY = frozenset(
         Capability.PHYSICAL_MEMORY,
         Capability.VERIFY_WRITE,
         Capability.KERNEL_STACK,
+        Capability.SAMPLER,
     }
 )
 """What machines have and processes behind a stub have not."""

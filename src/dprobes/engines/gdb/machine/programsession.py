@@ -194,6 +194,16 @@ class ProgramSession(MachineSession):
             self._report({ProbeState.MISMATCH: numbers}, self._context.pid())
         return found == raw
 
+    def _is_sampled(self, at: int) -> bool:
+        """Return whether the instruction that a processor comes to is one of the module's."""
+        if self._context.is_in_kernel:
+            return False
+        space = self._context.current.space
+        bias = next((each for each in self._places if self._module.is_at(space, each, at)), None)
+        if bias is not None:
+            self._program.bias = self._biases[space] = bias
+        return bias is not None
+
     def concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
         """Return the probepoints whom an access to memory concerns, in the process that runs."""
         return [owner for owners in self._watchers(address, reason) for owner in owners]
