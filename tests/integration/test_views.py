@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import PATIENCE, TIMEOUT, environment
+from integration.support import PATIENCE, TIMEOUT, await_traced, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
