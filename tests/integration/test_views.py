@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import PATIENCE, TIMEOUT, await_traced, environment
+from integration.support import PATIENCE, TIMEOUT, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
