@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import PATIENCE, TIMEOUT, environment
+from integration.support import PATIENCE, TIMEOUT, await_traced, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,9 +72,10 @@ def test_top_needs_a_terminal(tmp_path: Path) -> None:
 
 
 def test_top_shows_rates_and_the_last_values(build: Builder, tmp_path: Path) -> None:
-    loop = build("hotloop.c")
+    loop = tmp_path / "shown"  # a name that no probe of other tests is about
+    shutil.copy(build("hotloop.c"), loop)
     source = tmp_path / "tick.rpn"
-    source.write_text(TICK)
+    source.write_text(TICK.replace("hotloop", "shown"))
     with subprocess.Popen(
         ["sh", "-c", f"echo ready; while read count; do {loop} $count; done"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -101,7 +103,8 @@ def test_top_shows_rates_and_the_last_values(build: Builder, tmp_path: Path) -> 
                     except OSError:
                         raise AssertionError(f"the command ended:\n{seen}") from None
 
-        read_until(r"hotloop +\d+ s +0 hits +0/s")
+        read_until(r"shown +\d+ s +0 hits +0/s")
+        await_traced(shell.pid)  # the table is there before the probes are
         for count in (7, 4):
             shell.stdin.write(f"{count}\n")
             shell.stdin.flush()
