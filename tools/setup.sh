@@ -104,7 +104,7 @@ bench)
 tools)
     # What a test misses it says itself, with the name of the package.
     packages=""
-    for package in gcc g++ libc6-dev libc6-dbg binutils gdb strace procps util-linux mount iproute2 e2fsprogs \
+    for package in gcc g++ libc6-dev libc6-dbg musl-tools binutils gdb strace procps util-linux mount iproute2 e2fsprogs \
         sqlite3 openssl gzip xz-utils redis-tools \
         man-db groff-base zsh fish vim systemd \
         qemu-system-x86 qemu-user gdbserver gdb-multiarch ovmf u-boot-qemu lz4 zstd \
