@@ -78,8 +78,10 @@ int main(int argc, char **argv)
 		int status;
 		while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 			;
-		if (status)
+		if (status) {
+			fprintf(stderr, "child %d ended with status %#x\n", pid, status);
 			wrong = 4;
+		}
 		clock_gettime(CLOCK_MONOTONIC, &now);
 	} while (!enough && now.tv_sec - start.tv_sec + (now.tv_nsec - start.tv_nsec) / 1e9 < atof(argv[1]));
 	over = 1;
