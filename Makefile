@@ -9,8 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
-# One more than there are processors: a third of a test's time is spent waiting.
-WORKERS := $(shell expr $$(nproc) + 1)
+WORKERS := 2
 TESTS := $(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal
 # The tests of a file run one after the other: they share what they build, and the names they probe.
 PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile

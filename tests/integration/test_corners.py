@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.support import (
+    PATIENCE,
     TIMEOUT,
     await_line,
     await_traced,
@@ -104,12 +105,12 @@ def test_a_process_whose_leader_has_ended_can_be_attached_to(build: Builder, run
 def test_a_process_in_vfork_can_be_attached_to_and_its_child_is_probed(build: Builder, run: Runner) -> None:
     program = build("leaderless.c")
     source = "name = leaderless\noffset = tick\nminor = 1\npush pid\nlog 1\nexit\n"
-    with running(program, 6, "vfork") as target:
+    with running(program, 6 * PATIENCE, "vfork") as target:
         child = int(await_line(target))
         process, output = run.start(source, ["-p", str(target.pid)])
         await_traced(child)
         await_true(lambda: output.exists() and output.stat().st_size > 2000, "records")
-        assert target.wait(20) == 0
+        assert target.wait(TIMEOUT) == 0
         result = read_result(process, output)
     assert result.status == 0, result.stderr
     assert {words[0] for words in result.words()} == {child, target.pid}
