@@ -5,8 +5,8 @@ Enumerations that cost little to import: they are made in the way in which the s
 them. ``enum._simple_enum``, by which the modules of the standard library have been imported more quickly since Python
 3.11, makes equal classes in less than half of the time. Where it is missing, they are made as usual.
 
-In Python 3.11 each use of a member, as of its ``value``, calls a function written in Python. Members are put into their
-classes as they are here, as later versions do (gh-93910).
+The descriptors that it leaves call a function written in Python at each use of a member, as does ``value``. So members
+are put into their classes as they are, and ``name`` and ``value`` are plain properties.
 """
 
 from __future__ import annotations

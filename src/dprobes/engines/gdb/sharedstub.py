@@ -8,6 +8,7 @@ session's events first. The first member leads: what concerns the target as a wh
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -117,7 +118,8 @@ class SharedStub(Generic[MemberT]):
         """Return how long a stop can be awaited before a member may want one; 0.1 s at most."""
         if self.is_wanted:
             return _LOOK
-        return max(0.0, min(_LOOK, *(each.due - time.monotonic() for each in self.members)))
+        due = min((each.due for each in self.members), default=math.inf)
+        return max(0.0, min(_LOOK, due - time.monotonic()))
 
     def owner(self, probe: StubProbe) -> MemberT:
         """Return the member whose probepoint that is."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -35,6 +37,7 @@ class FakeMember:
     """A session that interrupts the target once for each request, as ``StubSession`` does."""
 
     wants_stop = False
+    due = math.inf
     has_asked = False
 
     def __init__(self, shared: SharedStub[Any], target: FakeTarget) -> None:
@@ -109,3 +112,15 @@ def test_a_target_that_has_ended_cannot_stand_still(shared: SharedStub[Any]) -> 
         shared.standing_still(),
     ):
         pass
+
+
+def test_a_stop_is_awaited_until_a_member_wants_one(shared: SharedStub[Any]) -> None:
+    (member,) = shared.members
+    member.due = time.monotonic() + 3600
+    assert shared.patience() == pytest.approx(0.1)
+    member.due = time.monotonic() - 1
+    assert shared.patience() == 0
+    member.wants_stop = True
+    assert shared.patience() == pytest.approx(0.1)
+    shared.members.clear()
+    assert shared.patience() == pytest.approx(0.1)
