@@ -23,7 +23,6 @@ LIBRARIES = pytest.mark.parametrize(
 def check(result: Result) -> None:
     """Compare what handlers have taken for the id of a thread with what the kernel has told the program."""
     assert result.status == 0, result.stderr
-    assert "inline" in result.counts[1].executed  # the first hits may come before glibc is there to say where ids are
     assert len(result.records) == 4 * COUNT
     threads = {(record["pid"], record["tid"]) for record in result.records}
     assert len(threads) == 4
@@ -34,7 +33,10 @@ def check(result: Result) -> None:
 
 @LIBRARIES
 def test_each_record_has_the_thread(build: Builder, run: Runner, compiler: str, flags: tuple[str, ...]) -> None:
-    check(run(SOURCE, ["--", str(build("threadids.c", *flags, compiler=compiler))], OPTIONS))
+    result = run(SOURCE, ["--", str(build("threadids.c", *flags, compiler=compiler))], OPTIONS)
+    check(result)
+    if compiler != "gcc" or flags:  # else all may be over before the C library is there, which says where ids are
+        assert "inline" in result.counts[1].executed
 
 
 @LIBRARIES
@@ -50,4 +52,6 @@ def test_so_it_has_in_a_process_that_runs(build: Builder, run: Runner, compiler:
         target.stdin.write("go\n")
         target.stdin.flush()
         assert target.wait(TIMEOUT) == 0
-        check(run.end(client, output))
+        result = run.end(client, output)
+        check(result)
+        assert {way.partition(" (")[0] for way in result.counts[1].executed.split(", ")} == {"inline"}
