@@ -7,6 +7,7 @@ it has agreed with the stub not to, as we may have done before: then acknowledge
 
 from __future__ import annotations
 
+import contextlib
 import select
 import shutil
 import socket
@@ -96,9 +97,18 @@ class DebuggerRelay:
             data = self._debugger.recv(_CHUNK)
         except OSError:
             return False
+        try:
+            self._pass_on(data)
+        except ConnectionLostError:  # the stub has ended; the debugger acknowledges what it said last
+            self._pass_last_words()
+            return False
+        return bool(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Tell the stub what a debugger says."""
         if not self._acknowledges:
             self._transport.send(data)
-            return bool(data)
+            return
         if data == INTERRUPT:
             self._transport.send(data)
         for message in self._reader.feed(data):
@@ -106,7 +116,12 @@ class DebuggerRelay:
                 self._send(b"+")
                 self._acknowledges &= message.payload != _NO_ACKNOWLEDGEMENTS
                 self._transport.send(packet(message.payload))
-        return bool(data)
+
+    def _pass_last_words(self) -> None:
+        """Tell the debugger what the stub has said before it ended."""
+        with contextlib.suppress(ConnectionLostError):
+            while self._debugger is not None and (data := self._transport.receive(0)):
+                self._send(data)
 
     def _send(self, data: bytes) -> None:
         assert self._debugger is not None, "it is there"

@@ -102,3 +102,11 @@ def test_the_end_of_the_stub_is_told(silent: Sides) -> None:
     assert not silent.serve()
     silent.relay.close()
     assert not silent.relay.path.parent.exists()
+
+
+def test_what_a_stub_has_said_last_arrives_though_it_hears_no_acknowledgement(acknowledging: Sides) -> None:
+    acknowledging.stub.sendall(packet(b"W00"))
+    acknowledging.stub.close()
+    acknowledging.debugger.sendall(b"+")
+    assert not acknowledging.relay.serve(1)
+    assert acknowledging.debugger.recv(100) == packet(b"W00")
