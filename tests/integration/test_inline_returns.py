@@ -111,7 +111,7 @@ def test_entries_are_those_that_breakpoints_see(build: Builder, run: Runner) -> 
         f"offset = {f}\nreturn = yes\nminor = {n}\npush entry, rdi\npush r, retval\nlog 2\nexit\n"
         for n, f in enumerate(functions)
     )
-    both = [run.command(source, program, 8, 30, options=["--engine", name]) for name in ("ptrace", "inline")]
+    both = [run.command(source, program, 8, 100, options=["--engine", name]) for name in ("ptrace", "inline")]
     for minor in both[0].counts:
         first, second = (sorted(result.words(minor)) for result in both)
         assert first == second
