@@ -9,7 +9,7 @@ import pytest
 
 from guests.initramfs import PYTHON
 from integration.conftest import build, run
-from integration.support import TIMEOUT
+from integration.support import TIMEOUT, await_true
 from kernel.observedmachine import observed, words_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def sampled(guest: Guest, run: Runner, tmp_path: Path, module: str, modtype: str
     handler = "push r, cs; push r, rip; log 2; exit"
     text = f'name = "{module}"\nmodtype = {modtype}\nsampler = 25hz\nminor = 1\n{handler}\n'
     with observed(guest, run, text, tmp_path) as seen:
-        guest.wait_until(lambda: len(seen.lines) >= SAMPLES or seen.client.poll() is not None, "samples", TIMEOUT)
+        await_true(lambda: len(seen.lines) >= SAMPLES or seen.client.poll() is not None, "samples", TIMEOUT)
         result = seen.stop()
     assert result.status == 0, result.stderr
     assert result.counts[1].hits == len(result.records) >= SAMPLES
