@@ -11,7 +11,7 @@ from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
 from dprobes.engines.gdb.machine.programsession import ProgramSession
-from dprobes.engines.gdb.machine.visit import visited_kernel
+from dprobes.engines.gdb.machine.visit import NoMachineError, visited_kernel
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
 from dprobes.engines.gdb.sharedstub import SharedStub
@@ -101,9 +101,14 @@ class GdbEngine(interface.Engine):
         self._resolved = compiled.resolved
 
     def _everywhere(self, compiled: Compiled) -> Resolved:
-        """Return the places of a program that watches user addresses, in all processes of a machine."""
-        with contextlib.suppress(EngineError), self._visit() as kernel:
-            self._visited, self._facts = kernel, KernelFacts.of(kernel)
+        """Return the places of a program about whatever runs on a machine, with or without a kernel that is known."""
+        try:
+            with self._visit() as kernel:
+                self._visited, self._facts = kernel, KernelFacts.of(kernel)
+        except NoMachineError:
+            raise
+        except EngineError:
+            pass
         image = encode(compiled.program, compiled.architecture)
         return MachinePlaces(compiled.architecture, image, compiled.everywhere)
 

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
     from dprobes.target.btf import Btf
 
-__all__ = ["kernel_types", "visited_kernel"]
+__all__ = ["NoMachineError", "kernel_types", "visited_kernel"]
 
 _PROCESSOR = "x86_64"
 """The only one whose kernel is found in memory."""
+
+
+class NoMachineError(EngineError):
+    """Report a stub that stands for a process."""
 
 
 @contextlib.contextmanager
@@ -39,6 +43,11 @@ def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
         stub.start()
         target = MachineTarget(stub, "little", processor.default_description())
         try:
+            if not stub.is_machine:
+                raise NoMachineError(
+                    f"the stub {stub.name} stands for a process, which has neither processors nor a kernel of its own",
+                    hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",
+                )
             if target.description.architecture not in processor.descriptions:
                 raise EngineError(
                     f"the stub {stub.name} stands for a processor '{target.description.architecture}', and kernels are "

@@ -90,5 +90,12 @@ def test_what_processes_do_not_have(handler: str, message: str) -> None:
     assert "which processes behind a stub do not have" in str(caught.value)
 
 
+def test_processes_have_no_samplers() -> None:
+    diagnostics = Diagnostics()
+    program = parse_source(SourceFile("p.rpn", "name = x\nsampler = 9hz\nexit\n"), diagnostics)
+    with pytest.raises(SourceError, match="'sampler =' needs sampler probes, which processes behind a stub do not"):
+        refuse_for_process(program, ARCHITECTURE)
+
+
 def test_what_processes_have() -> None:
     refuse_for_process(parsed("push r, rip; log ustack; push tid; log 2; exit 3", "name = x"), ARCHITECTURE)
