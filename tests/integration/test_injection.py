@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -144,6 +144,46 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
         with injection.injecting(thread) as call:
             call(GETPID[word_size])
             os.kill(os.getpid(), signal.SIGKILL)
+    finally:
+        os._exit(1)
+
+
+def test_a_thread_is_as_it_was_whichever_request_of_its_tracer_is_the_last(
+    still: subprocess.Popen[str], word_size: int
+) -> None:
+    with stopped(still, word_size) as thread:
+        before = state_of(thread.tid)
+    for requests in range(100):
+        tracer = os.fork()
+        if tracer == 0:
+            die_after(still.pid, word_size, requests)
+        _, status = os.waitpid(tracer, 0)
+        assert status in (0, signal.SIGKILL)
+        await_true(lambda: status_field(still.pid, "TracerPid") == "0", "the end of tracing")
+        await_true(lambda: kernel_state(still.pid) == "R" and stopped_state(still, word_size) == before, "its return")
+        if not status:
+            return
+    raise AssertionError("a call takes more than 100 requests")
+
+
+def die_after(pid: int, word_size: int, requests: int) -> None:
+    """Trace a process, make a call in it, and die in place of the request after so many, or end with status 0."""
+    try:
+        thread = seize(pid, word_size)
+        request, left = ptracecalls._ptrace, requests
+
+        def request_or_die(*arguments: Any) -> int:
+            nonlocal left
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return int(request(*arguments))
+
+        ptracecalls._ptrace = request_or_die  # type: ignore[assignment]
+        with injection.injecting(thread) as call:
+            call(GETPID[word_size])
+        ptracecalls._ptrace = request
+        os._exit(0)
     finally:
         os._exit(1)
 

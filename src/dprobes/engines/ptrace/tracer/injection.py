@@ -56,6 +56,8 @@ _RETURN_GADGETS = {
     8: (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05"),
     4: (b"\xb8\xad\x00\x00\x00\xcd\x80",),
 }
+_CALL_SIZE = 2
+"""Bytes of ``syscall`` and of ``int $0x80``."""
 _ENOSYS = (1 << 64) - errno.ENOSYS
 """What the register for the result holds while a system call is under way."""
 
@@ -113,6 +115,7 @@ def injecting(thread: Thread) -> Iterator[Call]:
     frame = _frame(thread, registers, mask, gadgets[1])
     overwritten = _exchange(space, frame)
     session = _Session(thread, registers, frame, gadgets[0])
+    session.lead_back()  # before anything else: it could be left with a mask that is not its own
     ptracecalls.set_signal_mask(thread.tid, _ALL_SIGNALS)
     try:
         yield session.call
@@ -120,8 +123,8 @@ def injecting(thread: Thread) -> Iterator[Call]:
         # A thread that was killed has nothing to be given back, and its end has been reported already.
         if not session.has_ended:
             session.come_to_rest()
-            ptracecalls.set_registers(thread.tid, registers)
             ptracecalls.set_signal_mask(thread.tid, mask)
+            ptracecalls.set_registers(thread.tid, registers)
             with contextlib.suppress(OSError):
                 space.write(frame.address, overwritten)
             session.send_stops()
@@ -202,15 +205,24 @@ class _Session:
         self._stops: list[int] = []
         self.has_ended = False
 
-    def call(self, number: int, *arguments: int) -> int:
-        thread, size = self._thread, self._thread.space.word_size
+    def lead_back(self) -> None:
+        """Let the thread stand where it returns from the signal, should nobody ask it for a call."""
+        registers = self._registers_at(self._instruction + _CALL_SIZE)
+        ptracecalls.set_registers(self._thread.tid, registers)
+
+    def _registers_at(self, place: int) -> ctypes.Array[ctypes.c_ulong]:
         registers = ptracecalls.Registers(*self._before)
-        registers[Register.RIP] = self._instruction
+        registers[Register.RIP] = place
         registers[Register.RSP] = self._frame.stack_pointer
-        registers[Register.RAX] = number
         registers[Register.EFLAGS] &= ~TRAP_FLAG
         registers[Register.EFLAGS] |= ptracecalls.RESUME_FLAG  # an execute watchpoint there is the program's
         registers[Register.ORIG_RAX] = _MASKS[8]  # -1: no system call is to be restarted
+        return registers
+
+    def call(self, number: int, *arguments: int) -> int:
+        thread, size = self._thread, self._thread.space.word_size
+        registers = self._registers_at(self._instruction)
+        registers[Register.RAX] = number
         for register, value in zip(ARGUMENTS[size], arguments, strict=False):
             registers[register] = value & _MASKS[size]
         ptracecalls.set_registers(thread.tid, registers)
