@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import dprobes
 from dprobes.engines.inline.handlercode import CodeWriter
+from integration.support import (
+    TIMEOUT,
+    await_line,
+    await_traced,
+    await_true,
+    children_of,
+    code_is_original,
+    memory_at,
+    running,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
     from integration.support import Builder, Runner
@@ -28,6 +41,41 @@ def test_processes_without_random_addresses_all_have_jumps(build: Builder, run: 
     assert result.counts[1].hits == PROCESSES * HITS
     assert result.counts[1].executed.startswith("inline (")
     assert "," not in result.counts[1].executed  # no breakpoint was hit
+
+
+def tell(target: subprocess.Popen[str]) -> None:
+    assert target.stdin is not None
+    target.stdin.write(" ")
+    target.stdin.flush()
+
+
+def has_jump(pid: int, program: Path) -> bool:
+    return memory_at(pid, program, "called", 1) == b"\xe9"
+
+
+def test_children_that_are_born_while_their_parent_waits_for_jumps_have_some_as_well(
+    build: Builder, run: Runner
+) -> None:
+    """They meet no breakpoint, whether they were born before the parent had memory for handlers or after that."""
+    program = build("broods.c")
+    source = "name = broods\noffset = called\nminor = 1\nabort\n"
+    with running(program, stdin=subprocess.PIPE, start_new_session=True) as target:
+        await_line(target)
+        client, output = run.start(source, ["-p", str(target.pid)], ["--engine", "inline"])
+        await_traced(target.pid)
+        tell(target)
+        await_true(lambda: has_jump(target.pid, program), "a jump", TIMEOUT)
+        tell(target)
+        assert await_line(target, TIMEOUT) == "made\n"
+        children = children_of(target.pid)
+        assert len(children) > 1
+        await_true(lambda: all(has_jump(pid, program) for pid in children), "jumps in all children")
+        result = run.end(client, output)
+        assert result.status == 0, result.stderr
+        assert result.counts[1].executed.startswith("inline (")
+        assert "," not in result.counts[1].executed  # no breakpoint was hit
+        assert all(code_is_original(pid, program) for pid in children)
+        assert target.communicate(" ", TIMEOUT)[0] == "0\n"
 
 
 def test_what_was_planned_for_processes_that_have_ended_is_forgotten(

@@ -109,6 +109,8 @@ class AddressSpace:
     """Those that were lowered again, of which the client is still to hear."""
     unwritten: set[int] = field(default_factory=set)
     """The addresses of breakpoints that are not in memory, because jumps are about to take their place."""
+    copied_from: int = 0
+    """The process whose memory was copied, as long as jumps are awaited that are about to be written there."""
     joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """
     The probepoints, (program, probepoint) each, of a program that is about to be in place where others have jumps.
@@ -227,6 +229,7 @@ class AddressSpace:
         if self.unwritten:
             self.unwritten.clear()  # what has a jump now needs none
             self.renew()
+        self.copied_from = 0
         return [breakpoint_ for breakpoint_ in late if breakpoint_.address not in self.patches.by_site]
 
     def close(self) -> None:

@@ -63,11 +63,11 @@ class Attachment:
             return None
         pid, until = self._pending
         remaining = until - time.monotonic()
-        # Children that are born meanwhile get no jumps of their own.
         if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
             return remaining
         for space in self._threads.spaces():
-            write_unwritten(space)
+            if not any(thread.awaits_jumps for thread in self._threads.in_space(space)):
+                write_unwritten(space)
         self._pending = None
         self._connection.send(Attached(pid))
         return None

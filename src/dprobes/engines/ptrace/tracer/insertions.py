@@ -117,7 +117,6 @@ class Inserter:
         """Say that a program is in place; what has had no jump by now has its breakpoint."""
         self._pending.pop(number)
         for space in self._threads.spaces():
-            # Children that were born meanwhile get no jumps of their own.
             if not any(thread.awaits_jumps for thread in self._threads.in_space(space)):
                 write_unwritten(space)
             self._jump_absence.end_joining(space)

@@ -17,20 +17,21 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.reports import Forked, Placed, Raised, Removed, Watched
+from dprobes.engines.ptrace.reports import Forked, Placed, ProbeStatus, Raised, Removed, Watched
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.native.nativememory import own_pages
-from dprobes.engines.ptrace.tracer.placement import write_unwritten
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.x86.debugregs import CONTROL
 from dprobes.errors import system_error
+from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.identities import Identities
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.native.jumpwaits import JumpWaits
     from dprobes.engines.ptrace.tracer.native.patcher import Patcher
     from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -50,9 +51,11 @@ class ProcessTree:
         stopper: Stopper,
         modules: ModuleBreakpoints,
         patcher: Patcher,
+        jump_waits: JumpWaits,
         identities: Identities,
     ) -> None:
         self._patcher = patcher
+        self._jump_waits = jump_waits
         self._identities = identities
         self._connection = state.connection
         self._programs = state.programs
@@ -93,8 +96,6 @@ class ProcessTree:
             shared = processcalls.same_memory(parent.tid, tid)
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
-                if any(thread.awaits_jumps for thread in self._threads.in_space(parent.space)):
-                    write_unwritten(space)  # no jumps will come there
             if space is parent.space and event is not Event.VFORK:
                 self._patcher.restore(space)  # handlers in memory know the one process that it belongs to
             space.pids.add(pid)
@@ -105,6 +106,8 @@ class ProcessTree:
         if pid != parent.pid:
             # It goes on where its parent does, on a copy of the stack.
             self._threads[tid].returns = [replace(pending) for pending in parent.returns]
+        if space is not parent.space and not self._threads[tid].is_outside:
+            self._await_jumps(self._threads[tid], parent.pid)
 
     def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
         try:
@@ -124,6 +127,24 @@ class ProcessTree:
         if space.patches.memories or space.slots.areas:
             self._connection.tell_restorer(JumpsCopied(pid, min(original.pids)))
         return space
+
+    def _await_jumps(self, child: Thread, parent: int) -> None:
+        """
+        Let a child wait for jumps that its parent was about to get when the kernel copied its memory.
+
+        If that had memory for handlers already, what is written for the parent holds for the child as well
+        (``Patcher``). Else the child is equipped as one that has executed a program.
+        """
+        space = child.space
+        if not space.unwritten:
+            return
+        self._jump_waits.begin(child)
+        space.copied_from = parent
+        late = {probe for address in space.unwritten for probe in space.breakpoints[address].probes()}
+        for program in self._programs:
+            numbers = tuple(sorted(probe.number for probe in late if probe.program is program))
+            if numbers and program.number not in space.patches.memories:
+                self._connection.send(ProbeStatus(program.number, numbers, child.pid, ProbeState.ACTIVE))
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
         """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""

@@ -166,7 +166,17 @@ class Patcher:
             self.restore(space, sites)
 
     def patch(self, message: PatchSites, attempts: int = 0) -> None:
-        """Write code and jumps into a process, and say which, unless the program has ended meanwhile."""
+        """
+        Write code and jumps into a process, and say which, unless the program has ended meanwhile.
+
+        The same is written into copies of the process that wait for it.
+        """
+        self._patch(message, attempts)
+        for space in self._threads.spaces():
+            if space.copied_from == message.pid and message.program in space.patches.memories:
+                self._patch(replace(message, pid=min(space.pids)))
+
+    def _patch(self, message: PatchSites, attempts: int = 0) -> None:
         number, pid = message.program, message.pid
         if self._programs.numbered(number) is None:
             return
