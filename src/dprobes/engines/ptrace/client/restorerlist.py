@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.jumpremoval import remove_jumps
-from dprobes.engines.ptrace.client.memoryremoval import UNMAPPING_PATIENCE, unmap_left_memory
+from dprobes.engines.ptrace.client.memoryremoval import SHARED, UNMAPPING_PATIENCE, unmap_left_memory
 from dprobes.engines.ptrace.reports import Removed
 from dprobes.engines.ptrace.restorerwire import FilesShared, JumpsCopied, JumpsPlanned, MemoryUnmapped, PagesMapped
 from dprobes.engines.ptrace.tracer.native.patches import Patches
+from dprobes.errors import DprobesError
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.lifemark import HAS_ENDED
+from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sitepatch import SitePatch
@@ -125,11 +127,17 @@ class RestorerList:
 
 
 def _disable(pid: int, patches: Patches) -> None:
-    """Write the mark of the end, with which the shared memory begins (``inline.memory.lifemark``)."""
-    with contextlib.suppress(OSError):
+    """
+    Write the mark of the end, with which the shared memory begins (``inline.memory.lifemark``).
+
+    It may be unmapped already, and the process have something of its own there: the tracer says nothing at its end.
+    """
+    with contextlib.suppress(OSError, DprobesError):
+        mapped = {each.start for each in parse_maps(read_maps(pid)) if each.path.startswith(SHARED)}
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
             for each in patches.memories.values():
-                os.pwrite(memory, HAS_ENDED.to_bytes(4, "little"), each.region)
+                if each.region in mapped:
+                    os.pwrite(memory, HAS_ENDED.to_bytes(4, "little"), each.region)
         finally:
             os.close(memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,15 @@ def buffer(*values: int) -> tuple[ctypes.Array[ctypes.c_ubyte], int]:
     return data, ctypes.addressof(data)
 
 
+def shared() -> tuple[ctypes.Array[ctypes.c_ubyte], int]:
+    """Return memory that is shared with handlers."""
+    file = os.memfd_create("dprobes-test")
+    os.ftruncate(file, mmap.PAGESIZE)
+    data = (ctypes.c_ubyte * 64).from_buffer(mmap.mmap(file, mmap.PAGESIZE))
+    os.close(file)
+    return data, ctypes.addressof(data)
+
+
 def planned(region: int, pid: int = ME, *patches: SitePatch) -> JumpsPlanned:
     return JumpsPlanned(pid, NativeMemory(0x1000, 0x1000, region, 0x1000), ((0x2000, 0x3000),), patches)
 
@@ -41,15 +51,23 @@ def test_bytes_of_breakpoints_come_back_where_breakpoints_are() -> None:
 
 
 def test_handlers_do_nothing_from_then_on() -> None:
-    data, address = buffer()
+    data, address = shared()
     known = RestorerList()
     known.note(planned(address))
     known.restore_breakpoints()
     assert int.from_bytes(bytes(data[:4]), "little") == ENDED
 
 
-def test_memory_of_a_process_that_has_left_it_is_not_touched() -> None:
+def test_memory_that_is_not_shared_any_more_is_not_touched() -> None:
     data, address = buffer()
+    known = RestorerList()
+    known.note(planned(address))
+    known.restore_breakpoints()
+    assert not any(data)
+
+
+def test_memory_of_a_process_that_has_left_it_is_not_touched() -> None:
+    data, address = shared()
     known = RestorerList()
     known.note(planned(address))
     known.note(Removed(ME))
@@ -61,7 +79,7 @@ def test_memory_of_a_process_that_has_left_it_is_not_touched() -> None:
 
 
 def test_a_child_has_what_its_parent_has() -> None:
-    data, address = buffer()
+    data, address = shared()
     known = RestorerList()
     known.note(planned(address, pid=1 << 30))
     known.note(PagesMapped(1 << 30, ((0x5000, 0x6000),)))
@@ -91,7 +109,7 @@ def test_files_are_looked_for_until_it_is_known_where_they_are(monkeypatch: pyte
 
 
 def test_memory_that_was_given_back_is_not_touched_and_that_of_others_is() -> None:
-    mine, others = buffer(), buffer()
+    mine, others = shared(), shared()
     known = RestorerList()
     jump = SitePatch(((0, 0, 8),), 8, b"UHBC1", (0, b""), ((8, b"\xe9abcd"),), (b"UHBC1",))
     for region in (mine[1], others[1]):
