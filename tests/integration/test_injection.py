@@ -17,7 +17,7 @@ from dprobes.engines.linux.ptracecalls import Register, RegisterSet
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer import injection
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.injection import InjectionError
+from dprobes.engines.ptrace.tracer.injection import ThreadBusyError
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState
 from integration.support import await_line, await_true, kernel_state, running, status_field, symbols_of
 
@@ -253,7 +253,7 @@ def test_a_thread_in_the_middle_of_a_system_call_is_not_asked(still: subprocess.
             # As the registers are at the stop of clone, before the kernel has put its result there.
             registers[Register.ORIG_RAX], registers[Register.RAX] = GETPID[word_size], (1 << 64) - errno.ENOSYS
             ptracecalls.set_registers(thread.tid, registers)
-            with pytest.raises(InjectionError, match="in the middle of a system call"), injection.injecting(thread):
+            with pytest.raises(ThreadBusyError, match="in the middle of a system call"), injection.injecting(thread):
                 raise AssertionError
             assert call(GETPID[word_size]) == still.pid
         assert state_of(thread.tid)[0] == before

@@ -38,7 +38,17 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.x86.signalframe import SignalFrame
 
-__all__ = ["MADVISE", "MMAP", "MODIFY_LDT", "MUNMAP", "Call", "InjectionError", "injecting", "may_inject"]
+__all__ = [
+    "MADVISE",
+    "MMAP",
+    "MODIFY_LDT",
+    "MUNMAP",
+    "Call",
+    "InjectionError",
+    "ThreadBusyError",
+    "injecting",
+    "may_inject",
+]
 
 # The numbers of system calls by word size; with 4 bytes MMAP is mmap2.
 MMAP = {8: 9, 4: 192}
@@ -79,6 +89,10 @@ class InjectionError(Exception):
     """Report that no system call can be made in a process; it has not been changed."""
 
 
+class ThreadBusyError(InjectionError):
+    """Report that a thread can make no system call just now."""
+
+
 class Call(Protocol):
     """A function that makes a system call in a thread."""
 
@@ -110,7 +124,7 @@ def injecting(thread: Thread) -> Iterator[Call]:
     ptracecalls.get_registers(thread.tid, registers)
     if registers[Register.ORIG_RAX] < ptracecalls.NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
         # Until that is done, the kernel would overwrite our registers with its result.
-        raise InjectionError("the thread is in the middle of a system call")
+        raise ThreadBusyError("the thread is in the middle of a system call")
     mask = ptracecalls.get_signal_mask(thread.tid)
     frame = _frame(thread, registers, mask, gadgets[1])
     overwritten = _exchange(space, frame)
