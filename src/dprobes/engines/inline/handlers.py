@@ -226,7 +226,8 @@ class InlineHandlers:
         knows_threads = tid_place_in(memory.pid, mappings) is not None
         asks = not knows_threads and any(self._asks_for_thread(probe) for probe in wanted)
         if asks and self._postponed.add(memory.pid, wanted):
-            return _Request().message(memory)  # meanwhile there are breakpoints
+            return _Request().message(memory, sorted(wanted))  # meanwhile there are breakpoints
+        self._postponed.drop(memory.pid, wanted)
         by_file: dict[tuple[int, int], list[int]] = {}
         for probe in sorted(wanted):
             by_file.setdefault(answers.compiled[probe].file, []).append(probe)
@@ -396,8 +397,8 @@ class _Request:
         self.fixups: list[tuple[int, int]] = []
         self.patches: list[SitePatch] = []
 
-    def message(self, memory: MemoryShared) -> PatchSites:
-        """Return it as a message."""
+    def message(self, memory: MemoryShared, postponed: Sequence[int] = ()) -> PatchSites:
+        """Return it as a message; jumps of ``postponed`` probepoints have to wait."""
         parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
         memories = tuple(({memory.program: memory.page} | self.memories).items())
-        return PatchSites(memory.program, memory.pid, memories, *parts)
+        return PatchSites(memory.program, memory.pid, memories, *parts, tuple(postponed))

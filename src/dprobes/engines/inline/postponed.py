@@ -1,7 +1,8 @@
 """
 Probepoints whose jumps have to wait: until a process has mapped its C library, which says where threads have their ids.
 
-A program is probed as soon as it begins, and that is before its libraries are there.
+A program is probed as soon as it begins, and that is before its libraries are there. The tracer asks again when the
+program's loader says that it has mapped something; a program that nobody hears of that from is looked at now and then.
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ class Postponed:
                 probes, waiting.probes, waiting.due = waiting.probes, set(), 0.0
                 return pid, probes
         return None
+
+    def drop(self, pid: int, probes: Iterable[int]) -> None:
+        """Let probepoints wait no longer."""
+        if (waiting := self._waiting.get(pid)) is not None:
+            waiting.probes.difference_update(probes)
+            if not waiting.probes:
+                waiting.due = 0.0
 
     def forget(self, pid: int) -> None:
         """Begin anew with a process."""

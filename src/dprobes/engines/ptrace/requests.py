@@ -151,6 +151,7 @@ class PatchSites:
     ``memories`` are (program, page of ``MemoryShared``) of those whose handlers the code has: it knows the process by
     these, and another page means that the process executes another program.
     ``pages`` are what is to be mapped for ``code``, (start, end) each; ``fixups`` are for what may fault in it.
+    ``postponed`` are the probepoints whose jumps have to wait for what the process is yet to map.
     """
 
     program: int
@@ -160,6 +161,7 @@ class PatchSites:
     code: tuple[tuple[int, bytes], ...]
     fixups: tuple[tuple[int, int], ...]
     patches: tuple[SitePatch, ...]
+    postponed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

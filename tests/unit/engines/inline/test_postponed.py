@@ -27,6 +27,21 @@ def test_what_waits_is_due_once(now: list[float]) -> None:
     assert postponed.take_due() is None
 
 
+def test_what_was_asked_for_by_others_waits_no_longer(now: list[float]) -> None:
+    postponed = Postponed()
+    assert postponed.add(7, [1, 2])
+    postponed.drop(7, [1])
+    postponed.drop(8, [1])
+    now[0] += 0.02
+    assert postponed.is_due
+    postponed.drop(7, [2])
+    assert not postponed.is_due
+    assert postponed.take_due() is None
+    assert postponed.add(7, [3])
+    now[0] += 1
+    assert postponed.take_due() == (7, {3})
+
+
 def test_nobody_waits_for_ever(now: list[float]) -> None:
     postponed = Postponed()
     begun = now[0]

@@ -22,6 +22,8 @@ from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from dprobes.engines.ptrace.sites import FileKey
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
@@ -109,6 +111,8 @@ class AddressSpace:
     """Those that were lowered again, of which the client is still to hear."""
     unwritten: set[int] = field(default_factory=set)
     """The addresses of breakpoints that are not in memory, because jumps are about to take their place."""
+    postponed: set[tuple[int, int]] = field(default_factory=set)
+    """The probepoints, (program, probepoint) each, whose jumps wait for what is yet to be mapped."""
     copied_from: int = 0
     """The process whose memory was copied, as long as jumps are awaited that are about to be written there."""
     joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
@@ -223,13 +227,14 @@ class AddressSpace:
                 if reader.read(address, 1) == bytes([breakpoint_.original]):
                     os.pwrite(self.memory, INT3, address)
 
-    def write_unwritten(self) -> list[Breakpoint]:
-        """Write the breakpoints for which no jumps have come, and return them."""
-        late = [self.breakpoints[address] for address in self.unwritten if address in self.breakpoints]
+    def write_unwritten(self, but: Collection[int] = ()) -> list[Breakpoint]:
+        """Write the breakpoints for which no jumps have come, ``but`` those at some addresses, and return them."""
+        late = [b for address in self.unwritten if address not in but and (b := self.breakpoints.get(address))]
         if self.unwritten:
-            self.unwritten.clear()  # what has a jump now needs none
+            self.unwritten.intersection_update(but)  # what has a jump now needs none
             self.renew()
-        self.copied_from = 0
+        if not self.unwritten:
+            self.copied_from = 0
         return [breakpoint_ for breakpoint_ in late if breakpoint_.address not in self.patches.by_site]
 
     def close(self) -> None:

@@ -44,6 +44,8 @@ class Breakpoint:
     own: dict[Role, frozenset[int]] = field(default_factory=dict)
     semaphores: dict[Probe, int] = field(default_factory=dict)
     """The addresses of those that probes need to be raised."""
+    is_noted: bool = True
+    """Whether it is known of its probes where the instruction is executed; not so where hardly anybody comes by."""
 
     @property
     def is_needed(self) -> bool:
@@ -106,6 +108,7 @@ class Breakpoint:
             set(self.waiting),
             dict(self.own),
             dict(self.semaphores),
+            self.is_noted,
         )
 
 

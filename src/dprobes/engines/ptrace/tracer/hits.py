@@ -18,6 +18,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.native.nativestops import fix_up
+from dprobes.engines.ptrace.tracer.placement import note_placement
 from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns, functions_of
 from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
@@ -342,7 +343,7 @@ class HitHandler:
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:
-            self._modules.begin(thread.space, thread)
+            self._modules.begin_loaded(thread.space, thread)
             self._jump_waits.begin(thread)
         if Role.UNWINDING in breakpoint_.own:
             self._returns.unwinding(thread)
@@ -389,6 +390,9 @@ class HitHandler:
         memory = UnwatchedMemory(self._context, space) if space.watchpoints else self._context
         if may_emulate and emulate(emulation, self._registers, memory):
             ptracecalls.set_registers(thread.tid, self._registers)
+            if not breakpoint_.is_noted:
+                breakpoint_.is_noted = True
+                note_placement(space, breakpoint_, breakpoint_.probes())
             return COMPLETED
         may_pend = self._may_pend(thread, breakpoint_, handled)
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)

@@ -17,7 +17,7 @@ from dprobes.engines.ptrace.reports import Lowered, Mapped, ProbeStatus, Removed
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
-from dprobes.engines.ptrace.tracer.placement import Placer, why_not
+from dprobes.engines.ptrace.tracer.placement import Placer, await_postponed, tell_placed, why_not
 from dprobes.engines.ptrace.tracer.programs import EVERYWHERE, FileSites
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
@@ -167,6 +167,18 @@ class ModuleBreakpoints:
         """
         with self._awaiting_jumps():
             self._update(space, thread, inherited=False)
+
+    def begin_loaded(self, space: AddressSpace, thread: Thread) -> None:
+        """
+        Do as ``begin`` where the loader says that it has mapped something.
+
+        If jumps had to wait for that, they are asked for once more, as long as no other thread runs in the space.
+        """
+        before = space.files.keys() - {EVERYWHERE}
+        self.begin(space, thread)
+        is_new = before != space.files.keys() - {EVERYWHERE}
+        if space.postponed and is_new and not space.shared_with and len(self._threads.in_space(space)) == 1:
+            tell_placed(self._connection, thread.pid, await_postponed(space))
 
     @contextlib.contextmanager
     def _awaiting_jumps(self) -> Iterator[None]:

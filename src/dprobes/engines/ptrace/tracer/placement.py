@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Placer",
+    "await_postponed",
     "awaits_jump",
     "end_joining",
     "join_jumps",
     "note_placement",
     "note_written",
+    "tell_placed",
     "why_not",
     "write_unwritten",
 ]
@@ -219,9 +221,45 @@ def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: I
 
     With ``mine``, those of the program, others' may be there as well.
     """
-    if not native or breakpoint_.own or breakpoint_.waiting or breakpoint_.semaphores:
+    if not native or not _may_be_jump(breakpoint_):
         return False
     return all(probe.number in native for probe in (breakpoint_.probes() if mine is None else mine))
+
+
+def _may_be_jump(breakpoint_: Breakpoint) -> bool:
+    return not (breakpoint_.own or breakpoint_.waiting or breakpoint_.semaphores)
+
+
+def _is_postponed(breakpoint_: Breakpoint, postponed: Collection[tuple[int, int]]) -> bool:
+    """Return whether a breakpoint is for nothing but probepoints whose jumps have to wait, (program, probepoint)."""
+    if not postponed or not _may_be_jump(breakpoint_):
+        return False
+    return all((probe.program.number, probe.number) in postponed for probe in breakpoint_.probes())
+
+
+def await_postponed(space: AddressSpace) -> set[Probe]:
+    """
+    Take out the breakpoints whose jumps had to wait for what is mapped now, and return their probepoints.
+
+    No thread may run in the space until it is known whether jumps come.
+    """
+    postponed, space.postponed = space.postponed, set()
+    found: set[Probe] = set()
+    for breakpoint_ in space.breakpoints.values():
+        if _is_postponed(breakpoint_, postponed) and breakpoint_.address not in space.patches.by_site:
+            space.restore_byte(breakpoint_.address, breakpoint_.original)
+            space.unwritten.add(breakpoint_.address)
+            found |= breakpoint_.probes()
+    return found
+
+
+def tell_placed(connection: Connection, pid: int, probes: Iterable[Probe]) -> None:
+    """Tell the client that probepoints are placed in a process, so that it can ask for their jumps."""
+    numbers: dict[int, list[int]] = {}
+    for probe in probes:
+        numbers.setdefault(probe.program.number, []).append(probe.number)
+    for program, mine in sorted(numbers.items()):
+        connection.send(ProbeStatus(program, tuple(sorted(mine)), pid, ProbeState.ACTIVE))
 
 
 def join_jumps(space: AddressSpace, program: InsertedProgram, native: frozenset[int]) -> None:
@@ -250,10 +288,13 @@ def end_joining(space: AddressSpace, sites: Iterable[int]) -> None:
         note_placement(space, breakpoint_, late)
 
 
-def write_unwritten(space: AddressSpace) -> None:
-    """Write the breakpoints of a space for which no jumps have come."""
-    for breakpoint_ in space.write_unwritten():
-        note_placement(space, breakpoint_, breakpoint_.probes())
+def write_unwritten(space: AddressSpace, but: Collection[int] = ()) -> None:
+    """Write the breakpoints of a space for which no jumps have come, ``but`` those at some addresses."""
+    for breakpoint_ in space.write_unwritten(but):
+        if _is_postponed(breakpoint_, space.postponed):
+            breakpoint_.is_noted = False  # jumps will take its place before anybody comes there
+        else:
+            note_placement(space, breakpoint_, breakpoint_.probes())
 
 
 def why_not(found: bytes) -> ProbeState:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.reports import Forked, Placed, ProbeStatus, Raised, Removed, Watched
+from dprobes.engines.ptrace.reports import Forked, Placed, Raised, Removed, Watched
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.native.nativememory import own_pages
+from dprobes.engines.ptrace.tracer.placement import tell_placed
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.x86.debugregs import CONTROL
 from dprobes.errors import system_error
-from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.identities import Identities
@@ -141,10 +141,8 @@ class ProcessTree:
         self._jump_waits.begin(child)
         space.copied_from = parent
         late = {probe for address in space.unwritten for probe in space.breakpoints[address].probes()}
-        for program in self._programs:
-            numbers = tuple(sorted(probe.number for probe in late if probe.program is program))
-            if numbers and program.number not in space.patches.memories:
-                self._connection.send(ProbeStatus(program.number, numbers, child.pid, ProbeState.ACTIVE))
+        alone = [probe for probe in late if probe.program.number not in space.patches.memories]
+        tell_placed(self._connection, child.pid, alone)
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
         """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""

@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.leftmanifest import entry_of
 from dprobes.engines.ptrace.reports import MemoryShared, SitesPatched, Warned
 from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
 from dprobes.engines.ptrace.restorerwire import JumpsPlanned
-from dprobes.engines.ptrace.tracer.injection import InjectionError, may_inject
+from dprobes.engines.ptrace.tracer.injection import InjectionError, ThreadBusyError, may_inject
 from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
 from dprobes.engines.ptrace.tracer.native.jumpwriter import (
     DIFFERS,
@@ -63,6 +63,8 @@ _PAUSE, _PAUSE_MAX = 0.01, 2.0
 """Seconds until what could not be done is tried again: at first, and at most, as each pause is twice the last one."""
 _ATTEMPTS = 18
 """How often something is tried: for about twenty seconds."""
+_ATTEMPTS_BEFORE_BREAKPOINTS = 7
+"""How often jumps are tried before breakpoints are written in their place: for about a second."""
 
 
 class _Waiting(NamedTuple):
@@ -145,6 +147,8 @@ class Patcher:
         if isinstance(error, ThreadGoneError):
             self._stopper.defer(thread.tid, error.status)
             return _GONE
+        if isinstance(error, ThreadBusyError):
+            return _BUSY
         return str(error) if isinstance(error, InjectionError) else reason_of(error)
 
     def _globals(self, message: ShareMemory) -> list[tuple[int, int]]:
@@ -152,10 +156,10 @@ class Patcher:
         program = self._programs.numbered(message.program)
         return [] if program is None or not message.globals else [(program.globals_file, message.globals)]
 
-    def _write_breakpoints(self, pid: int) -> None:
-        """Write the breakpoints of a process in whose place no jumps come."""
+    def _write_breakpoints(self, pid: int, but: Collection[int] = ()) -> None:
+        """Write the breakpoints of a process in whose place no jumps come; ``but`` at some addresses they may yet."""
         for thread in self._threads.of_process(pid)[:1]:
-            write_unwritten(thread.space)
+            write_unwritten(thread.space, but)
             self.end_joining(thread.space)
 
     def end_joining(self, space: AddressSpace) -> None:
@@ -182,6 +186,7 @@ class Patcher:
             return
         done: Collection[tuple[int, int]] = ()
         refused: list[tuple[tuple[int, int], str]] = []
+        waiting: list[SitePatch] = []
         with process_held(self._threads, self._stopper, pid) as held:
             problem = self._obstacle(pid, held)
             if held and not _is_current(held[0].space, message):
@@ -203,14 +208,20 @@ class Patcher:
             else:
                 space.patches.fixups.update(message.fixups)
                 space.patches.learn(message.patches)
-                done, refused = self._write_jumps(space, message, attempts)
-            self._write_breakpoints(pid)
+                done, refused, waiting = self._write_jumps(space, message, attempts)
+                space.postponed.update((number, probe) for probe in message.postponed)
+            soon = waiting if attempts < _ATTEMPTS_BEFORE_BREAKPOINTS else ()
+            self._write_breakpoints(pid, {address for patch in soon for address in patch.addresses})
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
 
     def _write_jumps(
         self, space: AddressSpace, message: PatchSites, attempts: int
-    ) -> tuple[set[tuple[int, int]], list[tuple[tuple[int, int], str]]]:
-        """Write jumps, all threads being stopped: return which probepoints have them, and why others have not."""
+    ) -> tuple[set[tuple[int, int]], list[tuple[tuple[int, int], str]], list[SitePatch]]:
+        """
+        Write jumps, all threads being stopped.
+
+        Return which probepoints have them, why others have not, and the jumps that are tried again.
+        """
         done: set[tuple[int, int]] = set()
         refused: list[tuple[tuple[int, int], str]] = []
         present = [made for patch in message.patches if (made := adapted(space, patch)).sites]
@@ -230,11 +241,12 @@ class Patcher:
                 done |= probes
             else:
                 refused += [(probe, why) for probe in sorted(probes)]
-        if waiting:
-            self._try_again(replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting)), attempts)
+        again = replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting))
+        if waiting and not self._try_again(again, attempts):
+            waiting = []
         if replaced:
             self._fill(space, replaced)
-        return done, refused
+        return done, refused, waiting
 
     def _make_room(self, space: AddressSpace, patches: Sequence[SitePatch]) -> list[SitePatch]:
         """Take the jumps out for all of whose places jumps for several programs come; return them."""
