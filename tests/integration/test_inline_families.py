@@ -7,6 +7,8 @@ import subprocess
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import dprobes
 from dprobes.engines.inline.handlercode import CodeWriter
 from integration.support import (
@@ -22,8 +24,6 @@ from integration.support import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from integration.support import Builder, Runner
 
@@ -53,13 +53,18 @@ def has_jump(pid: int, program: Path) -> bool:
     return memory_at(pid, program, "called", 1) == b"\xe9"
 
 
+@pytest.mark.parametrize(("size", "pause"), [(0, 3), (256, 0)], ids=["small", "large"])
 def test_children_that_are_born_while_their_parent_waits_for_jumps_have_some_as_well(
-    build: Builder, run: Runner
+    build: Builder, run: Runner, size: int, pause: int
 ) -> None:
-    """They meet no breakpoint, whether they were born before the parent had memory for handlers or after that."""
+    """
+    They meet no breakpoint, whether they were born before the parent had memory for handlers or after that.
+
+    A large parent is nearly always making one, also at the moment at which its jumps are written.
+    """
     program = build("broods.c")
     source = "name = broods\noffset = called\nminor = 1\nabort\n"
-    with running(program, stdin=subprocess.PIPE, start_new_session=True) as target:
+    with running(program, size, pause, stdin=subprocess.PIPE, start_new_session=True) as target:
         await_line(target)
         client, output = run.start(source, ["-p", str(target.pid)], ["--engine", "inline"])
         await_traced(target.pid)

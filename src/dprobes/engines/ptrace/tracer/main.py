@@ -90,7 +90,7 @@ class Tracer:
         stopper = Stopper(state.threads, debug_registers.program_and_report, identities.ended)
         watchpoints = Watchpoints(state, stopper, debug_registers)
         modules = ModuleBreakpoints(state, watchpoints)
-        patcher = Patcher(state, stopper)
+        patcher = Patcher(state, stopper, lambda space: tree.take_children(space))  # noqa: PLW0108 - the tree comes later
         jump_waits, handler_ends = JumpWaits(state.threads, stopper), HandlerEnds(state, stopper)
         tree = ProcessTree(state, stopper, modules, patcher, jump_waits, identities)
         jump_absence = JumpAbsence(state, stopper, patcher, handler_ends, jump_waits)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
-from dprobes.engines.linux.stops import Event, StopKind, classify_stop
+from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.reports import Forked, Placed, Raised, Removed, Watched
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
@@ -67,6 +67,8 @@ class ProcessTree:
         self.has_idle_programs = False
         """Whether the last process of a program has gone."""
         self._unreported: dict[int, tuple[int, float]] = {}
+        self._taken: dict[int, int] = {}
+        """The children that were entered before the event was handled that tells of them, by the threads that do."""
 
     @property
     def has_unreported(self) -> bool:
@@ -79,7 +81,7 @@ class ProcessTree:
 
     def add_child(self, parent: Thread, event: Event, tid: int) -> None:
         """Enter the thread or process that ``parent`` has just made."""
-        if tid in self._threads:
+        if self._taken.pop(parent.tid, None) == tid or tid in self._threads:
             return
         unreported = self._unreported.pop(tid, None)
         if unreported is not None and classify_stop(unreported[0])[0] is StopKind.EXITED:
@@ -108,6 +110,19 @@ class ProcessTree:
             self._threads[tid].returns = [replace(pending) for pending in parent.returns]
         if space is not parent.space and not self._threads[tid].is_outside:
             self._await_jumps(self._threads[tid], parent.pid)
+
+    def take_children(self, space: AddressSpace) -> None:
+        """Enter the children that stopped threads of a space have just made, though that is yet to be handled."""
+        for tid, status in list(self._stopper.deferred.items()):
+            thread, (kind, number) = self._threads.get(tid), classify_stop(status)
+            if thread is None or thread.space is not space or kind is not StopKind.EVENT:
+                continue
+            if number in NEW_TASK_EVENTS:
+                with contextlib.suppress(OSError):
+                    child = ptracecalls.event_message(tid)
+                    if self._taken.get(tid) != child:
+                        self.add_child(thread, Event(number), child)
+                        self._taken[tid] = child
 
     def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
         try:
@@ -221,6 +236,7 @@ class ProcessTree:
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
         self._threads.pop(thread.tid, None)
+        self._taken.pop(thread.tid, None)
         self._programs.forget_thread(thread.tid)
         if not self._threads.of_process(thread.pid):
             self.leave_space(thread)

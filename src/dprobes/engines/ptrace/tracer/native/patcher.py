@@ -41,7 +41,7 @@ from dprobes.errors import reason_of
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -76,9 +76,15 @@ class _Waiting(NamedTuple):
 
 
 class Patcher:
-    """The writer of jumps."""
+    """
+    The writer of jumps.
 
-    def __init__(self, state: TracerState, stopper: Stopper) -> None:
+    ``take_children`` enters the children that threads of a space have just made: their memory is a copy of what is
+    there before anything changes.
+    """
+
+    def __init__(self, state: TracerState, stopper: Stopper, take_children: Callable[[AddressSpace], None]) -> None:
+        self._take_children = take_children
         self._connection = state.connection
         self._threads = state.threads
         self._programs = state.programs
@@ -99,6 +105,13 @@ class Patcher:
                 self.patch(message, attempts)
         return min((max(0.0, each.due - now) for each in self._waiting), default=None)
 
+    @contextlib.contextmanager
+    def _process_held(self, pid: int) -> Iterator[list[Thread]]:
+        with process_held(self._threads, self._stopper, pid) as held:
+            for thread in self._threads.of_process(pid)[:1]:
+                self._take_children(thread.space)
+            yield held
+
     def _try_again(self, message: ShareMemory | PatchSites, attempts: int) -> bool:
         """Note what is to be tried again; return False if it was tried often enough."""
         if attempts >= _ATTEMPTS:
@@ -112,7 +125,7 @@ class Patcher:
         number, pid = message.program, message.pid
         if self._programs.numbered(number) is None:
             return
-        with process_held(self._threads, self._stopper, pid) as held:
+        with self._process_held(pid) as held:
             known = held[0].space.patches.memories.get(number) if held else None
             if known is not None:  # a copy of its parent's
                 self._connection.send(_shared(number, pid, known))
@@ -187,7 +200,7 @@ class Patcher:
         done: Collection[tuple[int, int]] = ()
         refused: list[tuple[tuple[int, int], str]] = []
         waiting: list[SitePatch] = []
-        with process_held(self._threads, self._stopper, pid) as held:
+        with self._process_held(pid) as held:
             problem = self._obstacle(pid, held)
             if held and not _is_current(held[0].space, message):
                 refused = [(probe, _ANOTHER) for patch in message.patches for probe in patch.probes]
@@ -290,7 +303,7 @@ class Patcher:
         numbers = sorted({number for jump in wanted for number in jump.programs})
         memories = tuple((number, space.patches.memories[number].page) for number in numbers)
         message = PatchSites(numbers[0], pid, memories, (), (), (), tuple(wanted))
-        with process_held(self._threads, self._stopper, pid):
+        with self._process_held(pid):
             self._write_jumps(space, message, 0)
 
     def _announce(

@@ -46,7 +46,7 @@ class Tracer:
             programs=Programs([cast("InsertedProgram", SimpleNamespace(number=0))]),
             threads=self.threads,
         )
-        self.patcher = Patcher(cast("TracerState", state), cast("Stopper", stopper))
+        self.patcher = Patcher(cast("TracerState", state), cast("Stopper", stopper), lambda _: None)
         self.now = 100.0
 
 
