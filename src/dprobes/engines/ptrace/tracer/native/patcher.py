@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.leftmanifest import entry_of
-from dprobes.engines.ptrace.reports import MemoryShared, SitesPatched, Warned
+from dprobes.engines.ptrace.reports import MemoryShared, SitesPatched
 from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
-from dprobes.engines.ptrace.restorerwire import JumpsPlanned
 from dprobes.engines.ptrace.tracer.injection import InjectionError, ThreadBusyError, may_inject
+from dprobes.engines.ptrace.tracer.native.announcements import announce
 from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
 from dprobes.engines.ptrace.tracer.native.jumpwriter import (
     DIFFERS,
@@ -32,13 +30,13 @@ from dprobes.engines.ptrace.tracer.native.jumpwriter import (
     write_jump,
 )
 from dprobes.engines.ptrace.tracer.native.nativecalls import add_calls
-from dprobes.engines.ptrace.tracer.native.nativememory import list_in_manifest, map_code, share_memory
+from dprobes.engines.ptrace.tracer.native.nativememory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.native.nativestops import move_fault
+from dprobes.engines.ptrace.tracer.native.retries import Retries
 from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
 from dprobes.engines.ptrace.tracer.placement import end_joining, write_unwritten
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.errors import reason_of
-from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -59,20 +57,8 @@ _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
 _NOT_ALLOWED = "the process may not be made to do system calls"
 
-_PAUSE, _PAUSE_MAX = 0.01, 2.0
-"""Seconds until what could not be done is tried again: at first, and at most, as each pause is twice the last one."""
-_ATTEMPTS = 18
-"""How often something is tried: for about twenty seconds."""
 _ATTEMPTS_BEFORE_BREAKPOINTS = 7
 """How often jumps are tried before breakpoints are written in their place: for about a second."""
-
-
-class _Waiting(NamedTuple):
-    """A request that is tried again at a time of the monotonic clock."""
-
-    message: ShareMemory | PatchSites
-    due: float
-    attempts: int
 
 
 class Patcher:
@@ -89,21 +75,16 @@ class Patcher:
         self._threads = state.threads
         self._programs = state.programs
         self._stopper = stopper
-        self._waiting: list[_Waiting] = []
+        self._retries = Retries()
 
     def look_after(self) -> float | None:
         """Try again what could not be done; return in how many seconds to ask again, None if all is done."""
-        if not self._waiting:
-            return None
-        now = time.monotonic()
-        due = [each for each in self._waiting if each.due <= now]
-        self._waiting = [each for each in self._waiting if each.due > now]
-        for message, _, attempts in due:
+        for message, attempts in self._retries.take_due():
             if isinstance(message, ShareMemory):
                 self.share(message, attempts)
             else:
                 self.patch(message, attempts)
-        return min((max(0.0, each.due - now) for each in self._waiting), default=None)
+        return self._retries.delay()
 
     @contextlib.contextmanager
     def _process_held(self, pid: int) -> Iterator[list[Thread]]:
@@ -111,14 +92,6 @@ class Patcher:
             for thread in self._threads.of_process(pid)[:1]:
                 self._take_children(thread.space)
             yield held
-
-    def _try_again(self, message: ShareMemory | PatchSites, attempts: int) -> bool:
-        """Note what is to be tried again; return False if it was tried often enough."""
-        if attempts >= _ATTEMPTS:
-            return False
-        pause = min(_PAUSE * 2**attempts, _PAUSE_MAX)
-        self._waiting.append(_Waiting(message, time.monotonic() + pause, attempts + 1))
-        return True
 
     def share(self, message: ShareMemory, attempts: int = 0) -> None:
         """Let a process map the client's memory, and say where, unless the program has ended meanwhile."""
@@ -147,10 +120,10 @@ class Patcher:
                     space = held[0].space
                     space.patches.memories[number] = memory
                     space.patches.begin_list(memory)
-                    if (problem := self._announce(space, number)) is None:
+                    if (problem := announce(self._connection, space, number)) is None:
                         self._connection.send(_shared(number, pid, memory))
                         return
-        if problem is _BUSY and self._try_again(message, attempts):
+        if problem is _BUSY and self._retries.add(message, attempts):
             return
         self._write_breakpoints(pid)
         self._connection.send(MemoryShared(number, pid, problem=problem))
@@ -208,13 +181,13 @@ class Patcher:
                 return
             if problem is None:
                 space = held[0].space
-                problem = self._announce(space, number, message.pages, message.patches)
+                problem = announce(self._connection, space, number, message.pages, message.patches)
             if problem is None:
                 try:
                     _write_code(held[0], message)
                 except (InjectionError, OSError, ThreadGoneError) as error:
                     problem = self._problem(held[0], error)
-            if problem is _BUSY and self._try_again(message, attempts):
+            if problem is _BUSY and self._retries.add(message, attempts):
                 return
             if problem is not None:
                 refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
@@ -255,7 +228,7 @@ class Patcher:
             else:
                 refused += [(probe, why) for probe in sorted(probes)]
         again = replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting))
-        if waiting and not self._try_again(again, attempts):
+        if waiting and not self._retries.add(again, attempts):
             waiting = []
         if replaced:
             self._fill(space, replaced)
@@ -305,49 +278,6 @@ class Patcher:
         message = PatchSites(numbers[0], pid, memories, (), (), (), tuple(wanted))
         with self._process_held(pid):
             self._write_jumps(space, message, 0)
-
-    def _announce(
-        self,
-        space: AddressSpace,
-        number: int,
-        pages: tuple[tuple[int, int], ...] = (),
-        patches: tuple[SitePatch, ...] = (),
-    ) -> str | None:
-        """
-        Tell the restorer what is about to be written for a program, and list it in the process.
-
-        Return why that cannot be; then it must not be written.
-        """
-        memory = space.patches.memories[number]
-        for pid in space.pids:
-            self._connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
-        listed = space.patches.listed.setdefault(memory.page, set())
-        # What could not be written at once comes again.
-        new = {key: patch for patch in patches if (key := (patch.writes, patch.originals)) not in listed}
-        if pages or new or not listed:
-            why = list_in_manifest(space, memory, entry_of(memory, pages, tuple(new.values()), ()))
-            if why is not None:
-                return why
-            listed.update(new)
-        self._list_breakpoints(space, number, listed)
-        return None
-
-    def _list_breakpoints(self, space: AddressSpace, number: int, listed: set[object]) -> None:
-        """List the breakpoints beside jumps, which are the tracer's and the restorer's to take out, as well."""
-        memory = space.patches.memories[number]
-        found = {(each.address, each.original) for each in space.breakpoints.values()}
-        new = sorted(found - listed)
-        if not new or memory.page in space.patches.unlisted:
-            return
-        why = list_in_manifest(space, memory, entry_of(memory, (), (), new))
-        if why is None:
-            listed.update(new)
-            return
-        space.patches.unlisted.add(memory.page)
-        are = "breakpoint is" if len(new) == 1 else "breakpoints are"
-        text = f"{len(new)} {are} not listed in process {min(space.pids, default=0)}: {why}"
-        hint = "they stay there if all processes of dprobes are killed at once, and 'dprobes stop --left' misses them"
-        self._connection.send(Warned(text, hint, number))
 
     @staticmethod
     def _write_all(space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
