@@ -41,11 +41,13 @@ class FilesShared:
     """
     A report that files in memory, (device, inode) each, are about to be mapped for handlers.
 
-    Where they are is said by the ``JumpsPlanned`` that follows.
+    Where they are is said by the ``JumpsPlanned`` that follows. The ``page`` that only the process has, (address,
+    size), is there already, unless its size is 0.
     """
 
     pid: int
     files: tuple[tuple[int, int], ...]
+    page: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from dprobes.target.processmaps import parse_maps, read_maps
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from dprobes.engines.ptrace.restorerwire import FilesShared
     from dprobes.engines.ptrace.tracer.native.patches import Patches
 
 __all__ = ["SHARED", "UNMAPPING_PATIENCE", "unmap_left_memory"]
@@ -44,18 +45,16 @@ SHARED = "/memfd:dprobes"
 """How the names of files in memory begin that are shared with processes."""
 
 
-def unmap_left_memory(
-    pid: int, patches: Patches, until: float | None = None, files: Collection[tuple[int, int]] = ()
-) -> bool:
+def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, begun: FilesShared | None = None) -> bool:
     """
     Unmap in a process what is mapped for handlers; return False if that is not possible, and it stays.
 
-    Files in memory, (device, inode) each, are unmapped wherever they are. It is tried once, and again ``until`` a time
-    of the monotonic clock.
+    What was ``begun`` to be mapped is unmapped wherever it is. It is tried once, and again ``until`` a time of the
+    monotonic clock.
     """
     until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
     pause = _PAUSE
-    while not _unmap(pid, patches, files):
+    while not _unmap(pid, patches, begun):
         if time.monotonic() > until:
             return False
         # A thread gets nowhere if it is stopped whenever it has a processor.
@@ -64,8 +63,8 @@ def unmap_left_memory(
     return True
 
 
-def _present(pid: int, patches: Patches, files: Collection[tuple[int, int]]) -> Patches | None:
-    """Return what of some memory is mapped as it was, and of some files; None if there is nothing of ours any more."""
+def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches | None:
+    """Return what of some memory is mapped as it was, or was begun; None if there is nothing of ours any more."""
     try:
         mappings = parse_maps(read_maps(pid))
     except DprobesError:
@@ -74,15 +73,31 @@ def _present(pid: int, patches: Patches, files: Collection[tuple[int, int]]) -> 
     shared = {mapping.start for mapping in ours}
     memories = {number: each for number, memory in patches.memories.items() if (each := _rest_of(memory, shared))}
     known = {start for memory in memories.values() for start, _ in memory.shared}
-    for mapping in ours:
-        if (mapping.device, mapping.inode) in files and mapping.start not in known:
-            memories[mapping.start] = NativeMemory(0, 0, mapping.start, mapping.end - mapping.start)
+    if begun is not None:
+        for mapping in ours:
+            if (mapping.device, mapping.inode) in begun.files and mapping.start not in known:
+                memories[mapping.start] = NativeMemory(0, 0, mapping.start, mapping.end - mapping.start)
+        if _has_page(pid, *begun.page):
+            memories[begun.page[0]] = NativeMemory(*begun.page, 0, 0)
     anonymous = [m for m in mappings if m.permissions == "r-xp" and not m.inode]
     code = {
         number: [(start, end) for start, end in ranges if any(m.start <= start and end <= m.end for m in anonymous)]
         for number, ranges in patches.code.items()
     }
     return type(patches)(memories, {}, code) if memories or any(code.values()) else None
+
+
+def _has_page(pid: int, start: int, size: int) -> bool:
+    """Return whether memory is there of which a child would not inherit the contents (``wf`` in smaps, proc(5))."""
+    is_it = False
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as file:
+        for line in file if size else ():
+            name, _, rest = line.partition(" ")
+            if "-" in name:
+                is_it = [int(each, 16) for each in name.split("-")] == [start, start + size]
+            elif is_it and name == "VmFlags:":
+                return "wf" in rest.split()
+    return False
 
 
 def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | None:
@@ -94,8 +109,8 @@ def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | No
     return rest if size or others or manifest else None
 
 
-def _unmap(pid: int, patches: Patches, files: Collection[tuple[int, int]]) -> bool:
-    present = _present(pid, patches, files)
+def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool:
+    present = _present(pid, patches, begun)
     if present is None:
         return True
     threads = ThreadTable()

@@ -54,14 +54,14 @@ class RestorerList:
         """By process; what belongs together in it is known by its region."""
         self._planned: dict[int, dict[int, list[SitePatch]]] = {}
         """The jumps, by process and region."""
-        self._files: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._files: dict[int, FilesShared] = {}
         """The files that a process was about to map, as long as nobody has said where it has them."""
 
     def note(self, message: object) -> None:
         """Note what a message of the tracer says; most say nothing that matters here."""
         match message:
-            case FilesShared(pid, files):
-                self._files[pid] = files
+            case FilesShared(pid):
+                self._files[pid] = message
             case JumpsPlanned(pid, memory, pages, patches):
                 self._files.pop(pid, None)
                 mine = self._jumps.setdefault(pid, Patches())
@@ -119,7 +119,7 @@ class RestorerList:
         until = time.monotonic() + UNMAPPING_PATIENCE  # for all of them: the client waits
         for pid in self._jumps.keys() | self._files.keys():
             with contextlib.suppress(OSError):
-                unmap_left_memory(pid, self._jumps.get(pid) or Patches(), until, self._files.get(pid, ()))
+                unmap_left_memory(pid, self._jumps.get(pid) or Patches(), until, self._files.get(pid))
 
     def _count(self, places: int, cleared: int, left: int) -> None:
         before = self.restored

@@ -14,6 +14,7 @@ import pytest
 
 from dprobes.engines.ptrace.client import memoryremoval
 from dprobes.engines.ptrace.client.memoryremoval import unmap_left_memory
+from dprobes.engines.ptrace.restorerwire import FilesShared
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
 from dprobes.engines.ptrace.tracer.native.nativeremoval import unmap_program
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 SIZE = 2 * mmap.PAGESIZE
 MAP_FIXED = 0x10
+WIPE_ON_FORK = 18
 
 
 def mapped(pid: int, address: int) -> bool:
@@ -141,7 +143,7 @@ def test_files_of_which_nobody_has_said_where_they_are_go_as_well() -> None:
     status = os.fstat(files[0])
     pid = child()
     try:
-        assert unmap_left_memory(pid, Patches(), files=[(status.st_dev, status.st_ino)])
+        assert unmap_left_memory(pid, Patches(), begun=FilesShared(pid, ((status.st_dev, status.st_ino),)))
         assert not mapped(pid, ours)
         assert mapped(pid, others)
     finally:
@@ -149,6 +151,22 @@ def test_files_of_which_nobody_has_said_where_they_are_go_as_well() -> None:
         os.waitpid(pid, 0)
         for file in files:
             os.close(file)
+
+
+def test_a_page_that_was_mapped_first_goes_unless_it_is_another_by_now() -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    begun = FilesShared(0, (), (address, mmap.PAGESIZE))
+    for is_ours in (False, True):
+        if is_ours:
+            page.madvise(WIPE_ON_FORK)
+        pid = child()
+        try:
+            assert unmap_left_memory(pid, Patches(), begun=begun)
+            assert mapped(pid, address) is not is_ours
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_a_process_that_has_ended_needs_nothing() -> None:

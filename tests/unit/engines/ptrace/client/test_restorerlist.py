@@ -92,6 +92,7 @@ def test_a_child_has_what_its_parent_has() -> None:
 
 def test_files_are_looked_for_until_it_is_known_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[int, tuple[list[int], object]] = {}
+    both = (1, 2), (1, 3)
 
     def unmap(pid: int, patches: Patches, _: float, files: object) -> bool:
         asked[pid] = list(patches.memories), files
@@ -100,12 +101,17 @@ def test_files_are_looked_for_until_it_is_known_where_they_are(monkeypatch: pyte
     monkeypatch.setattr(restorerlist, "unmap_left_memory", unmap)
     known = RestorerList()
     for pid in range(1, 5):
-        known.note(FilesShared(pid, ((1, 2), (1, 3))))
+        known.note(FilesShared(pid, both))
     known.note(planned(0x5000, 2))
     known.note(Removed(3))
     known.note(FilesShared(4, ((1, 4),)))
+    known.note(FilesShared(4, ((1, 4),), (0x1000, 4096)))
     known.unmap()
-    assert asked == {1: ([], ((1, 2), (1, 3))), 2: ([0x5000], ()), 4: ([], ((1, 4),))}
+    assert asked == {
+        1: ([], FilesShared(1, both)),
+        2: ([0x5000], None),
+        4: ([], FilesShared(4, ((1, 4),), (0x1000, 4096))),
+    }
 
 
 def test_memory_that_was_given_back_is_not_touched_and_that_of_others_is() -> None:

@@ -71,15 +71,23 @@ def share_memory(
         os.ftruncate(manifest, SIZE)
         mapped = [*files, (manifest, SIZE)]
         identities = tuple((found.st_dev, found.st_ino) for found in (os.fstat(each) for each, _ in mapped))
-        for pid in thread.space.pids:
-            tell(FilesShared(pid, identities))
-        return _share(thread, mapped, calls)
+
+        def tell_all(page: tuple[int, int]) -> None:
+            for pid in thread.space.pids:
+                tell(FilesShared(pid, identities, page))
+
+        return _share(thread, mapped, calls, tell_all)
     finally:
         os.close(manifest)
 
 
-def _share(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTable | None) -> NativeMemory:
-    """Do it; the last one of the files becomes a manifest of the process's own."""
+def _share(
+    thread: Thread,
+    files: Sequence[tuple[int, int]],
+    calls: CallTable | None,
+    tell: Callable[[tuple[int, int]], None],
+) -> NativeMemory:
+    """Do it, and ``tell`` where the page is; the last one of the files becomes a manifest of the process's own."""
     own = PAGE_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
     with injecting(thread) as call:
         page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
@@ -87,11 +95,13 @@ def _share(thread: Thread, files: Sequence[tuple[int, int]], calls: CallTable | 
         mapped: list[tuple[int, int]] = []
         try:
             _checked(call(MADVISE[_WORD], page, own, _WIPE_ON_FORK))
+            tell((page, own))
             for number, (descriptor, size) in enumerate(files, 1):
                 received = _receive(thread, call, page, descriptor, opened)
                 how = (_READ, _PRIVATE) if number == len(files) else (_READ_WRITE, _SHARED)
                 mapped.append((_checked(call(MMAP[_WORD], 0, size, *how, received, 0)), size))
         except (InjectionError, OSError) as error:
+            tell((0, 0))  # the process may have something of its own there one day
             for address, size in ((page, own), *mapped):
                 call(MUNMAP[_WORD], address, size)
             if isinstance(error, OSError):
