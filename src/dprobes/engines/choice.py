@@ -130,7 +130,8 @@ class Selection:
             self._choice = choose(self._scope, self._needs, self._support, traced_by=self._traced_by())
             name = self._choice.engine
         row = engine_row(name)
-        self._engine = row.make(self._options, self._scope)
+        if self._engine is None:
+            self._engine = row.make(self._options, self._scope)
         self._is_in_kernel = space_of(program) is Space.KERNEL
         if self._is_in_kernel and all(need.capability in _possible(row) for need in self._needs):
             # What it can in the kernel is found by trying, and where the kernel is in its files: both may fail for want
@@ -141,6 +142,17 @@ class Selection:
     def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
         """Return what gives the kernel of the engine that was chosen; None if it is the one that runs here."""
         return None if self._engine is None else self._engine.kernel(program)
+
+    def processor(self, program: Program) -> Architecture | None:
+        """
+        Return the processor that a program for a kernel is for; None: that of this machine.
+
+        It is asked before anything is refused: what there is depends on it.
+        """
+        if self._name == AUTO:
+            return None
+        self._engine = engine_row(self._name).make(self._options, self._scope)
+        return self._engine.processor(program)
 
     @property
     def reason(self) -> str | None:

@@ -162,6 +162,7 @@ class Insertion:
             command=self.vantage.command,
             refuse=selection.refuse,
             kernel=selection.kernel,
+            processor=selection.processor,
             known=known,
         )
         if keeps and compiled.resolved is not None and compiled.resolved.answers is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, MutableSequence, Sequence
     from contextlib import AbstractContextManager
 
+    from dprobes.arch import Architecture
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
@@ -417,6 +418,10 @@ class Engine(ABC):
 
     def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:  # noqa: ARG002 - as above
         """Return what gives the kernel that a program is about, held still meanwhile; None: the one that runs here."""
+        return None
+
+    def processor(self, program: Program) -> Architecture | None:  # noqa: ARG002 - as above
+        """Return the processor that a program for a kernel is for; None: that of this machine."""
         return None
 
     @property

@@ -62,16 +62,17 @@ def resolve_here(
     architecture_name: str | None = None,
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
     kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
+    processor: Callable[[Program], Architecture | None] = lambda _: None,
     known: ResolvedModule | None = None,
     has_kernel: bool = True,
 ) -> Compiled:
     """
     Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
-    ``refuse`` adds an error for what the engine that is to run the program cannot do, and ``kernel``, which is called
-    behind that, returns what gives its kernel, None if it is the one that runs here. ``known`` is what is known
-    already of the module that would be found. Without ``has_kernel`` a program about a kernel is about one that is not
-    here.
+    ``refuse`` adds an error for what the engine that is to run the program cannot do. For a program about a kernel
+    ``processor`` returns what that runs on, None if it is what we run on; behind ``refuse`` ``kernel`` returns what
+    gives it, None if it is the one that runs here. ``known`` is what is known already of the module that would be
+    found. Without ``has_kernel`` a program about a kernel is about one that is not here.
     """
     if known is not None:
         if refuse is not None:
@@ -88,7 +89,10 @@ def resolve_here(
         diagnostics.note(program.spans.get("name"), message)
         return Compiled(program, arch, None, diagnostics)
     if space_of(program) is Space.KERNEL:
-        return _resolve_in_kernel(program, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse)
+        arch = processor(program) or host_architecture()
+        return _resolve_in_kernel(
+            program, arch, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse
+        )
     architecture_name = architecture_name or symbols.machine(host_architecture().name)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
@@ -109,6 +113,7 @@ def resolve_here(
 
 def _resolve_in_kernel(
     program: Program,
+    arch: Architecture,
     diagnostics: Diagnostics,
     carried: Sequence[CarriedKernel],
     other: Callable[[Program], AbstractContextManager[RunningKernel] | None],
@@ -126,7 +131,6 @@ def _resolve_in_kernel(
     from dprobes.resolve.resolution import check_with_extensions
     from dprobes.target.kernel.runningkernel import RunningKernel
 
-    arch = host_architecture()
     if refuse is not None:
         refuse(program, arch, diagnostics)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)

@@ -11,7 +11,7 @@ from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
 from dprobes.engines.gdb.machine.programsession import ProgramSession
-from dprobes.engines.gdb.machine.visit import NoMachineError, visited_kernel
+from dprobes.engines.gdb.machine.visit import NoMachineError, visited_kernel, visited_processor
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
 from dprobes.engines.gdb.sharedstub import SharedStub
@@ -22,6 +22,7 @@ from dprobes.rpn.encoder import encode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dprobes.arch import Architecture
     from dprobes.engines.gdb.machine.guestkernel import GuestKernel
     from dprobes.engines.gdb.program import Resolved
     from dprobes.engines.options import EngineOptions
@@ -53,6 +54,13 @@ class GdbEngine(interface.Engine):
                 "the probe manager starts no command that has a stub",
                 hint="start it yourself, and name the stub: HOST:PORT or the path of a socket",
             )
+
+    def processor(self, program: Program) -> Architecture | None:
+        """Return that of the machine as such; raise ``EngineError`` if the stub stands for one that nobody knows."""
+        if program.name != MACHINE:
+            return None  # kernels are found on this machine's only
+        shared = self._shared(self._present)
+        return visited_processor(self._endpoint) if shared is None else shared.members[0].architecture
 
     @contextlib.contextmanager
     def kernel(self, program: Program) -> Iterator[RunningKernel]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
 
-__all__ = ["StubProcessor", "check_description", "processor_of", "registers_of"]
+__all__ = ["StubProcessor", "architecture_described_as", "check_description", "processor_of", "registers_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +188,10 @@ def registers_of(
 def processor_of(architecture: Architecture) -> StubProcessor | None:
     """Return the row of an architecture, None if there is none."""
     return _PROCESSORS.get(architecture.name)
+
+
+def architecture_described_as(description: str) -> Architecture | None:
+    """Return the architecture that stubs describe by a name; without one, that of QEMU for the PC."""
+    from dprobes.arch import architecture
+
+    return next((architecture(name) for name, row in _PROCESSORS.items() if description in row.descriptions), None)

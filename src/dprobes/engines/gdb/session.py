@@ -100,6 +100,11 @@ class StubSession(StubMember):
         self._code_files: CodeFiles | None = None
         self._core_directory = core_directory
 
+    @property
+    def architecture(self) -> Architecture:
+        """The processor of the target."""
+        return self._resolved.architecture
+
     def kernel(self) -> GuestKernel:
         """Return the kernel behind the stub, which stands still; raise ``EngineError`` if there is none."""
         raise EngineError(f"the stub {self._stub.name} stands for a process, and not for a machine with a kernel")

@@ -24,7 +24,7 @@ from dprobes.engines.gdb.machine.stacks.programstacks import ProgramStacks
 from dprobes.engines.gdb.machine.stacks.unwindtables import UnwindTables
 from dprobes.engines.gdb.machine.tasks import TaskReader
 from dprobes.engines.gdb.session import StubSession
-from dprobes.engines.gdb.steps.emulation import Emulator
+from dprobes.engines.gdb.steps.emulation import EMULATED, Emulator
 from dprobes.engines.gdb.stopreplies import Stopped, ThreadId
 from dprobes.engines.hits.probes import DEBUGGER
 from dprobes.engines.interface import Notice
@@ -89,7 +89,7 @@ class MachineSession(StubSession):
         self, job: Job, resolved: Resolved, shared: SharedStub[StubSession], facts: KernelFacts | None
     ) -> None:
         super().__init__(job, resolved, shared)
-        self._emulator: Emulator
+        self._emulator: Emulator | None = None
         self._fault_entries: frozenset[int] = frozenset()
         """Where the kernel begins to see to the fault of an instruction."""
         self._facts = facts
@@ -125,9 +125,10 @@ class MachineSession(StubSession):
             self._context.tasks = TaskReader(self._target, self._facts, len(self._processors))
             self._context.stacks_of_kernel = self._kernel_stacks(self._facts)
             self._program.stacks_of_programs = self._program_stacks(self._facts)
-        self._emulator = Emulator(self._target, self._context.word_size)
-        monitor = Monitor(self._stub)
-        if monitor.is_there:
+        monitor, is_x86 = Monitor(self._stub), self.architecture.name in EMULATED
+        if is_x86:
+            self._emulator = Emulator(self._target, self._context.word_size)
+        if is_x86 and monitor.is_there:
             executor, privileged = self._executor(), self._context.privileged
             if privileged is None or executor is not None:
                 privileged = self._context.privileged = Privileged(self._target, monitor, executor)
@@ -331,7 +332,9 @@ class MachineSession(StubSession):
     def _carries_out(self, at: int, registers: Registers) -> bool:
         raw = self._instruction_at(at)
         watches = any(each.watches for each in self._shared.members)
-        return raw is not None and not watches and self._emulator.carry_out(raw, registers)
+        if raw is None or watches or self._emulator is None:
+            return False
+        return self._emulator.carry_out(raw, registers)
 
     def _goes_on_before(self, at: int, thread: ThreadId | None, registers: Registers) -> bool:  # noqa: ARG002
         return False  # who runs is read from memory

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 from dprobes.arch import architecture
 from dprobes.engines.gdb.machine.guestkernel import GuestKernel
 from dprobes.engines.gdb.machine.machinetarget import MachineTarget
-from dprobes.engines.gdb.processors import processor_of
+from dprobes.engines.gdb.processors import architecture_described_as, processor_of
 from dprobes.engines.gdb.stopreplies import Stopped
 from dprobes.engines.gdb.stub import Stub
 from dprobes.engines.gdb.transports import open_transport
 from dprobes.errors import EngineError
+from dprobes.resolve.spaces import MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.arch import Architecture
     from dprobes.target.btf import Btf
 
-__all__ = ["NoMachineError", "kernel_types", "visited_kernel"]
+__all__ = ["NoMachineError", "kernel_types", "visited_kernel", "visited_processor"]
 
 _PROCESSOR = "x86_64"
 """The only one whose kernel is found in memory."""
@@ -29,9 +31,36 @@ class NoMachineError(EngineError):
     """Report a stub that stands for a process."""
 
 
+def visited_processor(endpoint: str) -> Architecture:
+    """Return the processor of the machine at an endpoint; raise ``EngineError`` for one that nobody knows."""
+    with _visited(endpoint) as target:
+        described = target.description.architecture
+        found = architecture_described_as(described)
+        if found is None:
+            raise EngineError(f"the stub {target.stub.name} stands for a processor '{described}', which is not known")
+        return found
+
+
 @contextlib.contextmanager
 def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
     """Let the machine at an endpoint stand still meanwhile; raise ``EngineError`` if no kernel is found there."""
+    processor = processor_of(architecture(_PROCESSOR))
+    assert processor is not None
+    with _visited(endpoint) as target:
+        if target.description.architecture not in processor.descriptions:
+            raise EngineError(
+                f"the stub {target.stub.name} stands for a processor '{target.description.architecture}', and kernels "
+                f"are probed on {_PROCESSOR} only",
+                hint=f"write a program about its addresses: 'name = {MACHINE}' and 'address = NUMBER'",
+            )
+        reply = target.stub.reason()
+        thread = (reply.thread if isinstance(reply, Stopped) else None) or target.stub.current_thread()
+        target.process = 0 if thread is None else thread.process
+        yield GuestKernel(target, target.registers(thread))
+
+
+@contextlib.contextmanager
+def _visited(endpoint: str) -> Iterator[MachineTarget]:
     if endpoint.startswith("|"):
         raise EngineError(
             "a machine cannot be reached through a command's input and output",
@@ -48,15 +77,7 @@ def visited_kernel(endpoint: str) -> Iterator[GuestKernel]:
                     f"the stub {stub.name} stands for a process, which has neither processors nor a kernel of its own",
                     hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",
                 )
-            if target.description.architecture not in processor.descriptions:
-                raise EngineError(
-                    f"the stub {stub.name} stands for a processor '{target.description.architecture}', and kernels are "
-                    f"probed on {_PROCESSOR} only"
-                )
-            reply = stub.reason()
-            thread = (reply.thread if isinstance(reply, Stopped) else None) or stub.current_thread()
-            target.process = 0 if thread is None else thread.process
-            yield GuestKernel(target, target.registers(thread))
+            yield target
         finally:
             target.let_go()
 
