@@ -11,8 +11,9 @@ from dprobes.engines.linux.procfs import first_stack_of
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.native.memory import MapPlace
+from dprobes.native.processpage import PROCESS_SIZE
 from dprobes.native.runtime import ProcessFacts
-from dprobes.target.processmaps import PAGE_SIZE, run_time_address
+from dprobes.target.processmaps import run_time_address
 
 if TYPE_CHECKING:
     from dprobes.engines.inline.borrowed import Borrowed
@@ -65,7 +66,7 @@ class CodeWriters:
         if key not in self._writers:
             # Before anything in it is asked for its address.
             places = dict(maps.places(memory.region, self._borrowed, memory.others))
-            places[MapName.ENTRIES] = MapPlace(memory.page + PAGE_SIZE)
+            places[MapName.ENTRIES] = MapPlace(memory.page + PROCESS_SIZE)
             known = self._modules.get(site.file)
             code = ModuleCode.of(site.resolved.module, bias) if known is None else known.mapped_at(bias)
             self._modules[site.file] = code

@@ -4,7 +4,7 @@ Where the C library of a process has the id of a thread.
 glibc says so for debuggers (nptl_db): ``_thread_db_pthread_tid`` in libc.so.6 describes the member ``tid`` of
 ``struct pthread``: bits, number of elements, and the offset from the thread pointer, a 32-bit number each
 (nptl_db/db_info.c). musl, since 1.2.2, has it where its ``gettid`` takes it from (src/linux/gettid.c). These are the
-ids of the process's own PID namespace; in a nested one threads have others here.
+ids of the process's own PID namespace; if that is a nested one, ``native.processpage`` has those of ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import DprobesError, TargetError
 from dprobes.lazypattern import lazy_pattern
 
@@ -40,8 +39,6 @@ _GETTID_SIZE = 20
 
 def tid_place_in(pid: int, mappings: list[Mapping]) -> int | None:
     """Return where threads of a process have their id, in bytes from the thread pointer; None if nobody knows."""
-    if len(process_field(pid, "NSpid").split()) > 1:
-        return None
     files = {mapping.path: mapping.inode for mapping in mappings if mapping.is_file}
     libraries = [path for path in files if Path(path).name.startswith(_LIBRARIES)]
     for path in libraries:

@@ -12,6 +12,7 @@ __all__ = [
     "catches_signal",
     "children_of",
     "first_stack_of",
+    "ids_of",
     "living_thread",
     "process_field",
     "start_time",
@@ -29,6 +30,15 @@ def process_field(tid: int, name: str) -> str:
             if key == name:
                 return value.strip()
     return ""
+
+
+def ids_of(tid: int) -> tuple[int, ...]:
+    """
+    Return the ids of a thread in all PID namespaces that it is in: from ours, as ``/proc`` has it, to its own.
+
+    There are none if the thread is gone, or the kernel has no such namespaces.
+    """
+    return tuple(map(int, process_field(tid, "NSpid").split()))
 
 
 def catches_signal(tid: int, number: int) -> bool:

@@ -19,7 +19,12 @@ from dprobes.native.processpage import (
     CLOCK_READINGS,
     CLOCK_TIME,
     CLOCK_VERSION,
+    PROCESS_IS_NESTED,
     PROCESS_PID,
+    PROCESS_THREADS,
+    THREAD,
+    THREAD_SLOTS,
+    THREAD_WINDOW,
 )
 
 if TYPE_CHECKING:
@@ -49,15 +54,38 @@ def write_ids(asm: A64Assembler, process_page: int, tid_place: int | None) -> No
     Write GET_CURRENT_PID_TGID: the process id in the upper half, the thread id in the lower one.
 
     ``tid_place`` is where the C library has the thread id, in bytes from the thread pointer; None: it is given as 0.
+    Where that is the id of a nested PID namespace, the process page has the other one; 0 if it is not there.
     """
-    asm.mov_number(SCRATCH_1, process_page)
-    asm.load(SCRATCH_2, Memory(SCRATCH_1, PROCESS_PID), 4)
+    place, pid, found, tid, local, left = SCRATCH_1, SCRATCH_2, SCRATCH_3, Gpr.X0, Gpr.X1, Gpr.X2
+    asm.mov_number(place, process_page)
+    asm.load(pid, Memory(place, PROCESS_PID), 4)
     if tid_place is None:
-        asm.mov_number(Gpr.X0, 0)
+        asm.mov_number(tid, 0)
     else:
-        asm.read_system(Gpr.X0, SystemRegister.TPIDR_EL0)
-        asm.load(Gpr.X0, Memory(Gpr.X0, tid_place), 4)
-    _write_pair(asm, SCRATCH_2, Gpr.X0)
+        following, known, told = asm.label(), asm.label(), asm.label()
+        asm.read_system(tid, SystemRegister.TPIDR_EL0)
+        asm.load(tid, Memory(tid, tid_place), 4)
+        asm.load(found, Memory(place, PROCESS_IS_NESTED), 4)
+        asm.compare(found, 0, wide=False)
+        asm.jump_if(Condition.EQ, told)
+        asm.mov(local, tid, wide=False)
+        asm.mov_number(tid, 0)
+        asm.calculate(Operation.AND, found, local, THREAD_SLOTS - 1)
+        asm.calculate(Operation.MUL, found, found, THREAD.size)
+        asm.calculate(Operation.ADD, place, place, found)
+        asm.mov_number(left, THREAD_WINDOW)
+        asm.place(following)
+        asm.load(found, Memory(place, PROCESS_THREADS), 4)
+        asm.compare(found, local, wide=False)
+        asm.jump_if(Condition.EQ, known)
+        asm.calculate(Operation.ADD, place, place, THREAD.size)
+        asm.calculate(Operation.SUBS, left, left, 1)
+        asm.jump_if(Condition.NE, following)
+        asm.jump(told)
+        asm.place(known)
+        asm.load(tid, Memory(place, PROCESS_THREADS + THREAD.size // 2), 4)
+        asm.place(told)
+    _write_pair(asm, pid, tid)
 
 
 def write_stack_end(asm: A64Assembler, first_stack: int | None) -> list[Fixup]:

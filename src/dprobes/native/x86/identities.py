@@ -20,7 +20,12 @@ from dprobes.native.processpage import (
     CLOCK_READINGS,
     CLOCK_TIME,
     CLOCK_VERSION,
+    PROCESS_IS_NESTED,
     PROCESS_PID,
+    PROCESS_THREADS,
+    THREAD,
+    THREAD_SLOTS,
+    THREAD_WINDOW,
 )
 from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation, Shift
 
@@ -43,13 +48,37 @@ def write_ids(asm: X86Assembler, process_page: int, tid_place: int | None) -> No
     Write GET_CURRENT_PID_TGID: the process id in the upper half, the thread id in the lower one.
 
     ``tid_place`` is where the C library has the thread id, in bytes from the thread pointer; None: it is given as 0.
+    Where that is the id of a nested PID namespace, the process page has the other one; 0 if it is not there.
     """
     asm.mov_number(Gpr.R10, process_page)
     asm.load(Gpr.RAX, Memory(Gpr.R10, PROCESS_PID), 4)
     asm.shift(Shift.SHL, Gpr.RAX, 32)
     if tid_place is not None:
-        asm.load(Gpr.RDX, Memory(None, tid_place, of_thread=True), 4)
-        asm.calculate(Operation.OR, Gpr.RAX, Gpr.RDX)
+        local, place, left, found = Gpr.RDX, Gpr.R10, Gpr.R11, Gpr.R8
+        nested, following, known = asm.label(), asm.label(), asm.label()
+        asm.load(local, Memory(None, tid_place, of_thread=True), 4)
+        asm.load(found, Memory(place, PROCESS_IS_NESTED), 4)
+        asm.compare(found, 0, wide=False)
+        asm.jump_if(Condition.NE, nested)
+        asm.calculate(Operation.OR, Gpr.RAX, local)
+        asm.ret()
+        asm.place(nested)
+        asm.mov(found, local, wide=False)
+        asm.calculate(Operation.AND, found, THREAD_SLOTS - 1, wide=False)
+        asm.multiply(found, THREAD.size)
+        asm.calculate(Operation.ADD, place, found)
+        asm.mov_number(left, THREAD_WINDOW)
+        asm.place(following)
+        asm.load(found, Memory(place, PROCESS_THREADS), 4)
+        asm.compare(found, local, wide=False)
+        asm.jump_if(Condition.E, known)
+        asm.calculate(Operation.ADD, place, THREAD.size)
+        asm.calculate(Operation.SUB, left, 1)
+        asm.jump_if(Condition.NE, following)
+        asm.ret()
+        asm.place(known)
+        asm.load(found, Memory(place, PROCESS_THREADS + THREAD.size // 2), 4)
+        asm.calculate(Operation.OR, Gpr.RAX, found)
     asm.ret()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from pathlib import Path
 
-from dprobes.engines.linux.procfs import first_stack_of
+import pytest
+
+from dprobes.engines.linux.procfs import children_of, first_stack_of, ids_of
 
 NOBODY = (1 << 22) - 1
 
@@ -24,3 +27,17 @@ def test_the_first_stack_ends_where_the_kernel_has_put_arguments() -> None:
 
 def test_a_process_that_is_gone_has_none() -> None:
     assert first_stack_of(NOBODY) is None
+
+
+def test_a_thread_has_an_id_in_each_namespace_from_ours_on() -> None:
+    assert ids_of(os.getpid()) == (os.getpid(),)
+    assert ids_of(NOBODY) == ()
+    command = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo ready; read line"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            pytest.skip("no PID namespace can be made")
+        (child,) = children_of(process.pid, process.pid)
+        assert ids_of(child) == (child, 1)
+        process.communicate(b"\n")

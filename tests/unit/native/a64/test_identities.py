@@ -15,12 +15,19 @@ from dprobes.native.a64.identities import write_clock, write_ids, write_signal, 
 from dprobes.native.a64.registers import RESULT
 from dprobes.native.a64.routine import write_function
 from dprobes.native.code import Surroundings
-from dprobes.native.processpage import CLOCK_READING, PROCESS_PID
+from dprobes.native.processpage import (
+    CLOCK_READING,
+    PROCESS_IS_NESTED,
+    PROCESS_PID,
+    PROCESS_SIZE,
+    THREAD,
+    thread_window,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CODE, PAGE_OF_PROCESS, THREAD, BUFFER = 0x40_0000, 0x50_0000, 0x60_0000, 0x70_0000
+CODE, PAGE_OF_PROCESS, THREAD_AREA, BUFFER = 0x40_0000, 0x50_0000, 0x60_0000, 0x70_0000
 GETPID, GETTID, CLOCK_GETTIME, GETCPU = 172, 178, 113, 168
 
 
@@ -29,9 +36,9 @@ def processor_with(write: Callable[[A64Assembler], object]) -> A64Processor:
     write(asm)
     made = A64Processor([])
     made.put(CODE, asm.assemble())
-    for address in (PAGE_OF_PROCESS, THREAD, BUFFER):
-        made.map(address, 4096)
-    made.thread_pointer = THREAD + 2048
+    for address, size in ((PAGE_OF_PROCESS, PROCESS_SIZE), (THREAD_AREA, 4096), (BUFFER, 4096)):
+        made.map(address, size)
+    made.thread_pointer = THREAD_AREA + 2048
     return made
 
 
@@ -56,11 +63,30 @@ def test_no_system_call_where_the_c_library_has_the_thread_id(place: int) -> Non
     assert processor.calls == []
 
 
-@pytest.mark.parametrize("first_stack", [None, THREAD - 4096, THREAD + 8192])
+@pytest.mark.parametrize("local", [1, 4095, 4096 * 7 + 78, (1 << 22) - 1])
+def test_in_a_nested_namespace_the_thread_has_the_id_that_the_page_has_for_it(local: int) -> None:
+    processor = processor_with(lambda asm: write_ids(asm, PAGE_OF_PROCESS, 0x10))
+    processor.write(PAGE_OF_PROCESS + PROCESS_PID, (77).to_bytes(4, "little"))
+    processor.write(processor.thread_pointer + 0x10, local.to_bytes(4, "little") + b"\xff" * 4)
+    assert result_of(processor) == 77 << 32 | local
+    processor.write(PAGE_OF_PROCESS + PROCESS_IS_NESTED, (1).to_bytes(4, "little"))
+    assert result_of(processor) == 77 << 32, "one that is not there has no id"
+    window = thread_window(local)
+    for place in (window[0], window[-1]):
+        for other in window:
+            processor.write(PAGE_OF_PROCESS + other, THREAD.pack(local + 1, 5))
+        assert result_of(processor) == 77 << 32
+        processor.write(PAGE_OF_PROCESS + place, THREAD.pack(local, (1 << 32) - 1))
+        assert result_of(processor) == 77 << 32 | (1 << 32) - 1
+    assert processor.calls == []
+
+
+@pytest.mark.parametrize("first_stack", [None, THREAD_AREA - 4096, THREAD_AREA + 8192])
 def test_the_end_of_a_stack_is_the_nearest_of_what_is_above(first_stack: int | None) -> None:
     processor = processor_with(lambda asm: write_stack_end(asm, first_stack))
     above = [place for place in (processor.thread_pointer, first_stack) if place is not None]
-    for address in (0, THREAD - 5000, THREAD, processor.thread_pointer, THREAD + 4096, THREAD + 9000, (1 << 64) - 1):
+    start = THREAD_AREA
+    for address in (0, start - 5000, start, processor.thread_pointer, start + 4096, start + 9000, (1 << 64) - 1):
         assert result_of(processor, address) == min((place for place in above if place >= address), default=0)
 
 

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS, CLOCK_SIZE, PROCESS_PID
+from dprobes.native.processpage import (
+    CLOCK_READING,
+    CLOCK_READINGS,
+    CLOCK_SIZE,
+    PROCESS_IS_NESTED,
+    PROCESS_PID,
+    PROCESS_SIZE,
+    THREAD,
+    thread_window,
+)
 from dprobes.native.x86 import identities
 from dprobes.native.x86.assembler import Gpr, X86Assembler
 from dprobes.native.x86.intrinsics import write_cpu
@@ -37,8 +46,8 @@ def routine(write: Callable[[X86Assembler], object], arguments: int = 0) -> Call
 
 @pytest.fixture
 def page() -> Iterator[Pages]:
-    made = Pages(1)
-    assert not libc().madvise(made.start, mmap.PAGESIZE, MADV_WIPEONFORK)
+    made = Pages(PROCESS_SIZE // mmap.PAGESIZE)
+    assert not libc().madvise(made.start, PROCESS_SIZE, MADV_WIPEONFORK)
     yield made
     made.close()
 
@@ -82,6 +91,27 @@ def test_the_ids_are_those_of_the_process_and_the_thread(page: Pages) -> None:
     # The page of a new process is empty until somebody writes its id.
     assert in_child(lambda: ids() == threading.get_native_id())
     assert ids() == here()
+
+
+def test_in_a_nested_namespace_the_thread_has_the_id_that_the_page_has_for_it(page: Pages) -> None:
+    where, tid = tid_place(), threading.get_native_id()
+    assert where is not None
+    ids = routine(lambda asm: identities.write_ids(asm, page.start, where))
+    window = thread_window(tid)
+    page.write(page.start + PROCESS_PID, (4711).to_bytes(4, "little"))
+    page.write(page.start + PROCESS_IS_NESTED, (1).to_bytes(4, "little"))
+    assert ids() == 4711 << 32, "one that is not there has no id"
+    for mine in (window[0], window[-1]):
+        for other in window:
+            page.write(page.start + other, THREAD.pack(tid + window.step, 5))
+        assert ids() == 4711 << 32
+        page.write(page.start + mine, THREAD.pack(tid, (1 << 32) - 1))
+        assert ids() == 4711 << 32 | (1 << 32) - 1
+    page.write(page.start + window[-1], THREAD.pack(tid + 1, 5))
+    page.write(page.start + window[-1] + window.step, THREAD.pack(tid, 6))
+    assert ids() == 4711 << 32, "behind its window nothing is looked for"
+    page.write(page.start + PROCESS_IS_NESTED, bytes(4))
+    assert ids() == 4711 << 32 | tid
 
 
 @pytest.mark.parametrize(("first_stack", "limit"), [(None, 1 << 64), (5 << 40, 5 << 40)])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.sites import FileKey
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
+    from dprobes.engines.ptrace.tracer.native.localids import LocalIds
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.target.processmaps import Mapping
     from dprobes.target.unwind.processspace import ProcessSpace
@@ -97,6 +98,8 @@ class AddressSpace:
     slots: Slots = field(default_factory=Slots)
     patches: Patches = field(default_factory=Patches)
     """The jumps that stand in the place of breakpoints."""
+    local_ids: LocalIds | None = None
+    """What its threads are called in a PID namespace of the process's own, where there are handlers in memory."""
     entries: Entries = field(default_factory=Entries)
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.threadidentity import identity_of, program_of
+from dprobes.engines.ptrace.tracer.native.idtables import leave_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ class Identities:
             self._send(replace(identity, program=program_of(pid)))
 
     def ended(self, thread: Thread) -> None:
-        """Tell of a thread that has ended, and has not been waited for."""
+        """Tell of a thread that has ended, and has not been waited for: until then nobody else gets its ids."""
         if thread.space.patches.memories and (identity := identity_of(thread.pid, thread.tid)) is not None:
             self._send(identity)
+        leave_thread(thread.space, thread.tid)

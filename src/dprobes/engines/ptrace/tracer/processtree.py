@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.reports import Forked, Placed, Raised, Removed, Watc
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.native.nativememory import own_pages
+from dprobes.engines.ptrace.tracer.native.idtables import enter_thread, own_pages
 from dprobes.engines.ptrace.tracer.placement import tell_placed
 from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
@@ -161,6 +161,8 @@ class ProcessTree:
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
         """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""
+        if not enter_thread(space, pid, tid):
+            self._patcher.give_up(space, list(space.patches.by_site))
         self._threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
         if status is not None:
             self._stopper.defer(tid, status)

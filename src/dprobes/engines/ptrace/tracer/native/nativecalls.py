@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.calltable import REGISTERS, call_key
 from dprobes.engines.ptrace.tracer.entries import Entry
-from dprobes.target.processmaps import PAGE_SIZE
+from dprobes.native.processpage import PROCESS_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entr
         return None
     table, key = memory.calls, call_key(probe.number, frame)
     window = table.window(key)
-    start = memory.page + PAGE_SIZE
+    start = memory.page + PROCESS_SIZE
     try:
         data = os.pread(space.memory, len(window) * table.slot, start + window.start)
         for at in range(0, len(data), table.slot):
@@ -57,7 +57,7 @@ def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entr
 def add_calls(space: AddressSpace, memory: NativeMemory, probe: Probe, calls: Sequence[tuple[int, Entry]]) -> None:
     """Keep calls in the process that the tracer knows of by their frames, while no thread of it runs."""
     assert memory.calls is not None
-    table, start = memory.calls, memory.page + PAGE_SIZE
+    table, start = memory.calls, memory.page + PROCESS_SIZE
     for frame, entry in calls:
         key = call_key(probe.number, frame)
         window = table.window(key)

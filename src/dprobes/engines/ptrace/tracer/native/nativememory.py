@@ -4,8 +4,8 @@ Memory that a stopped process maps for handlers in it, without noticing.
 The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
 makes a pair of sockets, we take one of them (pidfd_getfd(2)) and send the file through it. So it needs no path, works
 through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
-a page, and room for calls behind it, of which a child of the process does not inherit the contents; and a manifest
-(``leftmanifest``), of which it does.
+a page with a table of threads, and room for calls behind it, of which a child of the process does not inherit the
+contents; and a manifest (``leftmanifest``), of which it does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dprobes.engines.ptrace.restorerwire import FilesShared
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.errors import reason_of, reason_of_number
-from dprobes.native.processpage import PROCESS_PID
+from dprobes.native.processpage import PROCESS_PID, PROCESS_SIZE
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["list_in_manifest", "map_code", "own_pages", "share_memory"]
+__all__ = ["list_in_manifest", "map_code", "share_memory"]
 
 _WORD = 8
 _SOCKETPAIR, _RECVMSG, _CLOSE = 53, 47, 3
@@ -88,7 +88,7 @@ def _share(
     tell: Callable[[tuple[int, int]], None],
 ) -> NativeMemory:
     """Do it, and ``tell`` where the page is; the last one of the files becomes a manifest of the process's own."""
-    own = PAGE_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
+    own = PROCESS_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
     with injecting(thread) as call:
         page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
         opened: list[int] = []
@@ -173,13 +173,6 @@ def map_code(thread: Thread, program: int, ranges: Iterable[tuple[int, int]]) ->
                 call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
                 raise InjectionError(f"no memory can be had at {start:#x}")
             thread.space.patches.code.setdefault(program, []).append((start, end))
-
-
-def own_pages(space: AddressSpace, pid: int) -> None:
-    """Let handlers in the copy of a process know its id, before it runs."""
-    for memory in space.patches.memories.values():
-        with contextlib.suppress(OSError):
-            space.write(memory.page + PROCESS_PID, pid.to_bytes(4, "little"))
 
 
 def _checked(result: int) -> int:

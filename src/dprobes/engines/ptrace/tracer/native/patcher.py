@@ -21,6 +21,7 @@ from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
 from dprobes.engines.ptrace.tracer.injection import InjectionError, ThreadBusyError, may_inject
 from dprobes.engines.ptrace.tracer.native.announcements import announce
 from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
+from dprobes.engines.ptrace.tracer.native.idtables import NO_ROOM, begin_ids, lacks_ids
 from dprobes.engines.ptrace.tracer.native.jumpwriter import (
     DIFFERS,
     adapted,
@@ -120,7 +121,9 @@ class Patcher:
                     space = held[0].space
                     space.patches.memories[number] = memory
                     space.patches.begin_list(memory)
-                    if (problem := announce(self._connection, space, number)) is None:
+                    tids = [each.tid for each in self._threads.of_process(pid)]
+                    problem = begin_ids(space, memory.page, pid, tids) or announce(self._connection, space, number)
+                    if problem is None:
                         self._connection.send(_shared(number, pid, memory))
                         return
         if problem is _BUSY and self._retries.add(message, attempts):
@@ -271,7 +274,7 @@ class Patcher:
             sites = {*sites, *(site for jump in jumps for site in jump.addresses)}
         wanted = fitting(space, self._candidates(space, sites, jumps))
         pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
-        if not wanted or pid is None or not space.is_open or space.shared_with:
+        if not wanted or pid is None or not space.is_open or space.shared_with or lacks_ids(space):
             return
         numbers = sorted({number for jump in wanted for number in jump.programs})
         memories = tuple((number, space.patches.memories[number].page) for number in numbers)
@@ -307,6 +310,8 @@ class Patcher:
         space = held[0].space
         if not space.is_open or space.shared_with:
             return _GONE
+        if lacks_ids(space):
+            return NO_ROOM
         return None if may_inject(held[0]) else _NOT_ALLOWED
 
     def place_fault(self, thread: Thread) -> None:

@@ -12,7 +12,7 @@ from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.entries import Entry
 from dprobes.engines.ptrace.tracer.native.nativecalls import add_calls, take_call
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
-from dprobes.target.processmaps import PAGE_SIZE
+from dprobes.native.processpage import PROCESS_SIZE
 from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 TABLE = CallTable.of(2)
 FRAME = 0x7FFC_1234_5678
 KEPT = ((4, None), (5, None))
-PAGE = 3 * PAGE_SIZE
-MEMORY = NativeMemory(PAGE, PAGE_SIZE + TABLE.size, 0, 0, TABLE)
+PAGE = 3 * PROCESS_SIZE
+MEMORY = NativeMemory(PAGE, PROCESS_SIZE + TABLE.size, 0, 0, TABLE)
 
 
 @pytest.fixture
 def space() -> Iterator[AddressSpace]:
     descriptor = os.memfd_create("memory")
-    os.ftruncate(descriptor, PAGE + PAGE_SIZE + TABLE.size)
+    os.ftruncate(descriptor, PAGE + PROCESS_SIZE + TABLE.size)
     space = AddressSpace(descriptor, 8, has_shadow_stack=False)
     space.patches.memories[inserted_program().number] = MEMORY
     yield space
@@ -48,7 +48,7 @@ def test_what_was_added_is_taken_once(space: AddressSpace) -> None:
 def test_a_free_slot_has_no_time(space: AddressSpace) -> None:
     probe = probe_of(inserted_program(), 1)
     add_calls(space, MEMORY, probe, [(FRAME, Entry(10, {4: 40, 5: 50}))])
-    start = PAGE + PAGE_SIZE + TABLE.window(call_key(probe.number, FRAME)).start
+    start = PAGE + PROCESS_SIZE + TABLE.window(call_key(probe.number, FRAME)).start
     assert os.pread(space.memory, 8, start) == call_key(probe.number, FRAME).to_bytes(8, "little")
     take_call(space, probe, FRAME, KEPT)
     assert os.pread(space.memory, 16, start) == bytes(16)
@@ -77,7 +77,7 @@ def test_of_too_many_the_oldest_is_forgotten(space: AddressSpace) -> None:
 
 def test_a_process_without_a_table_has_no_calls(space: AddressSpace) -> None:
     probe = probe_of(inserted_program(), 1)
-    space.patches.memories[probe.program.number] = NativeMemory(PAGE, PAGE_SIZE, 0, 0)
+    space.patches.memories[probe.program.number] = NativeMemory(PAGE, PROCESS_SIZE, 0, 0)
     assert take_call(space, probe, FRAME, KEPT) is None
     space.patches.memories.clear()
     assert take_call(space, probe, FRAME, KEPT) is None

@@ -11,22 +11,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dprobes.engines.ptrace.reports import MemoryShared
+from dprobes.engines.ptrace.reports import MemoryShared, SitesPatched
 from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
+from dprobes.engines.ptrace.sitepatch import SitePatch
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native import patcher
+from dprobes.engines.ptrace.tracer.native.idtables import NO_ROOM
+from dprobes.engines.ptrace.tracer.native.localids import LocalIds
 from dprobes.engines.ptrace.tracer.native.patcher import Patcher
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.engines.ptrace.tracer.programs import Programs
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState, ThreadTable
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.state import TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
 BUSY = "no thread of the process can make a system call for it now"
 REQUEST = ShareMemory(0, 7, 3, 4096)
+JUMP = SitePatch(((0, 1, 0x401000),), 0x401000, b"\x55\x48\x89\xe5\x90", (0x401005, b""),
+                 ((0x401000, b"\xe9\1\2\3\4"),), (b"\x55\x48\x89\xe5\x90",), end=7)  # fmt: skip
 
 
 class Tracer:
@@ -102,6 +107,23 @@ def test_a_process_that_is_killed_in_a_call_for_us_has_gone_and_its_end_is_handl
     tracer.patcher.share(REQUEST)
     assert tracer.sent == [MemoryShared(0, 7, problem="the process is not traced any more")]
     assert tracer.deferred == {7: 9}
+
+
+def test_where_handlers_would_not_know_all_threads_there_are_no_jumps(
+    tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = tracer.threads[7]
+    thread.space.memory, thread.state = 1 << 20, ThreadState.STOPPED
+    monkeypatch.setattr(patcher, "process_held", lambda *_: contextlib.nullcontext([thread]))
+    monkeypatch.setattr(patcher, "may_inject", lambda _: True)
+    thread.space.local_ids = LocalIds(7, is_full=True)
+    tracer.patcher.share(REQUEST)
+    thread.space.patches.memories[0] = NativeMemory(0x1000, 4096, 0x10000, 1 << 20)
+    tracer.patcher.patch(PatchSites(0, 7, ((0, 0x1000),), (), (), (), (JUMP,)))
+    assert tracer.sent == [
+        MemoryShared(0, 7, problem=NO_ROOM),
+        SitesPatched(0, 7, (), tuple((probe, NO_ROOM) for probe in JUMP.probes)),
+    ]
 
 
 def test_what_is_asked_for_a_program_that_has_ended_is_not_done(tracer: Tracer) -> None:
