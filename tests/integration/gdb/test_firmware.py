@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,15 +27,15 @@ TICKS = 0x46C
 HITS = 12
 
 
-@pytest.fixture
-def firmware(tmp_path: Path) -> Iterator[Path]:
+@contextmanager
+def machine(tmp_path: Path, *options: str) -> Iterator[Path]:
     """Start a machine that stands at its reset, and has nothing to boot; QEMU logs what it executes at ``TICK``."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("qemu-system-x86_64 is not installed")
     socket = tmp_path / "stub"
     command = ["qemu-system-x86_64", "-accel", "tcg,thread=single", "-cpu", "qemu64", "-m", "32", "-nodefaults"]
     command += ["-no-user-config", "-display", "none", "-S", "-gdb", f"unix:{socket},server=on,wait=off"]
-    command += ["-boot", "menu=on,splash-time=65535"]
+    command += ["-boot", "menu=on,splash-time=65535", *options]
     command += ["-d", "exec,nochain", "-dfilter", f"{TICK:#x}+1", "-D", str(tmp_path / "executed")]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + TIMEOUT
@@ -44,10 +45,18 @@ def firmware(tmp_path: Path) -> Iterator[Path]:
         time.sleep(0.05)
     watcher = threading.Thread(target=_end_when_asked, args=(process, tmp_path / "end"), daemon=True)
     watcher.start()
-    yield tmp_path
-    process.kill()
-    process.wait(TIMEOUT)
-    watcher.join(TIMEOUT)
+    try:
+        yield tmp_path
+    finally:
+        process.kill()
+        process.wait(TIMEOUT)
+        watcher.join(TIMEOUT)
+
+
+@pytest.fixture
+def firmware(tmp_path: Path) -> Iterator[Path]:
+    with machine(tmp_path) as directory:
+        yield directory
 
 
 def _end_when_asked(process: subprocess.Popen[bytes], path: Path) -> None:

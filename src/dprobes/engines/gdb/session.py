@@ -265,8 +265,8 @@ class StubSession(StubMember):
             if at is None:
                 for each in members:
                     each.take_samples()
-                if self._shared.is_left:
-                    return True
+                    if self._shared.is_left:
+                        return True
                 self._carry_out_wishes()
                 if self._may_end():
                     return True

@@ -250,7 +250,8 @@ class MachineSession(StubSession):
             self.select(thread, registers)
             if not self._is_sampled(registers[self._processor.pc]):
                 continue
-            outcome = self._runner.run([(probe, self._placed.points[probe]) for probe in due])
+            wanted = [probe for probe in due if probe.number not in self._removals]
+            outcome = self._runner.run([(probe, self._placed.points[probe]) for probe in wanted])
             if self._hand_over(outcome, registers[self._processor.pc], registers):
                 self._shared.is_left = True
                 return
@@ -274,7 +275,12 @@ class MachineSession(StubSession):
 
     # What handlers want to be done with the machine
 
-    def _hand_over(self, handled: Sequence[Handled[StubProgram]], at: int, registers: Registers) -> bool:
+    def _hand_over(
+        self,
+        handled: Sequence[Handled[StubProgram]],
+        at: int,  # noqa: ARG002 - a program counter, which may count from a segment's base
+        registers: Registers,
+    ) -> bool:
         """Write a dump, or leave the machine as it stands to a debugger; then return True."""
         codes = {each.outcome.exit_code for each in handled if each.outcome is not None}
         if _CRASH_DUMP in codes:
@@ -284,8 +290,13 @@ class MachineSession(StubSession):
         where = next((self._shared.owner(each.probe).probes[each.probe.number].where for each in handled), "")
         self._count(handled)
         self._target.write_back(self._context.thread, registers)
+        place, command = f"{self._place_of(registers):#x} ({where})", f"-ex 'target remote {self._stub.name}'"
+        if len(self._processors) > 1 and self._context.thread in self._processors:
+            number = self._processors.index(self._context.thread)
+            place = f"{place} on CPU {number}"
+            command = f"{command} -ex 'thread {number + 1}'"  # it shows the first one, whichever has stopped
         self._target.leave_standing()
-        self._warn(f"the machine stands still at {at:#x} ({where})", f"gdb -ex 'target remote {self._stub.name}'")
+        self._warn(f"the machine stands still at {place}", f"gdb {command}")
         return True
 
     def _dump(self, probes: Sequence[StubProbe]) -> None:

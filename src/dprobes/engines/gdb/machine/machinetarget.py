@@ -55,6 +55,8 @@ class MachineTarget(StubTarget):
         self._is_physical = False
         self._paged: tuple[int, Paging] | None = None
         """The page tables of the processor that was asked for its registers last."""
+        self._spoken_of: ThreadId | None = None
+        """The processor whose memory is read."""
         self._frames: dict[int, bytes] = {}
         self.kernel_tables: int | None = None
         """Where the kernel's own page tables are, which show its memory while a program runs as well."""
@@ -87,6 +89,9 @@ class MachineTarget(StubTarget):
     def registers(self, thread: ThreadId | None) -> Registers:
         """Return the registers of a processor, whose memory is spoken of from now on."""
         registers = super().registers(thread)
+        if thread != self._spoken_of:
+            self._blocks.clear()  # another processor may have other memory at the same addresses
+            self._spoken_of = thread
         self._paged = (registers["cr3"], self.paging(registers)) if self.can_walk else None
         return registers
 

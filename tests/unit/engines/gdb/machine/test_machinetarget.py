@@ -115,6 +115,17 @@ def test_physical_memory_is_read_in_blocks_and_once() -> None:
         assert len(behind.read_physical(0x1FFF8, 16)) == 8  # where memory ends
 
 
+def test_another_processor_has_other_memory_at_an_address() -> None:
+    with target() as (machine, memory, _):
+        machine.registers(THREAD)
+        assert machine.read(0x400000, 4) == b"here"
+        memory.memory[0x5000:0x5004] = b"away"
+        machine.registers(THREAD)
+        assert machine.read(0x400000, 4) == b"here", "the machine stands still"
+        machine.registers(ThreadId(1, 2))
+        assert machine.read(0x400000, 4) == b"away"
+
+
 def test_what_was_written_is_read_then() -> None:
     with target() as (behind, machine, _):
         assert behind.read_physical(0x5000, 4) == b"here"
