@@ -1,4 +1,4 @@
-"""Samplers on a machine of two processors without a kernel."""
+"""Samplers on a machine of two processors without a kernel, and on a process, which has none."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dprobes
+from integration.gdb.connectioncounter import ConnectionCounter
 from integration.gdb.test_firmware import machine
+from integration.gdb.test_user_stubs import StubbedProgram
 from integration.support import TIMEOUT, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from integration.support import Runner
+    from integration.support import Builder, Runner
 
 HEAD = "name = machine\nmodtype = kernel\nvars = 1\nsampler = 25hz\nminor = 1\n"
 LOG = "push r, rip; push r, cs; push procid; log 3\n"
@@ -102,3 +104,39 @@ def test_a_machine_that_one_program_leaves_is_sampled_by_no_other(pair: Path) ->
         records = session.collect(timeout=0)
     assert len(said) == len(records) == 1
     assert not goes_on(pair)
+
+
+ANYWHERE = f'name = "*"\nmodtype = user\nsampler = 25hz\nminor = 1\n{LOG}exit\n'
+PROCESS = "stands for a process, which has neither processors nor a kernel of its own"
+
+
+def test_whatever_runs_is_sampled_on_the_only_connection(pair: Path, run: Runner) -> None:
+    with ConnectionCounter(pair / "counted", pair / "stub") as counter:
+        result = run(ANYWHERE, [], ["--engine", f"gdb={counter.path}", "--duration", "3"])
+    assert result.status == 0, result.stderr
+    assert len(result.records) >= SAMPLES
+    assert counter.count == 1
+
+
+@pytest.mark.parametrize("name", ["qemu-x86_64", "gdbserver"])
+def test_a_process_goes_on_that_cannot_be_sampled(build: Builder, run: Runner, tmp_path: Path, name: str) -> None:
+    program = StubbedProgram(name, tmp_path, [str(build("hotloop.c")), "300"])
+    result = run(ANYWHERE, [], program.options)
+    assert result.status == 1
+    assert f"error: the stub {program.endpoint} {PROCESS}\n" in result.stderr
+    assert "44850" in program.output()
+    assert program.process.returncode == 0
+
+
+@pytest.mark.parametrize("text", [ANYWHERE, f"{HEAD}{LOG}exit\n"])
+def test_a_process_that_is_started_for_it_is_none_of_a_machine(
+    build: Builder, run: Runner, tmp_path: Path, text: str
+) -> None:
+    if shutil.which("qemu-x86_64") is None:
+        pytest.skip("qemu-x86_64 is not installed")
+    endpoint = tmp_path / "stub"
+    command = f"qemu-x86_64 -g {endpoint} {build('hotloop.c')} 300"
+    result = run(text, ["-c", command], ["--engine", f"gdb={endpoint}"])
+    assert result.status == 1
+    assert f"error: the stub {endpoint} {PROCESS}\n" in result.stderr
+    assert not result.records

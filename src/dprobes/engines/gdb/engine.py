@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines import interface
 from dprobes.engines.gdb.connection import StubConnection
+from dprobes.engines.gdb.machine.anywheresession import AnywhereSession
 from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
 from dprobes.engines.gdb.machine.programsession import ProgramSession
-from dprobes.engines.gdb.machine.visit import NoMachineError, visited_kernel, visited_processor
+from dprobes.engines.gdb.machine.visit import visited_kernel, visited_processor
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
 from dprobes.engines.gdb.sharedstub import SharedStub
@@ -45,6 +46,8 @@ class GdbEngine(interface.Engine):
         self._present = options.present
         self._kernel: Resolved | None = None
         self._facts: KernelFacts | None = None
+        self._whatever_runs: BareMachine | None = None
+        """The machine of a program that is about no code in particular."""
         self._visited: RunningKernel = BareMachine()
 
     def check(self, scope: interface.Scope, options: EngineOptions) -> None:
@@ -98,7 +101,9 @@ class GdbEngine(interface.Engine):
             self._kernel = compiled.kernel
             return
         if compiled.everywhere:
-            self._kernel = self._everywhere(compiled)
+            image = encode(compiled.program, compiled.architecture)
+            self._kernel = MachinePlaces(compiled.architecture, image, compiled.everywhere)
+            self._visited = self._whatever_runs = BareMachine()
             return
         if compiled.obstacle is not None:
             raise EngineError(compiled.obstacle.message, hint=compiled.obstacle.hint)
@@ -107,18 +112,6 @@ class GdbEngine(interface.Engine):
         if processor_of(compiled.architecture) is None:
             raise EngineError(f"the gdb engine does not know how stubs describe {compiled.architecture.name}")
         self._resolved = compiled.resolved
-
-    def _everywhere(self, compiled: Compiled) -> Resolved:
-        """Return the places of a program about whatever runs on a machine, with or without a kernel that is known."""
-        try:
-            with self._visit() as kernel:
-                self._visited, self._facts = kernel, KernelFacts.of(kernel)
-        except NoMachineError:
-            raise
-        except EngineError:
-            pass
-        image = encode(compiled.program, compiled.architecture)
-        return MachinePlaces(compiled.architecture, image, compiled.everywhere)
 
     def run(self, job: interface.Job) -> StubSession:
         """
@@ -133,6 +126,8 @@ class GdbEngine(interface.Engine):
         else:
             shared = SharedStub[StubSession](StubConnection(self._endpoint, self._command))
             is_machine = not self._command and self._kernel is None and shared.connection.open().is_machine
+        if self._kernel is not None and self._whatever_runs is not None:
+            return AnywhereSession(job, self._kernel, shared, self._whatever_runs)
         if self._kernel is not None:
             return MachineSession(job, self._kernel, shared, self._facts)
         if is_machine:

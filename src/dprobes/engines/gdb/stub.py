@@ -68,6 +68,11 @@ class Stub(StubChannel):
         """Whether it stands for a machine, of whose physical memory QEMU's stub knows, and not for a process."""
         return self.ask_if_known("qqemu.PhyMemMode") is not None
 
+    @property
+    def is_process(self) -> bool:
+        """Whether it stands for a process: it has an auxiliary vector, which machines have not."""
+        return self.knows("qXfer:auxv:read") and not self.is_machine
+
     # Threads
 
     def threads(self) -> list[ThreadId]:

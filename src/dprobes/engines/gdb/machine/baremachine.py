@@ -48,6 +48,10 @@ class BareMachine(RunningKernel):
     def __init__(self) -> None:
         super().__init__(_NoSymbols(b""), _NoText(), modules={})
 
+    def know(self, kernel: RunningKernel) -> None:
+        """Have the names of a kernel that runs there after all."""
+        self.symbols, self.modules = kernel.symbols, kernel.modules
+
     def base_of(self, module: str) -> int:
         """Return 0; raise ``TargetError`` for a module."""
         if module:

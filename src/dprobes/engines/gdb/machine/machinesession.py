@@ -16,7 +16,7 @@ from dprobes.engines.gdb.machine.guestkernel import GuestKernel
 from dprobes.engines.gdb.machine.machinecontext import MachineContext
 from dprobes.engines.gdb.machine.machinetarget import MachineTarget
 from dprobes.engines.gdb.machine.monitor import Monitor
-from dprobes.engines.gdb.machine.needs import refuse_lacking
+from dprobes.engines.gdb.machine.needs import no_machine, refuse_lacking
 from dprobes.engines.gdb.machine.privileged import Privileged
 from dprobes.engines.gdb.machine.sampleclocks import SampleClocks
 from dprobes.engines.gdb.machine.stacks.kernelstacks import KernelStacks
@@ -108,15 +108,17 @@ class MachineSession(StubSession):
 
     def begin(self) -> None:
         """Get to know the machine, and insert the breakpoints."""
-        described = self._target.description.architecture
-        if described and described not in self._processor.descriptions:
-            name = self._resolved.architecture.name
-            raise EngineError(f"the stub {self._stub.name} stands for a processor '{described}', not for {name}")
         reply = self._target.reason()
         thread = reply.thread if isinstance(reply, Stopped) else None
         thread = thread or self._stub.current_thread()
         self._target.process = 0 if thread is None else thread.process
         self._target.tell(f"process {self._target.process}")
+        if self._stub.is_process:
+            raise no_machine(self._stub.name)
+        described = self._target.description.architecture
+        if described and described not in self._processor.descriptions:
+            name = self._resolved.architecture.name
+            raise EngineError(f"the stub {self._stub.name} stands for a processor '{described}', not for {name}")
         self._target.hold_interrupts()
         self._learn(thread)
         self._processors = self._stub.threads()

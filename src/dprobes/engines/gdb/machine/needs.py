@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.capabilities import Capability, requirements
 from dprobes.engines.gdb.machine.privileged import MONITORED, SELECTED
+from dprobes.errors import EngineError
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import CORE_DUMP
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.engines.gdb.registers import Registers
     from dprobes.rpn.program import Program
 
-__all__ = ["MACHINES_ONLY", "refuse_for_process", "refuse_lacking"]
+__all__ = ["MACHINES_ONLY", "no_machine", "refuse_for_process", "refuse_lacking"]
 
 MACHINES_ONLY = frozenset(
     {
@@ -33,6 +34,14 @@ MACHINES_ONLY = frozenset(
     }
 )
 """What machines have and processes behind a stub have not."""
+
+
+def no_machine(stub: str) -> EngineError:
+    """Return the error that a stub stands for a process where a program is about a machine."""
+    return EngineError(
+        f"the stub {stub} stands for a process, which has neither processors nor a kernel of its own",
+        hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",
+    )
 
 
 def refuse_for_process(program: Program, architecture: Architecture) -> None:
