@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -69,3 +71,44 @@ def test_samples_of_the_kernel_alone(guest: Guest, run: Runner, tmp_path: Path) 
     assert all(words_of(record)[0] >> 63 for record in result.records)
     assert {words_of(record)[1] & 3 for record in result.records} == {0}
     assert guest.run("true").returncode == 0
+
+
+HASHED = "wp512"
+"""A module that is all loops over what is given to it."""
+HASHING = """
+import socket
+named = socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)
+named.bind(("hash", "wp512"))
+hashed, _ = named.accept()
+data = bytes(1 << 14)
+hashed.send(data, socket.MSG_MORE)
+print("begun", flush=True)
+while True:
+    hashed.send(data, socket.MSG_MORE)
+"""
+
+
+def modules_at(guest: Guest, addresses: list[int]) -> list[str]:
+    """Return whose code is at each address as the guest lists it: a module's name, "" for all else."""
+    found = re.findall(
+        r"^([0-9a-f]{16}) [tTwW] \S+(?:\t\[(\w+)\])?$", guest.get("/proc/kallsyms").decode(), re.MULTILINE
+    )
+    listed = sorted((int(address, 16), module) for address, module in found)
+    starts = [start for start, _ in listed]
+    return [listed[bisect_right(starts, address) - 1][1] if address >> 63 else "" for address in addresses]
+
+
+@pytest.mark.parametrize("kernel", ["6.1"], indirect=True)
+def test_samples_of_a_module_of_the_kernel_alone(guest: Guest, run: Runner, tmp_path: Path) -> None:
+    """What runs besides, the other processor at least, is neither logged nor counted."""
+    for module in ("algif_hash", HASHED):
+        guest.load_module(module)
+    guest.start([str(PYTHON), "-S", "-c", HASHING]).await_output("begun", TIMEOUT)
+    anywhere = sampled(guest, run, tmp_path, "*", "user")
+    owners = Counter(modules_at(guest, [words_of(record)[0] for record in anywhere.records]))
+    assert owners[HASHED]
+    assert owners[""] >= SAMPLES // guest.machine.cpus
+    inside = sampled(guest, run, tmp_path, HASHED, "kmod")
+    assert set(modules_at(guest, [words_of(record)[0] for record in inside.records])) == {HASHED}
+    assert {words_of(record)[1] & 3 for record in inside.records} == {0}
+    assert len({record["name"] for record in inside.records}) == 1
