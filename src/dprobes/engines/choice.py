@@ -143,9 +143,9 @@ class Selection:
         """Return what gives the kernel of the engine that was chosen; None if it is the one that runs here."""
         return None if self._engine is None else self._engine.kernel(program)
 
-    def processor(self, program: Program) -> Architecture | None:
+    def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
         """
-        Return the processor that a program for a kernel is for; None: that of this machine.
+        Return what gives the processor that a program for a kernel is for; None: that of this machine.
 
         It is asked before anything is refused: what there is depends on it.
         """

@@ -420,8 +420,8 @@ class Engine(ABC):
         """Return what gives the kernel that a program is about, held still meanwhile; None: the one that runs here."""
         return None
 
-    def processor(self, program: Program) -> Architecture | None:  # noqa: ARG002 - as above
-        """Return the processor that a program for a kernel is for; None: that of this machine."""
+    def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:  # noqa: ARG002
+        """Return what gives the processor that a program for a kernel is for; None: that of this machine."""
         return None
 
     @property

@@ -62,7 +62,7 @@ def resolve_here(
     architecture_name: str | None = None,
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
     kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
-    processor: Callable[[Program], Architecture | None] = lambda _: None,
+    processor: Callable[[Program], AbstractContextManager[Architecture | None] | None] = lambda _: None,
     known: ResolvedModule | None = None,
     has_kernel: bool = True,
 ) -> Compiled:
@@ -70,7 +70,7 @@ def resolve_here(
     Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
     ``refuse`` adds an error for what the engine that is to run the program cannot do. For a program about a kernel
-    ``processor`` returns what that runs on, None if it is what we run on; behind ``refuse`` ``kernel`` returns what
+    ``processor`` gives what that runs on, None if it is what we run on; behind ``refuse`` ``kernel`` returns what
     gives it, None if it is the one that runs here. ``known`` is what is known already of the module that would be
     found. Without ``has_kernel`` a program about a kernel is about one that is not here.
     """
@@ -79,6 +79,8 @@ def resolve_here(
             refuse(program, known.architecture, diagnostics)
         diagnostics.raise_if_errors()
         return Compiled(program, known.architecture, known, diagnostics)
+    from contextlib import nullcontext
+
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
 
     if space_of(program) is Space.KERNEL and not has_kernel:
@@ -89,10 +91,13 @@ def resolve_here(
         diagnostics.note(program.spans.get("name"), message)
         return Compiled(program, arch, None, diagnostics)
     if space_of(program) is Space.KERNEL:
-        arch = processor(program) or host_architecture()
-        return _resolve_in_kernel(
-            program, arch, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse
-        )
+        from contextlib import nullcontext
+
+        named = architecture(architecture_name) if architecture_name else host_architecture()
+        with processor(program) or nullcontext(None) as found:
+            return _resolve_in_kernel(
+                program, found or named, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse
+            )
     architecture_name = architecture_name or symbols.machine(host_architecture().name)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
@@ -126,8 +131,6 @@ def _resolve_in_kernel(
 
     ``carried`` are the builds of it that the program was compiled for, ``other`` gives one that does not run here.
     """
-    from contextlib import nullcontext
-
     from dprobes.resolve.resolution import check_with_extensions
     from dprobes.target.kernel.runningkernel import RunningKernel
 
@@ -135,6 +138,8 @@ def _resolve_in_kernel(
         refuse(program, arch, diagnostics)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     diagnostics.raise_if_errors()
+    from contextlib import nullcontext
+
     with other(program) or nullcontext(RunningKernel()) as kernel:
         return _resolved_in(kernel, program, arch, diagnostics, carried)
 

@@ -12,7 +12,7 @@ from dprobes.engines.gdb.machine.baremachine import BareMachine, MachinePlaces
 from dprobes.engines.gdb.machine.kernelfacts import KernelFacts
 from dprobes.engines.gdb.machine.machinesession import MachineSession
 from dprobes.engines.gdb.machine.programsession import ProgramSession
-from dprobes.engines.gdb.machine.visit import visited_kernel, visited_processor
+from dprobes.engines.gdb.machine.visit import described_processor, visited_kernel
 from dprobes.engines.gdb.processors import processor_of
 from dprobes.engines.gdb.session import StubSession
 from dprobes.engines.gdb.sharedstub import SharedStub
@@ -49,21 +49,38 @@ class GdbEngine(interface.Engine):
         self._whatever_runs: BareMachine | None = None
         """The machine of a program that is about no code in particular."""
         self._visited: RunningKernel = BareMachine()
+        self._may_connect = not (options.replaceable and (scope.command or scope.endpoint.startswith("|")))
+        self._connection: StubConnection | None = None
 
-    def check(self, scope: interface.Scope, options: EngineOptions) -> None:
+    def check(self, scope: interface.Scope, options: EngineOptions) -> None:  # noqa: ARG002 - it is known already
         """Raise ``EngineError`` if the stub is taken; who inserts programs for others starts no commands."""
-        if options.replaceable and (scope.command or self._endpoint.startswith("|")):
+        if not self._may_connect:
             raise EngineError(
                 "the probe manager starts no command that has a stub",
                 hint="start it yourself, and name the stub: HOST:PORT or the path of a socket",
             )
 
-    def processor(self, program: Program) -> Architecture | None:
-        """Return that of the machine as such; raise ``EngineError`` if the stub stands for one that nobody knows."""
-        if program.name != MACHINE:
-            return None  # kernels are found on this machine's only
+    @contextlib.contextmanager
+    def processor(self, program: Program) -> Iterator[Architecture | None]:
+        """
+        Return that of the machine as such; others' kernels are found on one like this machine's only.
+
+        The connection is that of the run: a machine that stands at its reset stays there until then.
+        """
         shared = self._shared(self._present)
-        return visited_processor(self._endpoint) if shared is None else shared.members[0].architecture
+        if program.name != MACHINE or (shared is None and not self._may_connect):
+            yield None
+            return
+        if shared is not None:
+            yield shared.members[0].architecture
+            return
+        connection = StubConnection(self._endpoint, self._command)
+        try:
+            yield described_processor(connection)
+        except BaseException:
+            connection.abandon()
+            raise
+        self._connection = connection
 
     @contextlib.contextmanager
     def kernel(self, program: Program) -> Iterator[RunningKernel]:
@@ -124,7 +141,7 @@ class GdbEngine(interface.Engine):
         if shared is not None:
             is_machine = isinstance(shared.members[0], MachineSession)
         else:
-            shared = SharedStub[StubSession](StubConnection(self._endpoint, self._command))
+            shared = SharedStub[StubSession](self._connection or StubConnection(self._endpoint, self._command))
             is_machine = not self._command and self._kernel is None and shared.connection.open().is_machine
         if self._kernel is not None and self._whatever_runs is not None:
             return AnywhereSession(job, self._kernel, shared, self._whatever_runs)
