@@ -8,7 +8,7 @@ from dprobes.diagnostics import Severity
 from dprobes.engines.capabilities import requirements
 from dprobes.engines.interface import ScopeKind
 from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.registry import AUTO, candidates, engine_row, rows
+from dprobes.engines.registry import AUTO, candidates, engine_row, faster_row, rows
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.resolve.spaces import Space, space_of
 
@@ -161,6 +161,18 @@ class Selection:
 
     def settle(self, compiled: Compiled) -> Engine:
         """Return the engine that can insert a program; raise an error of ours if there is none."""
+        engine = self._able_engine(compiled)
+        # Programs that may be replaced stay with breakpoints: their changes are the better proved ones.
+        faster = None if self._choice is None or self._options.replaceable else faster_row(engine.name)
+        if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(compiled):
+            return engine
+        from dprobes.engines.auto import Choice
+
+        assert faster.speedup is not None
+        self._choice = Choice(faster.name, f"{self._choice.reason}; {faster.speedup.reason}")
+        return faster.make(self._options, self._scope)
+
+    def _able_engine(self, compiled: Compiled) -> Engine:
         engine = self._engine
         assert engine is not None, "the program has not been compiled with this selection"
         self._check(engine)
@@ -204,10 +216,13 @@ class Selection:
             return None
         weighed = candidates()
         for row in weighed[weighed.index(engine_row(engine.name)) + 1 :]:
-            able = all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
-            if able and not (row.is_tracer and self._traced_by() is not None):
+            if self._can(row) and not (row.is_tracer and self._traced_by() is not None):
                 return row
         return None
+
+    def _can(self, row: EngineRow) -> bool:
+        """Return whether an engine can do what the program needs in the scope."""
+        return all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
 
     def _traced_by(self) -> str | None:
         if self._scope.pid is None or self._options.traces_already:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.companionsession import CompanionSession
-from dprobes.engines.registry import candidates, engine_row
+from dprobes.engines.registry import candidates, engine_row, faster_row
 from dprobes.errors import DprobesError, EngineError
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.joined import joined_program
@@ -62,7 +62,8 @@ def prepared_companions(
     reasons = {} if found is None else {member.engine.name: member.reason for member in found.members}
     if len(reasons) > 1:
         # Only where the engine was to be chosen: one has to do for all, best the one that only some need.
-        for name in [row.name for row in reversed(candidates()) if row.name in reasons]:
+        able = [each for row in reversed(candidates()) for each in (faster_row(row.name), row) if each is not None]
+        for name in [row.name for row in able if row.name in reasons]:
             found, error = each.prepared(replace(where, engine=name))
             if found is not None:
                 found.reason = reasons[name]

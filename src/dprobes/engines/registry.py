@@ -35,8 +35,10 @@ __all__ = [
     "Candidacy",
     "EngineRow",
     "KernelSupport",
+    "Speedup",
     "candidates",
     "engine_row",
+    "faster_row",
     "named_engine",
     "names",
     "rows",
@@ -85,6 +87,19 @@ class Candidacy:
 
 
 @dataclass(frozen=True, slots=True)
+class Speedup:
+    """
+    What ``auto`` weighs of an engine that does all that ``engine`` does, and some of it faster.
+
+    ``reason`` says what is faster. ``obstacle`` returns why that is of no use to a compiled program, None if it is.
+    """
+
+    engine: str
+    reason: str
+    obstacle: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRow:
     """
     An engine as others know it.
@@ -119,6 +134,7 @@ class EngineRow:
     waits_for_modules: bool = False
     shares_variables: bool = False
     candidacy: Candidacy | None = None
+    speedup: Speedup | None = None
     options: str | None = None
     demands: Mapping[str, str] = field(default_factory=dict)
     doctor: str | None = None
@@ -151,6 +167,10 @@ class EngineRow:
             return KernelSupport()
         support: KernelSupport = _load(self.candidacy.support)(knowledge)
         return support
+
+    def speeds_up(self, compiled: Compiled) -> bool:
+        """Return whether it serves a program faster than the engine that it stands in for."""
+        return self.speedup is not None and _load(self.speedup.obstacle)(compiled) is None
 
     def kernel_types_of(self, scope: Scope) -> Callable[[], Btf | None] | None:
         """Return what gives the types of the kernel in a scope; None if it is the one that runs here."""
@@ -264,6 +284,11 @@ _INLINE = EngineRow(
     shares_variables=True,
     is_tracer=True,
     waits_for_modules=True,
+    speedup=Speedup(
+        engine="ptrace",
+        reason="handlers run in the process",
+        obstacle="dprobes.engines.inline.usefulness:obstacle_to_all",
+    ),
     probe_notes="dprobes.engines.inline.probenotes:probe_notes",
     left_things="dprobes.engines.ptrace.client.leftremoval:remove_all_left",
 )
@@ -369,6 +394,11 @@ def candidates() -> tuple[EngineRow, ...]:
     """Return the engines that ``auto`` chooses from, those first whose hits cost least."""
     weighed = [(row.candidacy.cost, row) for row in _ROWS if row.candidacy is not None]
     return tuple(row for _, row in sorted(weighed, key=lambda each: each[0]))
+
+
+def faster_row(name: str) -> EngineRow | None:
+    """Return the engine that stands in for another one where it is faster, None if there is none."""
+    return next((row for row in _ROWS if row.speedup is not None and row.speedup.engine == name), None)
 
 
 def code_listing(compiled: Compiled) -> Iterator[str]:

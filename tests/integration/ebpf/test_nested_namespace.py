@@ -69,13 +69,14 @@ def test_records_are_emitted_where_nobody_can_look_at_threads(build: Builder, tm
     assert (result.counts[1].hits, len(result.records)) == (20, 20)
 
 
-def test_a_tree_is_left_to_ptrace(build: Builder, tmp_path: Path) -> None:
+def test_a_tree_is_left_to_handlers_in_the_process(build: Builder, tmp_path: Path) -> None:
     program, source = build("hotloop.c"), tmp_path / "tick.rpn"
     source.write_text(TICK.format(program, ""))
     taken = dprobes("run", source, "-v", "--", program, 20)
     assert taken.returncode == 0, taken.stderr
     assert taken.stderr.startswith(
-        f"dprobes: note: engine ptrace: the ebpf engine cannot follow processes here: {WHY}\n"
+        f"dprobes: note: engine inline: the ebpf engine cannot follow processes here: {WHY}; "
+        "handlers run in the process\n"
     )
     refused = dprobes("run", source, "--engine", "ebpf", "--", program, 20)
     assert (refused.returncode, refused.stdout) == (1, "")

@@ -224,8 +224,8 @@ def test_a_kernel_without_types_leaves_trees_to_ptrace(build: Builder, tmp_path:
     taken = dprobes("auto")
     assert taken.returncode == 0, taken.stderr
     assert taken.stderr.startswith(
-        "dprobes: note: engine ptrace: the ebpf engine cannot follow processes here: "
-        "this kernel shows no type information (BTF)\n"
+        "dprobes: note: engine inline: the ebpf engine cannot follow processes here: "
+        "this kernel shows no type information (BTF); handlers run in the process\n"
     )
     refused = dprobes("ebpf")
     assert (refused.returncode, refused.stdout) == (1, "")

@@ -187,7 +187,7 @@ def test_instructions_that_uprobes_cannot_serve_are_refused(build: Builder, run:
         "name = insns\noffset = site_locked\nminor = 1\nexit\n", ["--", str(program), "5"], ["--engine", "auto", "-v"]
     )
     assert taken.status == 0
-    assert "dprobes: note: engine ptrace: the ebpf engine cannot probe " in taken.stderr
+    assert "dprobes: note: engine inline: the ebpf engine cannot probe " in taken.stderr
     assert taken.counts[1].hits == 5
 
 

@@ -1,4 +1,4 @@
-"""``auto`` leaves a command to ptrace where its breakpoints would be in too many other processes."""
+"""``auto`` leaves a command to a tracer where its breakpoints would be in too many other processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _kernel() -> None:
         pytest.skip(reason)
 
 
-def settled(monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: int) -> tuple[str, str | None]:
+def settled(
+    monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: int, *, replaceable: bool = False
+) -> tuple[str, str | None]:
     """Return the engine for all functions of the C library that begin with 'm', and why."""
 
     def found(path: Path) -> Mappers:
@@ -41,7 +43,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: i
     diagnostics = Diagnostics()
     source = SourceFile("x.rpn", f'name = "{LIBRARY}"\noffset = m*\nexit\n')
     program = parse_source(source, diagnostics, CompileOptions())
-    select = Selection(name, scope, EngineOptions())
+    select = Selection(name, scope, EngineOptions(replaceable=replaceable))
     compiled: Compiled = resolve_here(program, diagnostics, refuse=select.refuse)
     assert compiled.resolved is not None
     assert 20 < len(compiled.resolved.in_code) < 2000
@@ -51,11 +53,13 @@ def settled(monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: i
 COMMAND = Scope(command=("ls",))
 
 
-def test_a_command_whose_breakpoints_would_be_everywhere_is_for_ptrace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_breakpoints_would_be_everywhere_is_for_a_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, reason = settled(monkeypatch, "auto", COMMAND, 100)
-    assert engine == "ptrace"
+    assert engine == "inline"
     assert reason is not None
     assert " breakpoints would be in each of 100 other processes that map the module as well" in reason
+    assert reason.endswith("; handlers run in the process")
+    assert settled(monkeypatch, "auto", COMMAND, 100, replaceable=True)[0] == "ptrace"
 
 
 @pytest.mark.parametrize(

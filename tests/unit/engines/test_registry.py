@@ -12,7 +12,7 @@ from dprobes.engines.choice import scope_problem
 from dprobes.engines.ebpf.options import RING_SIZE, EbpfOptions
 from dprobes.engines.interface import Engine, Scope, ScopeKind
 from dprobes.engines.options import EngineOptions, MachineKnowledge
-from dprobes.engines.registry import AUTO, EngineRow, candidates, engine_row, named_engine, names, rows
+from dprobes.engines.registry import AUTO, EngineRow, candidates, engine_row, faster_row, named_engine, names, rows
 from dprobes.errors import EngineError
 
 ROWS = pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
@@ -27,7 +27,14 @@ def test_what_a_row_names_is_there(row: EngineRow) -> None:
     assert isinstance(engine, Engine)
     assert engine.name == row.name
     assert row.name in row.factory.split(".")
-    for path in (row.options, row.doctor, row.place_notes, row.code_listing, row.candidacy and row.candidacy.support):
+    for path in (
+        row.options,
+        row.doctor,
+        row.place_notes,
+        row.code_listing,
+        row.candidacy and row.candidacy.support,
+        row.speedup and row.speedup.obstacle,
+    ):
         if path:
             module, _, name = path.partition(":")
             assert callable(getattr(__import__(module, fromlist=[name]), name))
@@ -136,6 +143,17 @@ def test_nobody_else_names_an_engine() -> None:
     }
     debugger = {"cli/runs/programrun.py"}  # the command 'gdb'
     assert found == {"engines/registry.py"} | keyword | debugger
+
+
+def test_an_engine_that_is_faster_does_all_that_the_other_one_does() -> None:
+    assert [(row.name, faster.name) for row in rows() if (faster := faster_row(row.name)) is not None] == [
+        ("ptrace", "inline")
+    ]
+    for row in rows():
+        if (faster := faster_row(row.name)) is not None:
+            assert (faster.scopes, faster.capabilities) == (row.scopes, row.capabilities)
+            assert faster.is_tracer == row.is_tracer
+            assert faster not in candidates()
 
 
 def test_only_the_gdb_engine_knows_of_kernels_elsewhere() -> None:
