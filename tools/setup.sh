@@ -107,7 +107,7 @@ tools)
     for package in gcc g++ libc6-dev libc6-dbg musl-tools binutils gdb strace procps util-linux mount iproute2 e2fsprogs \
         sqlite3 openssl gzip xz-utils redis-tools \
         man-db groff-base zsh fish vim systemd \
-        qemu-system-x86 qemu-system-ppc qemu-user gdbserver gdb-multiarch ovmf u-boot-qemu lz4 zstd \
+        qemu-system-x86 qemu-system-ppc qemu-user gdbserver gdb-multiarch ovmf u-boot-qemu memtest86+ lz4 zstd \
         babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \
         gcc-i686-linux-gnu libc6-dev-i386-cross systemtap-sdt-dev \
         gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross \
