@@ -95,6 +95,8 @@ class MachineSession(StubSession):
         self._facts = facts
         self._pid, self._follows = job.scope.pid, job.scope.follow
         self._program.reach.pids = _Processes(self._is_concerned)
+        self._code_base = 0
+        """Where the code begins that the last processor which came to a breakpoint counts from."""
         self._processors: Sequence[ThreadId] = ()
         self._clocks = SampleClocks(self._program.probes, resolved.probepoints)
 
@@ -333,13 +335,20 @@ class MachineSession(StubSession):
         return ThreadId(0, self._context.task()) if self._context.task() else thread
 
     def _correct_pc(self, reply: Stopped, registers: Registers, known: set[int] | frozenset[int]) -> int | None:
-        """Return the breakpoint that a processor has come to; its program counter may count from a segment's base."""
+        """
+        Return the breakpoint that a processor has come to; its program counter may count from a segment's base.
+
+        That is the last one as long as there is a breakpoint then: to ask the monitor takes longer than all else.
+        """
         if reply.signal != _TRAP:
             return None
         if self._context.privileged is not None:
             self._context.privileged.forget()
         self._context.thread = reply.thread
-        at = self._place_of(registers)
+        pc = registers[self._processor.pc]
+        if pc + self._code_base not in known:
+            self._code_base = self._place_of(registers) - pc
+        at = pc + self._code_base
         return at if at in known else None
 
     def _carries_out(self, at: int, registers: Registers) -> bool:
