@@ -289,10 +289,11 @@ class _Resolver:
                 if text.is_patched(before):
                     self._say_unverified(definition, _patched(text.origin_of(address), before))
                     return unknown
+                starts = f"{self._kernel.name_of(before.address)} and {self._kernel.name_of(found.address)}"
+                is_number = isinstance(definition.location, Address) and definition.location.low.symbol is None
                 raise TargetError(
                     f"{self._kernel.name_of(address)} is inside an instruction",
-                    hint=f"instructions start at {self._kernel.name_of(before.address)} and "
-                    f"{self._kernel.name_of(found.address)}",
+                    hint=(self._linked_place(address) if is_number else None) or f"instructions start at {starts}",
                 )
             before = found
         raise TargetError(f"no instruction is at {self._kernel.name_of(address)}")

@@ -121,6 +121,17 @@ def test_a_place_inside_an_instruction_that_is_patched_is_the_kernels_business()
     assert error_of("offset = work + 11", Memory())[0] == "work+0xb is inside an instruction"
 
 
+def test_a_place_inside_an_instruction_may_be_one_of_the_file_of_a_kernel_that_was_moved_a_little() -> None:
+    class Near(Memory):
+        shift = 0x40
+
+    assert error_of(f"address = {BASE + 0x47:#x}", Near()) == (
+        "work+0x7 is inside an instruction",
+        "this kernel runs 0x40 bytes above where it was linked for: write 'offset = other + 0x7'",
+    )
+    assert error_of("offset = work + 7", Near())[1] == "instructions start at work+0x6 and work+0x9"
+
+
 def test_the_reason_why_nothing_is_verified_is_said() -> None:
     problem = "/proc/kcore cannot be opened: Operation not permitted"
     _, said = resolved("offset = work + 7\nopcode = 0x55", KernelText(None, problem=problem))
