@@ -191,7 +191,7 @@ def processor_of(architecture: Architecture) -> StubProcessor | None:
 
 
 def architecture_described_as(description: str) -> Architecture | None:
-    """Return the architecture that stubs describe by a name; without one, that of QEMU for the PC."""
+    """Return the architecture that stubs describe by a name, None if there is none."""
     from dprobes.arch import architecture
 
     return next((architecture(name) for name, row in _PROCESSORS.items() if description in row.descriptions), None)
