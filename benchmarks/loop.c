@@ -88,17 +88,28 @@ static void call_several(int count)
 	}
 }
 
-static int wait_for_probe(double seconds)
+/* Where its return is probed, the first byte of a function may be what it was. */
+static int is_changed(const unsigned char *unprobed, int size)
 {
 	const volatile unsigned char *code = (const volatile unsigned char *)called;
-	unsigned char unprobed = *code;
+
+	for (int i = 0; i < size; i++)
+		if (code[i] != unprobed[i])
+			return 1;
+	return 0;
+}
+
+static int wait_for_probe(double seconds)
+{
+	unsigned char unprobed[9];	/* the size of FUNCTION */
 	double start = now(), first = start;
 	int slow = 0;
 
+	memcpy(unprobed, (const void *)called, sizeof(unprobed));
 	while (slow < SLOW_IN_A_ROW) {
 		double before = now();
 		called(0, text, 3, 4);
-		if (now() - before < SLOW || *code == unprobed)
+		if (now() - before < SLOW || !is_changed(unprobed, sizeof(unprobed)))
 			slow = 0;
 		else if (slow++ == 0)
 			first = before;

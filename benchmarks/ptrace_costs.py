@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from handlers import handler_costs
 from peers import HANDLER, hit_costs
-from table import Measurement
+from table import BenchmarkError, Measurement
 from tracing import BYTE_CODE, DPROBES, byte_code
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def loop_time(command: list[str], *, one_cpu: bool = False) -> float:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         found = re.search(r"^LOOP ([0-9.]+)$", done.stdout + done.stderr, re.MULTILINE)
         if found is None:
-            raise SystemExit(f"{command} printed no time:\n{done.stdout}{done.stderr}")
+            raise BenchmarkError(f"{command} printed no time:\n{done.stdout}{done.stderr}")
         best = min(best, float(found.group(1)) / 1000)
     return best
 

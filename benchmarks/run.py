@@ -3,13 +3,14 @@ Measure what DProbes costs beside other tracers and the paper, and print one tab
 
 Everything is measured in one run on one machine, each figure the best of some rounds; compare ratios, not numbers.
 A hit is timed inside the probed program, so that nobody's start-up counts. Names of sections as arguments restrict the
-run to them.
+run to them. A section that fails is a row that says why, and the status is 1.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,13 +37,13 @@ from sinks import sinks
 from starting import starting
 from streams import streams
 from stubs import behind_stubs
-from table import Measurement, print_table
+from table import BenchmarkError, Measurement, print_table
 from tables import tables
 from tracefiles import trace_files
 from workloads import workloads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
@@ -70,6 +71,8 @@ EBPF: Sections = {
 }
 STUBS: Sections = {"stubs": behind_stubs}
 GUESTS: Sections = {"kernel": guest_kernels}
+FAILURES = (BenchmarkError, OSError, ValueError, subprocess.SubprocessError)
+"""How a section fails that cannot measure: one row says so, and the other sections are measured."""
 SECTIONS = PTRACE | RECORDS | EBPF | STUBS | GUESTS
 
 
@@ -81,18 +84,30 @@ def main() -> int:
     if shutil.which("gcc") is None:
         print("the benchmark needs gcc: apt-get install gcc libc6-dev", file=sys.stderr)
         return 1
-    names = sys.argv[1:] or list(SECTIONS)
-    measurements: list[Measurement] = []
     with tempfile.TemporaryDirectory() as directory:
-        for name in names:
-            if name in EBPF and os.geteuid() != 0:
-                measurements.append(Measurement(f"{name}: the eBPF engine needs root", None))
-                continue
-            begin = time.monotonic()
-            measurements += SECTIONS[name](Path(directory))
-            print(f"{name}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+        measurements, failed = measure(sys.argv[1:] or list(SECTIONS), SECTIONS, Path(directory))
     print_table(measurements)
-    return 0
+    return int(failed)
+
+
+def measure(names: Sequence[str], sections: Sections, directory: Path) -> tuple[list[Measurement], bool]:
+    """Measure sections; return the rows of all, and whether a section failed, of which one row says why."""
+    measurements: list[Measurement] = []
+    failed = False
+    for name in names:
+        if name in EBPF and os.geteuid() != 0:
+            measurements.append(Measurement(f"{name}: the eBPF engine needs root", None))
+            continue
+        begin = time.monotonic()
+        try:
+            measurements += sections[name](directory)
+        except FAILURES as error:
+            failed = True
+            print(f"{name}: failed after {time.monotonic() - begin:.0f} s: {error}", file=sys.stderr)
+            measurements.append(Measurement(f"{name}: failed: {str(error).partition(chr(10))[0]}", None))
+        else:
+            print(f"{name}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    return measurements, failed
 
 
 if __name__ == "__main__":

@@ -16,12 +16,8 @@ __all__ = ["starting"]
 
 ROUNDS = 6
 
-RUNS = {
-    "first run after a boot": ("",),
-    "first run": ("compiled", "headstarts"),
-    "run again": (),
-}
-"""Runs of a one-liner, and what is removed of the cache directory before each: what the kernel offers is in it, too."""
+RUNS = {"first run after a boot": True, "later run": False}
+"""Runs of a one-liner, and whether the cache directory is removed before each: what the kernel offers is in it."""
 
 
 def starting(directory: Path) -> list[Measurement]:
@@ -67,8 +63,7 @@ def _one_liner(loop: Loop, directory: Path) -> list[Measurement]:
     """
     Return the rows about a line in DProbes C, in one process: to its first probe, and what the whole run takes.
 
-    The line is run when nothing is known; for the first time; and again, when what it was compiled to is known, and
-    gives it a head start.
+    The line is run when nothing is known of the kernel, and when that is known.
     """
     line = f'"{loop.path}":called {{ @ = count(); }}'
     environment = byte_code(directory, is_there=True) | {"XDG_CACHE_HOME": str(directory / "cache")}
@@ -76,8 +71,8 @@ def _one_liner(loop: Loop, directory: Path) -> list[Measurement]:
     cpu: dict[str, float] = {}
     for _ in range(ROUNDS):
         for who in (*RUNS, *(["bpftrace"] if has_bpftrace() else [])):
-            for kept in RUNS.get(who, ()):
-                shutil.rmtree(directory / "cache" / "dprobes" / kept, ignore_errors=True)
+            if RUNS.get(who):
+                shutil.rmtree(directory / "cache" / "dprobes", ignore_errors=True)
             with loop.waiting() as waiting:
                 time.sleep(0.05)
                 pid = str(waiting.pid)
@@ -86,7 +81,7 @@ def _one_liner(loop: Loop, directory: Path) -> list[Measurement]:
                     command = [*bpftrace(loop.probe, "@ = count();"), "-p", pid]
                 with Tracer(command, directory, CPUS[1:] or CPUS, environment) as tracer:
                     taken = (loop.wait_until_armed(waiting) - tracer.started) * 1e6
-                    if who in RUNS:  # which would not be there as a whole, had it a head start
+                    if who in RUNS:
                         until(lambda: "is active" in tracer.messages, "the note of an active probepoint")
                     used = tracer.stop().cpu * 1e6
             armed[who] = min(armed.get(who, taken), taken)

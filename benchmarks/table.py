@@ -6,9 +6,13 @@ import enum
 import math
 from dataclasses import dataclass
 
-__all__ = ["Measurement", "Unit", "print_table"]
+__all__ = ["BenchmarkError", "Measurement", "Unit", "print_table"]
 
 HEADER = ("what", "dprobes", "peer", "its figure", "ratio")
+
+
+class BenchmarkError(Exception):
+    """A failed measurement, with the reason as its text."""
 
 
 class Unit(enum.Enum):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from table import BenchmarkError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -85,7 +87,7 @@ def until(condition: Callable[[], bool], what: str) -> float:
     end = time.monotonic() + _PATIENCE
     while not condition():
         if time.monotonic() > end:
-            raise SystemExit(f"waited {_PATIENCE:.0f} s in vain for {what}")
+            raise BenchmarkError(f"waited {_PATIENCE:.0f} s in vain for {what}")
         time.sleep(0.001)
     return time.monotonic()
 
@@ -161,7 +163,7 @@ class Tracer:
 
         def are_attached() -> bool:
             if self._process.poll() is not None:
-                raise SystemExit(f"the tracer ended: {self.messages}")
+                raise BenchmarkError(f"the tracer ended: {self.messages}")
             try:
                 return self.attached >= places
             except OSError:  # a descriptor was closed meanwhile
@@ -245,5 +247,5 @@ class Loop:
         assert waiting.stderr is not None
         _, found, nanoseconds = waiting.stderr.readline().partition("ARMED ")
         if not found:
-            raise SystemExit("no probe was armed within a minute")
+            raise BenchmarkError("no probe was armed within a minute")
         return float(nanoseconds) / 1e9

@@ -41,8 +41,9 @@ The world, in ``context``, a line each::
 Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv``, ``tv`` (numbers);
 ``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
 order); ``tables`` (the lines that show them); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort,
-remove, exit 1, skip 0x5 ...); ``major``; ``minor``; ``diagnostics`` (all of them, literally). What no section speaks of
-is not compared, except: a case without ``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8
+remove, exit 1, skip 0x5 ..., with ``cut`` behind it where the log had no room for all); ``major``; ``minor``;
+``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
+``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8
 behind the name of an expectation or of ``context`` makes it hold for words of so many bytes only.
 
 Items are bytes in hexadecimal (``41 42``), texts (``"AB"``), and numbers in the target's byte order: ``w:1`` in a word,

@@ -281,6 +281,8 @@ def _compare(
     ending = outcome.ending.value + (f" {outcome.exit_code}" if outcome.exit_code else "")
     if outcome.ending is Ending.SKIP:
         ending += f" {outcome.value:#x}"
+    if outcome.is_cut:
+        ending += " cut"
     assert ending == (case.text("end", target) or "exit").strip()
     for section, data in (("log", outcome.log), ("trace", outcome.trace)):
         if (items := case.items(section, target)) is not None:
@@ -302,7 +304,8 @@ def _compare(
         shown = [line for store in context.keyed_tables for line in table_lines(store.contents())]
         assert "\n".join(shown).strip() == text.strip(), "tables"
     if (text := case.text("printed", target)) is not None:
-        assert _printed(case, target, outcome) == text, "printed"
+        printed = _printed(case, target, outcome)
+        assert printed == text, f"printed {printed!r}"
     if (text := case.text("rpn", target)) is not None:
         assert compile_c(case, target, Diagnostics()).source.strip() == text.strip(), "rpn"
     for line in case.lines("registers", target) or ():

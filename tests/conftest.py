@@ -13,8 +13,6 @@ import pytest
 # Time is never asserted. "make test" runs the same examples each time, "make torture" many new ones.
 hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("torture", deadline=None, max_examples=2000)
-# What was compiled for one test is compiled again for the next.
-os.environ.setdefault("DPROBES_NO_CACHE", "1")
 hypothesis.settings.load_profile(os.environ.get("DPROBES_EXAMPLES", "seeded"))
 
 pytest.register_assert_rewrite("case_interpreter", "differential")

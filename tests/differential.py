@@ -16,7 +16,7 @@ from dprobes.arch import architecture
 from dprobes.bpf.layout import LOAD_WINDOW
 from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, is_supported
 from dprobes.errors import NotSupportedError
-from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
+from dprobes.record.layout import ABOUT_RECORDS, FIXED_ITEMS, Item, LogRecord
 from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import ROWS, OperandKind
 from dprobes.testing import PAGE, FakeContext, prepare
@@ -77,7 +77,7 @@ class Demand:
 
 def random_demand(random: Random) -> Demand:
     """Return a demand of any kind: in the kernel's loop forms, at every placement, with some or all items."""
-    items = random.choice((Item(0), ~(Item.WIDE | Item.STACK_TRACE), Item(random.randrange(1 << 16))))
+    items = random.choice((Item(0), ~ABOUT_RECORDS, Item(random.randrange(1 << 16))))
     # How trampolines and system calls find the entry of their call is not made up here.
     placement = random.choice((Placement.BREAKPOINT, *(each for each in Placement if not _finds_calls(each))))
     return Demand(
@@ -85,7 +85,7 @@ def random_demand(random: Random) -> Demand:
         random.random() < 0.7,
         Request(
             abilities=Abilities(small_states=random.random() < 0.5),
-            items=items & ~(Item.WIDE | Item.STACK_TRACE) & sum(Item),
+            items=items & ~ABOUT_RECORDS & sum(Item),
             probe=random.choice((2, None)),
             placement=placement,
             moved=random.choice((0, 4, -3)) if placement is Placement.BREAKPOINT else 0,
@@ -139,6 +139,7 @@ def expected_header(context: FakeContext, outcome: Outcome, request: Request) ->
         tid=context.ids["tid"] if Item.TID in items else None,
         data=outcome.log,
         word_size=context.architecture.word_size,
+        is_cut=outcome.is_cut,
     )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower import Abilities, LoopForm, VmaLayout, is_supported
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.kernel.vmas import vma_layout
+from dprobes.engines.ebpf.kernel.vmas import paging_layout, vma_layout
 from dprobes.rpn.isa import Group
 from dprobes.rpn.tables import table_of
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
+    from dprobes.bpf.lower.request import PagingLayout
     from dprobes.rpn.program import Program
     from dprobes.testing import FakeContext
 
@@ -40,6 +42,11 @@ def _vma_layout() -> VmaLayout | None:
 
 
 @functools.cache
+def _paging_layout() -> PagingLayout | None:
+    return paging_layout(Features())
+
+
+@functools.cache
 def loop_forms() -> tuple[LoopForm, ...]:
     """Return the forms that loops may have on this kernel, the best first."""
     features = Features()
@@ -55,7 +62,15 @@ def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abili
     """Return what handlers are compiled with: nothing that writes, as lockdown may forbid it."""
     loops = loops or loop_forms()[0]
     iterator = _iterator_functions() if loops is LoopForm.ITERATOR else (0, 0, 0)
-    return Abilities(loops, sleepable=sleepable, iterator=iterator, vma=_vma_layout(), overrides_returns=True)
+    return Abilities(
+        loops,
+        sleepable=sleepable,
+        iterator=iterator,
+        vma=_vma_layout(),
+        overrides_returns=True,
+        user=os.geteuid(),
+        paging=_paging_layout(),
+    )
 
 
 def is_applicable(

@@ -35,10 +35,10 @@ from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import KeptEntry
 from dprobes.bpf.lower.state.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
-from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
+from dprobes.engines.ebpf.kernel.loader import load, loadable
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
-from dprobes.engines.linux.bpfcalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
+from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.engines.tablemaps import TableMaps, zeros_size
 from dprobes.keyed.store import TableStore, cells_of
 from dprobes.record.codec import decode_record
@@ -290,10 +290,8 @@ class EbpfRunner:
         try:
             return load(lowered.assembled, maps, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE)
         except OSError as error:
-            program = Program(
-                ProgramType.SYSCALL, with_descriptors(lowered.assembled, maps), flags=ProgramFlag.SLEEPABLE
-            )
-            raise RejectedError(f"{error}\n{verifier_log(program)[-3000:]}") from None
+            with loadable(lowered.assembled, maps, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE) as program:
+                raise RejectedError(f"{error}\n{verifier_log(program)[-3000:]}") from None
 
     def _table(self) -> memoryview:
         probes = self._maps[MapName.PROBES]
@@ -462,7 +460,7 @@ class EbpfRunner:
             record = decode_record(_with_short_name(body))
             if record.is_stack_trace:
                 assert header is not None
-                assert record == header._replace(major=0, minor=0, data=record.data, is_stack_trace=True)
+                assert record == header._replace(major=0, minor=0, data=record.data, is_stack_trace=True, is_cut=False)
                 trace = record.data
             else:
                 header = record
@@ -480,7 +478,8 @@ class EbpfRunner:
         how = {REMOVE_PROBE: Ending.REMOVE, SKIP: Ending.SKIP}.get(ending, Ending.EXIT)
         value = field(Field.VALUE) if how is Ending.SKIP else 0
         assert Entry.ENDED in kinds or not (code in (1, 3) or how is Ending.REMOVE)
-        return Outcome(how, log, trace, major, minor, code, unhandled, value), state
+        assert header is not None
+        return Outcome(how, log, trace, major, minor, code, unhandled, value, header.is_cut), state
 
 
 _NOT_RUN = 0xFFFF_FFFF

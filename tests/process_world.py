@@ -153,7 +153,7 @@ class World:
             return []
         context = self.context
         header = header_of(context, ITEMS)._replace(ip=site, sp=STACK_TOP, process_name=context.comm)
-        found = [header._replace(major=outcome.major, minor=outcome.minor, data=outcome.log)]
+        found = [header._replace(major=outcome.major, minor=outcome.minor, data=outcome.log, is_cut=outcome.is_cut)]
         if outcome.trace:
             found.append(header._replace(is_stack_trace=True, data=outcome.trace))
         return found

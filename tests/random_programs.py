@@ -7,6 +7,7 @@ A *wild* program is well-formed and no more: it underflows, jumps anywhere, and 
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from dprobes.keyed.store import stores_of
@@ -36,7 +37,6 @@ from dprobes.testing import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from random import Random
 
     from dprobes.arch import Architecture, Register
 
@@ -173,24 +173,32 @@ class RandomPrograms:
     def defined(self) -> Program:
         """Return a program that reads only what it wrote, and whose outcome is therefore the same everywhere."""
         names = [f"p{n}" for n in range(self._random.randrange(3))]
-        procedures = tuple(Procedure(name, self._defined_code(names, "ret")) for name in names)
-        handler = self._defined_code(names, "exit")
+        framed = self._is_framed()
+        procedures = tuple(Procedure(name, self._defined_code(names, "ret", framed)) for name in names)
+        handler = self._defined_code(names, "exit", framed)
         definition = ProbeDefinition(Offset(Expression(0)), handler, at_return=True)  # so that it may ask for the entry
         return self._program((definition,), procedures, is_small=True)
 
     def together(self, count: int, *, wild: bool) -> Program:
         """Return a program of so many handlers, which share procedures, variables and tables."""
         names = [f"p{n}" for n in range(self._random.randrange(4))]
+        framed = self._is_framed()
 
         def code(ending: str) -> Code:
-            return self._wild_code(names) if wild else self._defined_code(names, ending)
+            return self._wild_code(names) if wild else self._defined_code(names, ending, framed)
 
         procedures = tuple(Procedure(name, code("ret")) for name in names)
         definitions = tuple(ProbeDefinition(Offset(Expression(0)), code("exit"), minor=n) for n in range(count))
         return self._program(definitions, procedures, is_small=not wild)
 
-    def _defined_code(self, procedures: list[str], ending: str) -> Code:
-        writer = _Defined(self._random, self._architecture, self._rows, procedures, self._allows, self._tables)
+    def _is_framed(self) -> bool:
+        """Return whether code moves SBP, as in half of the programs; the choice changes nothing else in them."""
+        other = Random()
+        other.setstate(self._random.getstate())
+        return other.random() < 0.5
+
+    def _defined_code(self, procedures: list[str], ending: str, framed: bool) -> Code:
+        writer = _Defined(self._random, self._architecture, self._rows, procedures, self._allows, self._tables, framed)
         return writer.code(ending)
 
     def _program(
@@ -336,9 +344,12 @@ class _Defined:
         procedures: list[str],
         allows: Callable[[Row, Register | None], bool],
         tables: Sequence[Table],
+        framed: bool,
     ) -> None:
         self._random = random
         self._tables = tables
+        self._framed = framed  # whether code of the program moves SBP; where none does, it is at the bottom
+        self._below = 0
         self._allows = allows
         self._architecture = architecture
         self._procedures = procedures
@@ -372,6 +383,8 @@ class _Defined:
 
     def code(self, ending: str) -> Code:
         """Return code of which every path ends with ``ending``."""
+        if not self._framed and ending == "ret":
+            self._patterns.remove(self._framed_access)  # how much the callers have on the stack differs
         self._block(self._random.randrange(1, 12), nesting=0)
         self._emit("log <count>", min(self._depth, 4))
         self._emit("ros <cells>", self._depth)  # so that a call leaves the stack as it was
@@ -483,9 +496,11 @@ class _Defined:
     def _neutral(self, nesting: int) -> None:
         """Write a block that leaves the cells below it alone, and the depth as it was."""
         outer, self._depth = self._depth, 0
+        self._below += outer
         self._block(self._random.randrange(1, 5), nesting + 1)
         if self._depth:
             self._emit("ros <cells>", self._depth)
+        self._below -= outer
         self._depth = outer
 
     # Patterns: they leave the cells that they find alone, and their results on top of them
@@ -531,12 +546,14 @@ class _Defined:
                 self._emit("pop tsp")
 
     def _framed_access(self) -> None:
-        """Do the same from SBP, which is TSP of some cells ago."""
+        """Do the same from SBP, which is TSP of some cells ago, or of the start."""
         random = self._random
         self._value()
-        base = self._depth
-        self._emit("save tsp")
-        self._emit("restore sbp")
+        base = -self._below
+        if self._framed:
+            base = self._depth
+            self._emit("save tsp")
+            self._emit("restore sbp")
         for _ in range(random.randrange(3)):
             self._value()
         n = random.randrange(base - self._depth, base)
@@ -577,7 +594,7 @@ class _Defined:
     def _rewound_stack(self) -> None:
         """Come back to a TSP from before, found by counting, by way of SBP, or on top."""
         depth, count = self._depth, self._random.randrange(4)
-        if self._random.random() < 0.5:
+        if self._random.random() < 0.5 or not self._framed:
             self._emit("save tsp")
             for _ in range(count):
                 self._value()
@@ -662,7 +679,7 @@ class _Defined:
 
     def _caught_call(self) -> None:
         """Call a procedure and catch what it raises: SBP tells where the stack was."""
-        if not self._procedures:
+        if not self._procedures or not self._framed:
             return
         handler, done = self._new_label("h"), self._new_label("d")
         self._emit("save tsp")

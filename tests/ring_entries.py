@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["entry", "put", "putting"]
 
 
-def entry(probe: int, body: bytes, kind: Entry = Entry.RECORD, tid: int = 0, flags: int = 0) -> bytes:
+def entry(probe: int, body: bytes, kind: int = Entry.RECORD, tid: int = 0, flags: int = 0) -> bytes:
     """Return an entry; ``flags`` are bits of its length."""
     data = ENTRY_HEAD.pack(probe | kind << KIND_SHIFT, tid) + body
     return (len(data) | flags).to_bytes(8, "little") + data.ljust(len(data) + 7 & ~7, b"\0")

@@ -93,11 +93,12 @@ with variables, a `tally` counts even if the probed instruction faults. [tables.
 | `long` | the number; in programs of 32 bits two cells, the low word on top | 64 bits, without a sign |
 | `slong` | the same | 64 bits with a sign |
 | `text[N]` | a string as cells, N/8+1 of 64 bits or twice as many of 32: its first byte in the low bits of the top one | its bytes |
+| `cutstr[N]`, `cuttext[N]` | as for `str[N]`, `text[N]` | the same; of a string of N bytes, which may be longer, N-1 are shown, and a mark |
 | `frames[N]` | N addresses of 64 bits, the innermost on top | a call stack in the kernel that was taken earlier |
 | `uframes[N]` | the process, of 64 bits, on top of N such addresses | a call stack of a program that was taken earlier |
 
 `value =` names what is taken in if that is not a word: `value = long` a signed number of 64 bits, for all kinds but `count`;
-and with `last` a string or a call stack, `str[N]`, `text[N]`, `comm`, `ustack[N]`, `kstack[N]`, `frames[N]` or `uframes[N]`, whose cells are
+and with `last` a string or a call stack, `str[N]`, `text[N]`, `cutstr[N]`, `cuttext[N]`, `comm`, `ustack[N]`, `kstack[N]`, `frames[N]` or `uframes[N]`, whose cells are
 those of such a key. `push table` gives it in the cells that `long`, `text[N]`, `frames[N]` or `uframes[N]` takes: so it can be logged, be a key
 of another table, or be kept in one. It counts as one of the keys that a table may have.
 
@@ -105,6 +106,12 @@ A table has up to {KEYS_MAX} keys, which may be none, and room for N of them (`r
 whose keys find no room are counted as lost, and said at the end. Its entries take at most {MEMORY_MAX >> 20} MiB. `unit =` is
 `ns` or `bytes`, for people. A program has up to {TABLES_MAX} tables.
 """
+
+
+_FULL = (
+    "Where LOG_OVERFLOW is ignored, nothing more is logged until `pop lp`,\nso that no item is taken for another, and the "
+    "record is marked: outputs show `…` for what is not in it."
+)
 
 
 def keyword_rows(header: Header) -> list[str]:
@@ -190,7 +197,7 @@ def document() -> str:
     for code in isa.ExceptionCode:
         masked = "the handler ends" if code & isa.NON_MASKABLE else "ignored"
         lines.append(f"| {code:#06x} | {code.name} | {masked} |")
-    lines += ["", f"The default of `ex_mask` is {isa.DEFAULT_EXCEPTION_MASK:#06x}.", "", "## Registers", ""]
+    lines += ["", f"The default of `ex_mask` is {isa.DEFAULT_EXCEPTION_MASK:#06x}. {_FULL}", "", "## Registers", ""]
     for name in ARCHITECTURE_NAMES:
         lines += [f"### {name}", "", *register_rows(architecture(name)), ""]
     return "\n".join(lines).rstrip() + "\n"

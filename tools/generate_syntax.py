@@ -195,11 +195,22 @@ def vim_file(language: str, rules: Sequence[str], links: Mapping[str, str]) -> s
     return "\n".join(lines) + "\n"
 
 
+def completions() -> dict[Path, str]:
+    """Return the scripts of shells, as ``dprobes completion`` prints them, for the wheel."""
+    from dprobes.cli import COMPLETE_VARIABLE
+    from dprobes.cli.commandgroup import command_group
+    from dprobes.cli.completions import script
+
+    names = {"bash": "dprobes.bash", "zsh": "_dprobes", "fish": "dprobes.fish"}
+    directory = EDITORS.parent / "packaging" / "completions"
+    return {directory / name: script(shell, command_group, COMPLETE_VARIABLE) + "\n" for shell, name in names.items()}
+
+
 def main() -> int:
     """Write or compare the files."""
     is_check = "--check" in sys.argv[1:]
     status = 0
-    files = {GRAMMAR: grammar(), GRAMMAR_OF_C: grammar_of_c(), VIM: vim(), VIM_OF_C: vim_of_c()}
+    files = {GRAMMAR: grammar(), GRAMMAR_OF_C: grammar_of_c(), VIM: vim(), VIM_OF_C: vim_of_c()} | completions()
     for path, text in files.items():
         if is_check:
             if not path.exists() or path.read_text() != text:

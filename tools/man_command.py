@@ -91,18 +91,10 @@ ENVIRONMENT = (
     (
         "XDG_CACHE_HOME",
         (
-            "The directory of `dprobes/`, which caches data about the running kernel until the next boot, and in "
-            "`compiled/` what the last 64 programs of `run -e` were compiled to. Each is used again for the same text "
-            "and options as long as the probed file, and all that was read, is unchanged. `headstarts/` has what arms "
-            "their probes early. Files count only if nobody but the user can write them; they may be removed at any "
-            "time. Default: `~/.cache`."
-        ),
-    ),
-    (
-        "DPROBES_NO_CACHE",
-        (
-            "If it is set, even to nothing, no text of `run -e` is looked up in the cache or kept there, and none has "
-            "a head start."
+            "The directory of `dprobes/`, which caches data about the running kernel until the next boot, and about "
+            "the kernels of machines. It is used only if nobody but the user and root can change it, and the "
+            "directories and links that lead to it; root's run in the home of another user (`sudo -E`) keeps "
+            "nothing. Files in it may be removed at any time. Default: `~/.cache`."
         ),
     ),
 )

@@ -19,7 +19,7 @@ def main() -> None:
     gc.disable()
     interrupts = _Interrupts()
     try:
-        status = _run()
+        status = _run(interrupts)
     except (MemoryError, ImportError) as error:
         # The dynamic linker's words where a module that is machine code finds no room.
         if isinstance(error, ImportError) and "failed to map" not in str(error):
@@ -56,20 +56,21 @@ class _Interrupts:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _run() -> int:
+def _run(interrupts: _Interrupts) -> int:
     from dprobes import startup
 
     startup.install()
-    head_start = None
-    if "-e" in sys.argv:
-        from dprobes.cli.runs.headstarts import HeadStart
+    from dprobes.cli import console
+    from dprobes.cli.main import run
+    from dprobes.standardfiles import own_standard_files, settle
 
-        head_start = HeadStart(sys.argv[1:])
-        head_start.begin()
-    from dprobes.cli.main import buffer_standard_files, run
-
-    buffer_standard_files()
-    return run(sys.argv[1:], head_start)
+    own_standard_files()
+    status = run(sys.argv[1:])
+    for problem in settle(is_patient=not interrupts.came):
+        console.warning(problem)
+        if not interrupts.came:
+            status = status or 1
+    return status
 
 
 if __name__ == "__main__":

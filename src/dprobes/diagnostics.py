@@ -12,6 +12,8 @@ stages ``raise_if_errors`` stops. Rendered form, stable and asserted literally i
 
 from __future__ import annotations
 
+from heapq import nlargest
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SourceError
@@ -22,11 +24,24 @@ if TYPE_CHECKING:
 
     from dprobes.source import SourceFile, Span
 
-__all__ = ["Diagnostic", "Diagnostics", "Note", "Severity", "did_you_mean", "nearest"]
+__all__ = [
+    "Diagnostic",
+    "Diagnostics",
+    "Note",
+    "Severity",
+    "did_you_mean",
+    "near_lengths",
+    "near_names",
+    "nearest",
+    "parts_of",
+]
 
 
 _KEPT = 50
 _WORD_LIMIT = 100
+_LONG, _SHORT = 9, 6
+_COMPARED = 300
+"""How many names are compared letter by letter: those that have most of a name in groups of three letters."""
 
 
 class Diagnostics:
@@ -111,6 +126,39 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return a hint with the known word nearest to ``word``, or None if none is near."""
     near = nearest(word, known)
     return f"did you mean '{near}'?" if near is not None else None
+
+
+def near_names(name: str, known: Iterable[str], count: int, cutoff: float = 0.7) -> list[str]:
+    """
+    Return up to ``count`` names of a long list that ``name`` may be a misprint of, the nearest first.
+
+    Only those are compared that are about as long and have a part of it: to compare with all takes too long.
+    """
+    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+
+    parts, lengths = parts_of(name), near_lengths(len(name))
+    likely = [each for each in known if len(each) in lengths and (not parts or any(part in each for part in parts))]
+    if len(likely) > _COMPARED:
+        threes = {name[start : start + 3] for start in range(len(name) - 2)}
+        likely = nlargest(_COMPARED, likely, key=lambda each: sum(three in each for three in threes))
+    return get_close_matches(name, likely, n=count, cutoff=cutoff)
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """
+    Return the parts of a name of which a misprint leaves one: thirds or, as what is short is common, halves.
+
+    There are none of a name in which a misprint may be anywhere.
+    """
+    count = 3 if len(name) >= _LONG else 2 if len(name) >= _SHORT else 0
+    cuts = [len(name) * number // count for number in range(count + 1)] if count else []
+    return tuple(name[start:end] for start, end in pairwise(cuts))
+
+
+def near_lengths(length: int) -> range:
+    """Return how long names are that are near to one of a length."""
+    slack = max(2, length // 4)
+    return range(length - slack, length + slack + 1)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

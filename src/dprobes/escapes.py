@@ -25,12 +25,31 @@ if TYPE_CHECKING:
     import json
     import re
 
-__all__ = ["escaped", "escaped_lines", "json_text", "replaced"]
+__all__ = ["as_unicode", "cut_text", "escaped", "escaped_lines", "json_text", "replaced"]
+
+CUT = "…"
+"""The mark at the end of a text that was cut."""
 
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
+_CHARACTER_MAX, _FOLLOWING, _FIRST_OF_SEVERAL = 4, 0x80, 0xC0
+"""Bytes of the longest character in UTF-8, and from where on bytes follow others, or are followed."""
+
 _BYTES = range(0xDC80, 0xDD00)
 """What the error handler ``surrogateescape`` makes of bytes that are no UTF-8."""
+
+
+def cut_text(data: bytes, size: int) -> bytes:
+    """Return the first ``size`` bytes of a text, without a part of a character, and a mark that there was more."""
+    kept = data[:size]
+    start = max(0, size - _CHARACTER_MAX)
+    for place in range(len(kept) - 1, start - 1, -1):
+        if kept[place] >= _FIRST_OF_SEVERAL:  # the first byte of a character, whose others may be cut off
+            wanted = next(n for n, first in ((4, 0xF0), (3, 0xE0), (2, _FIRST_OF_SEVERAL)) if kept[place] >= first)
+            return (kept if place + wanted <= size else kept[:place]) + CUT.encode()
+        if kept[place] < _FOLLOWING:
+            break
+    return kept + CUT.encode()
 
 
 def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
@@ -52,6 +71,11 @@ def escaped_lines(text: str) -> str:
 def replaced(text: str) -> str:
     """Return text, tabs included, with a replacement character for each that cannot be printed; it keeps its length."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def as_unicode(text: str) -> str:
+    r"""Return text whose bytes that are no UTF-8 are ``\xff``; all else is left to who writes it, as JSON does."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

@@ -10,7 +10,7 @@ from dprobes.arch.arguments import parse_arguments
 from dprobes.errors import DprobesError
 from dprobes.extensions.extension import call_extensions
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
-from dprobes.rpn.isa import PROCESS_NAME_SIZE
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, UNSEEN_ENTRY
 from dprobes.vm import AddressFault, SelectorFault
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class FakeContext:
     def entry_time(self) -> int:
         """Return when the call was entered."""
         if self.entry is None:
-            raise AddressFault(0)
+            raise AddressFault(UNSEEN_ENTRY)
         return self.entry.get("time", 0)
 
     def entry_register(self, index: int) -> int:

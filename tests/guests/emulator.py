@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     from guests.images import Image
 
-__all__ = ["BOOT_TIMEOUT", "Emulator", "GuestError", "Machine", "Snapshot", "turn"]
+__all__ = ["BOOT_TIMEOUT", "PATIENCE", "Emulator", "GuestError", "Machine", "Snapshot", "turn"]
 
 QEMU = "qemu-system-x86_64"
-BOOT_TIMEOUT = 150
+PATIENCE = int(os.environ.get("DPROBES_TEST_PATIENCE", "1"))
+BOOT_TIMEOUT = 150 * PATIENCE
 """Seconds on a machine that is busy with other things; else some."""
 
 _COMMAND_LINE = (

@@ -10,7 +10,6 @@ What a call names is in the guest: paths, process ids, programs. Everything is 1
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import select
 import signal
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from guests.emulator import BOOT_TIMEOUT, GuestError, Snapshot, turn
+from guests.emulator import BOOT_TIMEOUT, PATIENCE, GuestError, Snapshot, turn
 from guests.initramfs import PYTHON
 from guests.protocol import HEADER, Call, Command, Event, Task, pack
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Guest", "GuestError", "Process", "boot", "resumed"]
 
-PATIENCE = int(os.environ.get("DPROBES_TEST_PATIENCE", "1"))
 TIMEOUT = 60 * PATIENCE
 
 # Documentation/admin-guide/tainted-kernels.rst: the kernel has issued a warning.

@@ -174,12 +174,16 @@ def libraries_of(objects: Iterable[Path]) -> list[str]:
     return sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", listing, re.MULTILINE)))
 
 
+_KINDS = (".py", ".pyc", ".case", ".c", ".rpn", ".dpc", ".h", ".txt", ".fmt", ".lst")
+"""The endings of the files of this checkout that tests in a guest read."""
+
+
 def _source_files() -> dict[str, Path | bytes]:
     """Return the sources and tests of this checkout, at their own paths, so that tracebacks lead to them."""
     files: dict[str, Path | bytes] = {}
     for name in ("src", "tests", "examples"):
         for path in sorted((REPOSITORY / name).rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".pyc", ".case", ".c", ".rpn", ".h", ".txt", ".fmt", ".lst"):
+            if path.is_file() and path.suffix in _KINDS:
                 files[str(path)] = path
     files[str(REPOSITORY / "pyproject.toml")] = REPOSITORY / "pyproject.toml"
     return files

@@ -193,7 +193,7 @@ class Runner:
         return result
 
 
-def await_true(condition: Callable[[], bool], what: str, timeout: float = 20) -> None:
+def await_true(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
     """Look at a condition again and again until it holds."""
     until = time.monotonic() + timeout * PATIENCE
     while not condition():
@@ -268,7 +268,7 @@ def await_breakpoint(pid: int, path: Path, symbol: str) -> None:
     await_true(lambda: memory_at(pid, path, symbol, 1) == b"\xcc", f"a breakpoint at {symbol}")
 
 
-def await_line(process: subprocess.Popen[str], timeout: float = 20) -> str:
+def await_line(process: subprocess.Popen[str], timeout: float = 60) -> str:
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], timeout * PATIENCE)
     assert ready, "the program printed nothing"
@@ -334,7 +334,7 @@ def running(*arguments: object, **popen: Any) -> Iterator[subprocess.Popen[str]]
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.wait(TIMEOUT)
-        for stream in (process.stdin, process.stdout):
+        for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
 

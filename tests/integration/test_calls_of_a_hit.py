@@ -47,7 +47,7 @@ HITS = 200
 
 @pytest.mark.parametrize(
     ("site", "executed", "most"),
-    [("push", "emulated", 45), ("move", "emulated", 43), ("locked", "in a page", 50)],
+    [("push", "emulated", 46), ("move", "emulated", 43), ("locked", "in a page", 50)],
     ids=["emulated push", "emulated move", "executed in a slot"],
 )
 def test_a_hit_with_a_record_takes_no_more_calls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,29 @@ def test_system_calls_and_functions_are_one_program() -> None:
     done = dprobes("run", "-e", text, "--format", "json", "--", sys.executable, "-S", "-c", command)
     # Names that are not in memory yet cannot be read: those hits end without a record.
     assert [json.loads(line)["fields"] for line in done.stdout.splitlines()] == [{"opened": 2}]
+
+
+IN_KERNEL = "tracepoint sched:sched_process_exit { @[kstack(), curtask->tgid == pid] = count(); }"
+IN_LIBRARY = "libc.so.6:abs { @calls = count(); }"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="tracepoints need root")
+@pytest.mark.parametrize("text", [f"{IN_KERNEL} {IN_LIBRARY}", f"{IN_LIBRARY} {IN_KERNEL}"])
+@pytest.mark.parametrize("way", [[], ["--engine", "ebpf"]])
+def test_what_only_the_kernel_has_is_for_the_part_that_is_in_it(text: str, way: list[str]) -> None:
+    done = dprobes("run", *way, "-e", text, "--", sys.executable, "-S", "-c", TARGET)
+    assert "@calls: 5" in done.stdout
+    assert re.search(r"^ +do_exit\+0x[0-9a-f]+ \[vmlinux\]$", done.stdout, re.MULTILINE)
+    assert re.search(r"^, 1\]: 1$", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_part_in_a_library_has_nothing_of_the_kernel() -> None:
+    text = f"{IN_KERNEL}\nlibc.so.6:abs {{ @[curtask->pid] = count(); }}"
+    done = dprobes("build", "-o", "/dev/null", "-e", text, status=2)
+    assert "-e:2:19: error: '->' needs a pointer to a structure, not 'unsigned long'\n" in done.stderr
+    text = f"{IN_KERNEL}\nlibc.so.6:abs {{ @[kstack(), 1] = count(); }}"
+    done = dprobes("build", "-o", "/dev/null", "-e", text, status=2)
+    assert "error: the key 'kstack()' of table '@' needs a probe in the kernel\n" in done.stderr
 
 
 def test_an_error_in_one_module_is_shown_before_anything_runs(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,9 +22,10 @@ from integration.support import DPROBES, TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from integration.support import Builder
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """name = "{name}"
 major = 7
@@ -173,9 +176,25 @@ def test_symbols_of_a_module(shells: Shells) -> None:
     required("bash")
     # To bash what is in front of the colon is another word.
     assert shells.bash("dprobes locate libc.so.6:malloc_u") == ["malloc_usable_size"]
+    assert shells.bash("dprobes list libc.so.6:malloc_u") == ["malloc_usable_size"]
     assert "libc.so.6" in shells.bash("dprobes locate libc.so")
     required("fish")
     assert shells.fish("dprobes locate libc.so.6:malloc_u") == ["libc.so.6:malloc_usable_size"]
+    assert shells.fish("dprobes list libc.so.6:malloc_u") == ["libc.so.6:malloc_usable_size"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_wheel_installs_is_what_is_printed(shell: str) -> None:
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shared = installed["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    source = {
+        "share/bash-completion/completions/dprobes": "bash",
+        "share/zsh/site-functions/_dprobes": "zsh",
+        "share/fish/vendor_completions.d/dprobes.fish": "fish",
+    }
+    (path,) = [path for path, target in shared.items() if source.get(target) == shell]
+    printed = subprocess.run([*DPROBES, "completion", shell], capture_output=True, text=True, check=True).stdout
+    assert (ROOT / path).read_text() == printed
 
 
 def test_zsh_completes(shells: Shells) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -23,7 +24,9 @@ LEVELS = ["-O0", "-O1", "-O2", "-O3"]
 @pytest.mark.parametrize("level", LEVELS)
 def test_values_of_variables_are_those_of_gdb(build: Builder, tmp_path: Path, level: str) -> None:
     program = build("variables.c", level, *FLAGS, name=f"variables{level}")
-    compare(program, asked(program, tmp_path, seed=15 + LEVELS.index(level)), tmp_path)
+    is_plain = level == "-O0"
+    answers = asked(program, tmp_path, seed=15 + LEVELS.index(level), is_plain=is_plain)
+    compare(program, answers, tmp_path, is_plain=is_plain)
 
 
 def printed(program: Path, text: str, *options: str) -> list[str]:
@@ -121,6 +124,69 @@ def test_only_structures_are_printed_whole(build: Builder) -> None:
     assert done.stderr.endswith("hint: write '*' before it\n")
 
 
+def refusal(program: Path, text: str) -> list[str]:
+    """Return the messages and hints of the errors that a program has."""
+    done = dprobes("run", "-e", text, "--", str(program), status=2)
+    return [
+        line.partition("error: ")[2] or line for line in done.stderr.splitlines() if "error: " in line or "hint" in line
+    ]
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "inline"])
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_results_that_are_structures_have_members(build: Builder, level: str, engine: str) -> None:
+    program = build("results.c", level, *FLAGS, name=f"results{level}")
+    text = """
+    return pair_of { printf("%d %d", retval.left, retval.right); }
+    return mixed_of { printf("%d", retval.whole); }
+    return wide_of { printf("%d %d", retval.low, retval.high); }
+    return large_of { printf("%d %S", retval.third, retval); }
+    return longer_of { printf("%d", retval); }
+    """
+    expected = ["6 -6", "8", "10 {first=8, second=9, third=10}", "9 -9", "-10000000000"]
+    assert printed(program, text, "--engine", engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "errors"),
+    [
+        ("real_of", ["there is no floating-point arithmetic: this is 'double'", 'hint: its bits are reg("xmm0")']),
+        ("small_of", ["there is no floating-point arithmetic: this is 'float'", 'hint: its bits are reg("xmm0")']),
+        ("long_of", ["'retval' is not known here: in no register that a handler can read"]),
+        ("nothing_of", ["'retval' is not known here: the function returns nothing"]),
+    ],
+)
+def test_results_that_are_no_integers_are_errors(build: Builder, function: str, errors: list[str]) -> None:
+    program = build("results.c", "-O2", *FLAGS, name="results-O2")
+    assert refusal(program, f'return {function} {{ printf("%d", retval); }}') == errors
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_floating_point_parameters_take_no_place_of_others_without_debug_information(
+    build: Builder, tmp_path: Path, engine: str
+) -> None:
+    program, bare = build("results.c", "-O2", *FLAGS, name="results-O2"), tmp_path / "results"
+    subprocess.run(["strip", "-g", "-o", str(bare), str(program)], check=True)
+    text = 'beside(int a, double d, float f, int b, long double l) { printf("%d %d", a, b); }'
+    assert printed(bare, text, "--engine", engine) == ["1 -4"]
+    message = "there is no floating-point arithmetic: this is 'double'"
+    assert refusal(bare, 'beside(int a, double d) { printf("%d", d); }') == [message]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_parameter_that_the_compiler_has_left_out_is_an_error(tmp_path: Path, engine: str) -> None:
+    if shutil.which("clang") is None:
+        pytest.skip("clang is not installed")
+    program = tmp_path / "results"
+    words = ["clang", "-O2", *FLAGS, str(PROGRAMS / "results.c"), "-o", str(program)]
+    subprocess.run(words, check=True, cwd=tmp_path)
+    for handler in ("area", "area(p, unused, k)", "area(struct pair *p, int unused, long k)"):
+        text = f'{handler} {{ printf("%d %d", p->left, k); }}'
+        assert printed(program, text, "--engine", engine) == ["6 10"]
+        error = "'unused' is not known here: optimized out"
+        assert refusal(program, f'{handler} {{ printf("%d", unused); }}') == [error]
+
+
 def test_sizes_and_offsets_of_the_modules_types(build: Builder) -> None:
     program = build("variables.c", "-O2", *FLAGS, name="variables-O2")
     text = """
@@ -175,6 +241,15 @@ def test_classes_have_the_members_of_their_bases(build: Builder, level: str) -> 
     values = "item->price, item->kind, book->pages, book->kind == BIG, book->title"
     assert printed(program, f'shop::total {{ printf("%d %s %d %d %s", {values}); }}') == ["3 BIG 100 1 book"]
     assert printed(program, 'shop::Book::cost { printf("%d %d", this->pages, this->price); }') == ["100 3", "100 3"]
+
+
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_objects_with_virtual_functions_and_bases_are_printed_whole(build: Builder, level: str) -> None:
+    program = build("classes.cpp", level, *FLAGS, "-lstdc++", name=f"classes{level}")
+    (book,) = printed(program, 'shop::total { printf("%S", *book); }')
+    assert re.fullmatch(r'\{_vptr\.Item=0x[0-9a-f]+, price=3, kind=BIG, pages=100, title="book"\}', book)
+    (copy,) = printed(program, 'shop::number { printf("%S", *copy); }')
+    assert re.fullmatch(r"\{Item=\.\.\., _vptr\.Copy=0x[0-9a-f]+, number=4\}", copy)
 
 
 @pytest.mark.parametrize("level", ["-O0", "-O2"])

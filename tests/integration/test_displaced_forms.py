@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from iced_x86 import Decoder, OpKind
 
-from dprobes.engines.x86.patches.addressspace import AddressSpace, Margins
+from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.engines.x86.patches.displaced import displaced
 from dprobes.engines.x86.patches.placer import Placement, Placer
@@ -72,7 +72,7 @@ def place(module: Module, sites: dict[str, int]) -> dict[str, Placement]:
     everything_else = [
         Mapping(start, end, "r-xp", 0, 0, 0, "", False) for start, end in ((0, room), (room + TRAMPOLINES, 1 << 47))
     ]
-    space = AddressSpace(everything_else, room - 1, room, margins=Margins(0, 0))
+    space = AddressSpace(everything_else, room - 1, room)
     placer = Placer(ModuleCode.of(module, 0), space, ROOM)
     names = {address: name for name, address in sites.items()}
     found = placer.place(names, windows_first=True)

@@ -33,7 +33,7 @@ def test_a_program_becomes_rpn_beside_it(tmp_path: Path) -> None:
     done = dpcc(tmp_path, "-Iheaders", "-DBY=3", "large.dpc")
     assert (done.stdout, done.stderr) == ("", "")
     rpn = (tmp_path / "large.rpn").read_text()
-    assert rpn.startswith('name = "libc.so.6"\nmajor = 0\nvars = 1\n')
+    assert rpn.startswith('name = "libc.so.6"\nwordsize = 8\nmajor = 0\nvars = 1\n')
     assert "    push 1000\n" in rpn
     assert "//" not in rpn
     # With comments, and elsewhere.

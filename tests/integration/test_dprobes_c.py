@@ -119,7 +119,7 @@ def test_bytes_of_memory_are_keys(engine: str) -> None:
         @[mem(path, 4)] = count(); @of[mem(path + 1, 3), str(path, 2), mem(path + 7, 2)] = count();
     }
     """
-    assert printed(text, "--engine", engine) == ["@[/usr]: 1", r"@of[usr, /u, b\x00]: 1"]
+    assert printed(text, "--engine", engine) == ["@[/usr]: 1", r"@of[usr, /u…, b\x00]: 1"]
 
 
 LEAKS = """

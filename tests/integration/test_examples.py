@@ -65,6 +65,24 @@ def test_every_example_is_free_of_errors_and_warnings() -> None:
         assert not re.search(said, done.stderr), program.name
 
 
+def test_the_first_suggestion_of_the_help_says_nothing_but_what_it_is_to_show() -> None:
+    shown = subprocess.run([*DPROBES, "--help"], capture_output=True, text=True, check=True).stdout
+    (command,) = re.findall(r"A first probe:  dprobes (.*)\n", shown)
+    done = subprocess.run(
+        [*DPROBES, *shlex.split(command)], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert "warning" not in done.stderr
+    assert len(re.findall(r"  malloc  arg0=\d+$", done.stdout, re.MULTILINE)) == 5
+
+
+def test_templates_of_examples_have_their_names() -> None:
+    directory = EXAMPLES / "templates"
+    listed = dict(re.findall(r"^(\d+) +(\S+)\.fmt$", (directory / "templates.lst").read_text(), re.MULTILINE))
+    assert set(listed.values()) == {path.stem for path in directory.glob("*.fmt")}
+    for major, name in listed.items():
+        assert re.search(rf"^major = {major}\b", (EXAMPLES / f"{name}.rpn").read_text(), re.MULTILINE), name
+
+
 def test_malloc_takes_itself_away_after_five_hits(tmp_path: Path) -> None:
     records = run_json(tmp_path, EXAMPLES / "malloc.rpn", "-c", "ls /")
     assert [record["symbol"] for record in records] == ["malloc"] * 5

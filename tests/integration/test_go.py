@@ -99,6 +99,29 @@ def test_returns_of_functions_whose_stack_moves_are_all_seen(godemo: Path, run: 
     assert result.words(1) == [[n] for n in range(2001)]
 
 
+def test_programs_in_c_know_parameters_arguments_and_results_by_debug_information(
+    godemo: Path, engine: list[str]
+) -> None:
+    text = """
+    main.Sum(x, b, c, d, e, f, g, h, last) { printf("sum %d %d %d %d", a, i, arg6, last); }
+    return main.Sum { printf("is %d", retval); }
+    "main.(*Pair).Scale" { printf("scale %d %s %d", n, mem(name.str, name.len), p->A); }
+    return "main.(*Pair).Scale" { printf("text %d %s", retval, mem(reg("rbx"), reg("rcx"))); }
+    """
+    command = [*DPROBES, "run", "-e", text, *engine, "--", str(godemo), "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT)
+    sums = [[int(n) for n in line.split()] for line in re.findall(r"^sum (.*)$", done.stdout, re.MULTILINE)]
+    said = [line.split("]  ", 1)[1] for line in done.stdout.splitlines() if "]  " in line]
+    lines = {
+        word: [text for text, _ in itertools.groupby(line for line in said if line.startswith(word))]
+        for word in ("sum", "is", "scale", "text")
+    }
+    assert lines["sum"] == [f"sum {n[0]} {n[8]} {n[6]} {n[8]}" for n in sums]
+    assert lines["is"] == [f"is {n[9]}" for n in sums]
+    assert lines["scale"] == [f"scale {n} name{n} 3" for n in range(9)]
+    assert lines["text"] == [f"text {3 * n + 4} name{n}!" for n in range(9)]
+
+
 def test_what_has_its_arguments_elsewhere_is_refused_or_left_out(godemo: Path) -> None:
     def said(text: str, *command: str) -> str:
         done = subprocess.run(

@@ -89,18 +89,34 @@ def test_children_of_a_process_whose_loader_waits_miss_no_hit(build: Builder, ru
 
 @pytest.mark.parametrize("rounds", [8, pytest.param(300, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])])
 def test_a_command_runs_to_its_end_whenever_we_are_killed(build: Builder, run: Runner, rounds: int) -> None:
-    """It may be waiting for its jumps just then."""
+    """
+    It may be waiting for its jumps just then.
+
+    One thing cannot be prevented: that a thread ends by SIGTRAP which has just come to the breakpoint at the loader, or
+    to one without a jump, and of which a tracer that is killed has not heard yet.
+    """
     program, dice = build("hotloop.c"), random.Random(rounds)
     sources = COUNT, 'name = "libc.so.6"\noffset = m*\nminor = 1\nabort\n'
+    trapped = 0
     for number in range(rounds):
         place = program.parent / f"{rounds}-{number}"
-        _kill_during(program, place, sources[number % 2], run, dice)
-        assert Path(f"{place}.status").read_text() == "0\n"
+        with_tracer = _kill_during(program, place, sources[number % 2], run, dice)
+        status = Path(f"{place}.status").read_text()
+        if with_tracer and status == f"{128 + signal.SIGTRAP}\n":
+            trapped += 1
+            continue
+        assert status == "0\n"
         assert Path(f"{place}.sum").read_text() == f"{20000 * 19999 // 2}\n"
+    print(f"{trapped} of {rounds} ended by SIGTRAP")
+    assert trapped <= max(1, rounds // 100)
 
 
-def _kill_during(program: Path, place: Path, source: str, run: Runner, dice: random.Random) -> None:
-    """Kill client or tracer, or both, while a command runs that leaves files at ``place``; wait for its end."""
+def _kill_during(program: Path, place: Path, source: str, run: Runner, dice: random.Random) -> bool:
+    """
+    Kill client or tracer, or both, while a command runs that leaves files at ``place``; wait for its end.
+
+    Return whether the tracer was among them.
+    """
     begun, status = Path(f"{place}.begun"), Path(f"{place}.status")
     script = f"echo > {begun}; {program} 20000 > {place}.sum; echo $? > {status}"
     client, _ = run.start(source, ["--", "sh", "-c", script], INLINE)
@@ -114,6 +130,7 @@ def _kill_during(program: Path, place: Path, source: str, run: Runner, dice: ran
     _, said = client.communicate(timeout=TIMEOUT)
     assert begun.exists(), said
     await_true(lambda: status.exists() and status.read_text().endswith("\n"), "the end of the command", TIMEOUT)
+    return bool(tracers)
 
 
 def tracers_of(client: int) -> list[int]:
@@ -148,13 +165,11 @@ def test_a_hot_program_is_as_before_whatever_ends_the_client(build: Builder, tmp
         await_line(target)
         before = Path(f"/proc/{target.pid}/maps").read_text()
         for _ in range(3):
-            client = subprocess.Popen(
-                [*run, "-p", str(target.pid)], stderr=subprocess.PIPE, text=True, env=environment()
-            )
-            await_traced(target.pid)
-            await_true(lambda: jump_is_at(target.pid, program), "a jump")
-            client.send_signal(way)
-            _, stderr = client.communicate(timeout=TIMEOUT)
+            with running(*run, "-p", target.pid, stderr=subprocess.PIPE, env=environment()) as client:
+                await_traced(target.pid)
+                await_true(lambda: jump_is_at(target.pid, program), "a jump", TIMEOUT)
+                client.send_signal(way)
+                _, stderr = client.communicate(timeout=TIMEOUT)
             assert "Traceback" not in stderr, stderr
             await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
             assert target.poll() is None

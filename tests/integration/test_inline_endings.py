@@ -43,6 +43,8 @@ AT_500 = (
     "name = endings\noffset = tick\nminor = 1\npush r, rdi\npush 500\nsub\njnz no\npush r, rdi\nlog 1\n{}\nno: abort\n"
 )
 ENGINES = ("inline", "ptrace")
+JUMPS = (b"\xe9", b"\x2e", b"\xeb")
+"""First bytes of jumps: a near one, one with a prefix, a short one."""
 GDB = "gdb -p %p -nx -batch" + "".join(
     f" -ex 'thread apply all {what}'" for what in ('printf "di=%%d\\n", $edi', "x/2i $pc", "bt")
 )
@@ -64,7 +66,7 @@ def run_with(run: Runner, program: Path, source: str, engine: str, *options: str
             source, ["-p", str(target.pid)], ["--engine", engine, "--allow-write", *options], **popen
         )
         await_message(client, "is active")
-        has_jump = memory_at(target.pid, program, "store" if "store" in source else "tick", 1) == b"\xe9"
+        has_jump = memory_at(target.pid, program, "store" if "store" in source else "tick", 1) in JUMPS
         assert has_jump is (engine == "inline")
         stdout, _ = target.communicate("!", timeout=TIMEOUT)
         assert target.returncode == 0

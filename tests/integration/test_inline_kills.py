@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux.procfs import thread_state
+from dprobes.engines.linux.procfs import thread_state, threads_of
+from dprobes.engines.ptrace.leftmanifest import ENTRIES, entries_in, length_in
 from integration.support import (
     DPROBES,
     TIMEOUT,
@@ -25,10 +27,14 @@ from integration.support import (
     await_true,
     children_of,
     code_is_original,
+    command_of,
     environment,
     is_traced,
+    load_bias,
     memory_at,
+    read_memory,
     running,
+    tracer_of,
 )
 
 if TYPE_CHECKING:
@@ -170,6 +176,21 @@ def test_a_client_that_is_left_takes_out_jumps_as_well(build: Builder, run: Runn
         assert target.wait(TIMEOUT) == 0
 
 
+def test_a_client_takes_the_place_of_a_restorer_that_was_killed(build: Builder, run: Runner) -> None:
+    program = build("torture.c")
+    with running(program, 600, 2) as target:
+        await_line(target)
+        client, tracer = hot_without_restorer(run, target.pid, program)
+        # It is held at its end until breakpoints are out.
+        await_true(lambda: tracer_of(tracer) in threads_of(client.pid), "the guard of the client", TIMEOUT)
+        client.send_signal(signal.SIGINT)
+        client.communicate(timeout=TIMEOUT)
+        await_clean(target.pid, program)  # threads were in handlers when the tracer ended
+        assert target.poll() is None
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
 def test_no_thread_of_a_running_process_meets_a_breakpoint_before_there_are_jumps(build: Builder, run: Runner) -> None:
     program = build("torture.c")
     with running(program, 600, 1) as target:
@@ -184,6 +205,51 @@ def test_no_thread_of_a_running_process_meets_a_breakpoint_before_there_are_jump
 
         await_true(has_jump, "a jump", TIMEOUT)
         assert set(seen) == {original, b"\xe9"}
+        run.end(client, output)
+
+
+def test_a_command_begins_when_the_tracer_is_guarded(build: Builder, tmp_path: Path) -> None:
+    """Else nobody holds the tracer should it be killed, and threads run into breakpoints."""
+    late = build("late_restorer.c", "-shared", "-fPIC", name="late_restorer.so")
+    source, begun = tmp_path / "hot.rpn", tmp_path / "begun"
+    source.write_text('name = "libc.so.6"\noffset = getppid\nminor = 1\nabort\n')
+    command = [*DPROBES, "run", str(source), *INLINE, "--", "sh", "-c", f"echo > {begun}; sleep 600 & wait"]
+    variables = {**environment(), "LD_PRELOAD": str(late), "BEGUN": str(begun)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables) as client:
+        try:
+            await_true(begun.exists, "the beginning of the command", TIMEOUT)
+            (tracer,) = [each for each in children_of(client.pid) if "ptrace.tracer.main" in command_of(each)]
+            assert "restorerprocess" in command_of(tracer_of(tracer))
+        finally:
+            client.terminate()
+
+
+def listed(pid: int) -> set[tuple[int, bytes]]:
+    """Return what is listed in a process as written into its code."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if "/memfd:dprobes-left" in line:
+            start = int(line.partition("-")[0], 16)
+            length = length_in(read_memory(pid, start, ENTRIES)) or 0
+            entries = entries_in(read_memory(pid, start + ENTRIES, length))
+            return {each for entry in entries for patch in entry.writes for each in patch.writes}
+    return set()
+
+
+def test_the_breakpoint_at_the_loader_is_listed_before_it_is_there(build: Builder, run: Runner) -> None:
+    program = build("torture.c")
+    with running(program, 600, 1) as target:
+        await_line(target)
+        loader = Path(re.findall(r"/\S+/ld-linux\S+", Path(f"/proc/{target.pid}/maps").read_text())[0])
+        symbols = subprocess.run(
+            ["nm", "-D", loader], check=True, capture_output=True, text=True, timeout=TIMEOUT
+        ).stdout
+        found = re.search(r"(\w+) T _dl_debug_state", symbols)
+        assert found is not None
+        place = load_bias(target.pid, loader) + int(found[1], 16)
+        original = read_memory(target.pid, place, 1)
+        client, output = run.start(HOT, ["-p", str(target.pid)], INLINE)
+        await_true(lambda: read_memory(target.pid, place, 1) != original, "a breakpoint at the loader", TIMEOUT)
+        assert (place, b"\xcc") in listed(target.pid)
         run.end(client, output)
 
 

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dprobes.engines.inline.engine import InlineEngine
 from dprobes.engines.inline.handlers import InlineHandlers
-from dprobes.engines.interface import Begun
+from dprobes.engines.interface import Begun, Notice
 from dprobes.engines.ptrace.engine import PtraceSession
 from dprobes.target.location import Module
 from instructions import places_in, source_of
+from integration.several import grouped
 from integration.support import TIMEOUT, await_line, await_true, running
 from integration.test_inline_changes import programs_in
 from integration.test_stress import SITES, report_of, stress
@@ -29,7 +31,9 @@ from integration.test_stress import SITES, report_of, stress
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dprobes.engines.ptrace.requests import PatchSites
     from integration.ebpf.insessions import Followed
+    from integration.support import Builder
     from integration.test_stress import Stress
 
 __all__ = ["stress"]  # a fixture
@@ -54,6 +58,41 @@ def jumps_of(program: Followed) -> int:
     assert isinstance(session, PtraceSession)
     assert isinstance(session.native, InlineHandlers)
     return len(session.native.jumps)
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_process_that_maps_something_where_jumps_were_planned_gets_others(
+    monkeypatch: pytest.MonkeyPatch, build: Builder, times: int
+) -> None:
+    program, taken = build("crowded.c", "-O1", "-pthread"), list[int]()
+    plan = InlineHandlers._plan
+    with running(program, stdin=subprocess.PIPE) as target, grouped(engine=InlineEngine) as group:
+        assert await_line(target) == "ready\n"
+
+        def plan_late(self: InlineHandlers, *arguments: Any) -> PatchSites | None:
+            request = plan(self, *arguments)
+            if request is not None and len(taken) < times:
+                taken.append(request.pages[0][0])
+                assert target.stdin is not None
+                target.stdin.write(f"{taken[-1]:x}\n")
+                target.stdin.flush()
+                assert await_line(target) == "mapped\n"
+            return request
+
+        monkeypatch.setattr(InlineHandlers, "_plan", plan_late)
+        counts = group.insert(program, "offset = busy\nminor = 1\nabort\n", target.pid)
+        await_true(lambda: sum(counts.hits) >= 100, "hits", TIMEOUT)
+        counts.end()
+    assert counts.finished is not None
+    (count,) = counts.finished.counts
+    if times == 1:
+        assert jumps_of(counts) == 1
+        assert all(way.startswith("inline") for way in count.executed)
+    else:  # it is not tried for ever
+        assert jumps_of(counts) == 0
+        assert len(taken) == 4
+        why = f"something else is mapped at {taken[-1]:#x}"
+        assert Notice(f"a probepoint has had a breakpoint instead of a jump: {why}", is_warning=False) in counts.events
 
 
 @pytest.mark.parametrize("patches", [2_000, pytest.param(PATCHES, marks=pytest.mark.torture)])

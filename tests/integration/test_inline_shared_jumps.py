@@ -195,7 +195,8 @@ def test_limits_of_one_program_are_none_of_others(path: Path, group: Group) -> N
         (counts,) = second.session.counts()
         assert (counts.hits, counts.passed, counts.records) == (5, 2, 3)
         assert [first.hits, third.hits] == [[20], [20]]
-        assert [ways(each) for each in (first, second, third)] == [{"inline"}] * 3
+        # Some hits may fall between two plans of the jump, and be emulated at the breakpoint that is there then.
+        assert all("inline" in ways(each) for each in (first, second, third))
         group.programs.clear()
         assert target.end() == 0
 

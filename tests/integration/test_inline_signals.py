@@ -85,7 +85,7 @@ def test_a_handler_that_a_signal_has_interrupted_ends_before_its_program_is_repl
 ) -> None:
     # A thread is in the handler nearly always, and has stopped there for a signal when it is to be looked at.
     path = build("alarms.c", "-O1")
-    scope = Scope(command=(str(path), "plain", "20"))
+    scope = Scope(command=(str(path), "plain", "600"))  # so long that it ends after the last replacement
     last = chain.enter(job_for(path, SLOW, scope))
     for _ in range(5):
         await_hits(last, sum(last.hits) + 20)

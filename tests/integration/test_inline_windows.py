@@ -138,7 +138,7 @@ def test_a_program_is_unharmed_whenever_jumps_come_and_go(build: Builder, run: R
             places = list(METHODS)[number % 2 :: 2]
             client, _ = run.start(counting(*places), ["-p", str(target.pid)], INLINE)
             await_traced(target.pid)
-            await_true(functools.partial(has_jump, target.pid, program, places[-1]), "a jump")
+            await_true(functools.partial(has_jump, target.pid, program, places[-1]), "a jump", TIMEOUT)
             client.send_signal(way)
             client.communicate(timeout=TIMEOUT)
             await_true(lambda: not is_traced(target.pid), "the end of tracing", TIMEOUT)
@@ -190,7 +190,7 @@ def test_show_says_by_which_jump_each_probepoint_would_be_probed(build: Builder,
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
     assert [line.removeprefix("// inline: by ") for line in done.stdout.splitlines() if "inline:" in line] == [
         "a jump over several instructions",
-        "a jump over what leads to it",
+        "a punned jump, if the addresses that it leads to are free",
         "a breakpoint: its handler asks for the process name or the user, which only the kernel knows",
         "a punned jump, if the addresses that it leads to are free",
         "a punned jump, if the addresses that it leads to are free",

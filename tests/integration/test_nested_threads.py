@@ -201,6 +201,7 @@ def test_a_process_that_its_c_library_does_not_know_has_no_id_of_another_thread(
         target.end()
         result = read_result(*client)
     assert result.status == 0, result.stderr
+    assert {record["name"] for record in result.records} == {"nestedthreads"}
     unknown = [words for record, words in zip(result.records, result.words(1), strict=True) if not record["tid"]]
     assert len(unknown) == COUNT
     assert all(words[0] == 0 and words[2] != target.pid for words in unknown)

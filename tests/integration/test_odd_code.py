@@ -46,6 +46,19 @@ def test_narrow_code_in_a_wide_program_is_executed_as_it_is(build: Builder, run:
     assert "hint: only code of the file's own word size can be probed\n" in result.stderr
 
 
+@pytest.mark.parametrize("places", [("narrow",), ("narrow", "call_narrow", "main")], ids=["one", "several"])
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_narrow_code_is_executed_as_it_is_where_a_jump_stands(
+    build: Builder, run: Runner, engine: str, places: tuple[str, ...]
+) -> None:
+    program = build("narrow.c", "-no-pie", "-fno-pie")
+    probes = "".join(f"offset = {place}\nminor = {number}\nabort\n" for number, place in enumerate(places))
+    result = run(f"name = narrow\n{probes}", ["--exit-status", "--", str(program), "300"], ["--engine", engine])
+    assert (result.status, result.stdout) == (0, "right\n"), result.stderr
+    assert result.counts[0].hits == 0
+    assert [result.counts[number].hits for number in range(1, len(places))] == [300, 1][: len(places) - 1]
+
+
 def test_code_in_the_last_page_of_user_space_is_probed(build: Builder, run: Runner) -> None:
     program = build("oddcode.c", "-no-pie")
     with running(program, "top", stdin=subprocess.PIPE) as target:

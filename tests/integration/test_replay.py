@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dprobes.rpn.isa import UNSEEN_ENTRY
 from dprobes.testing import FakeContext, run_handler
 from integration.support import TIMEOUT, environment
 
@@ -195,7 +196,8 @@ def test_a_return_knows_the_entry_that_was_recorded(build: Builder, tmp_path: Pa
     text = f"{HEAD}offset = tick\nreturn = yes\n{handler}"
     seen, unseen = records(replay(tmp_path, build("hotloop.c"), text, hits, "--format", "json"))
     assert seen["data"] == b"".join(n.to_bytes(8, "little") for n in (0x7000, 9, 250)).hex()
-    assert unseen["data"] == b"".join(n.to_bytes(8, "little") for n in (1, 0, 0)).hex()
+    words = (1, UNSEEN_ENTRY & (1 << 64) - 1, 0)
+    assert unseen["data"] == b"".join(n.to_bytes(8, "little") for n in words).hex()
 
 
 def test_a_register_of_the_entry_must_be_one(build: Builder, tmp_path: Path) -> None:

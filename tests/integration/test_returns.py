@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.ebpf.kernel import require_bpf
+
 if TYPE_CHECKING:
     from integration.support import Builder, Result, Runner
 
@@ -107,6 +109,39 @@ def test_entry_and_return_of_ten_thousand_functions(build: Builder, run: Runner)
     assert [(r["minor"], r["function"]) for r in result.records] == [
         (minor, f"many_{n}") for n in range(10_000) for minor in (1, 2)
     ]
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline", "ebpf"])
+def test_every_tail_call_returns_wherever_its_caller_stands_in_its_page(
+    build: Builder, run: Runner, engine: str
+) -> None:
+    if engine == "ebpf":
+        require_bpf()
+    library = build("tailcalled.c", "-O2", "-fPIC", "-shared", name="libtailcalled.so")
+    linked = ("-L" + str(library.parent), "-ltailcalled", f"-Wl,-rpath,{library.parent}")
+    program = build("tailcalls.c", "-O2", *linked)
+    plain = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    own = dict(re.findall(r"^(\w+) (\d+)$", plain, re.MULTILINE))
+    definitions = (f"offset = {name}\nreturn = yes\nminor = {n}\nexit\n" for n, name in enumerate(own))
+    result = run("name = tailcalls\n" + "".join(definitions), ["--", str(program)], ["--engine", engine])
+    assert {name: result.counts[n].hits for n, name in enumerate(own)} == {name: int(n) for name, n in own.items()}
+    assert all(c.hits == c.records for c in result.counts.values()), result.stderr
+
+
+@pytest.mark.parametrize("engine", ["ptrace", "inline"])
+def test_a_tail_call_returns_on_another_thread_or_is_missed_and_counted(
+    build: Builder, run: Runner, engine: str
+) -> None:
+    program = build("tailcoroutines.c", "-O2")
+    names = ("to_suspended", "starts")
+    definitions = (f"offset = {name}\nreturn = yes\nminor = {n}\nexit\n" for n, name in enumerate(names))
+    result = run("name = tailcoroutines\n" + "".join(definitions), ["--", str(program)], ["--engine", engine])
+    assert (result.counts[0].hits, result.counts[0].records) == (3, 3), result.stderr
+    assert (result.counts[1].hits, result.counts[1].records) == (3, 0), result.stderr
+    assert (
+        "0,1  3 hits of starts (return) ran no handler: there was no room for one more at that moment, the processor "
+        "ran a handler, the process was changing its mappings, or no breakpoint could be where a tail call returns to"
+    ) in result.stderr
 
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs the system's python3: apt-get install python3")

@@ -113,6 +113,20 @@ def test_inlined_calls_are_hit_as_often_as_they_are_made(tmp_path: Path, engine:
     assert hits == {1: 40 - 8 + 1}
 
 
+@pytest.mark.parametrize(
+    "point", ['inline "{0}":twice', 'inline "{0}":"twice"', 'inline "{0}:twice"', '"{0}:classify"']
+)
+def test_names_are_known_at_functions_in_quotes(tmp_path: Path, point: str) -> None:
+    program = compiled(tmp_path, "-O0")
+    hits = table_of(program, f"{point.format(program)} {{ @[(long)n] = count(); }}", "ptrace")
+    numbers = range(1, 41)
+    if "twice" in point:
+        assert {n: 1 for n in numbers if n % 5} == {n: count for n, count in hits.items() if n in numbers}
+        assert sum(hits.values()) == 40 - 8 + 1
+    else:
+        assert hits == dict.fromkeys(numbers, 1)
+
+
 def refusal(source: str, *command: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "dprobes", "run", "-e", source, "--", *command],

@@ -145,13 +145,17 @@ def test_what_does_not_go_together_is_refused(run_with: Runner, options: list[st
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 def test_the_examples_find_what_is_busy_and_what_waits(tmp_path: Path) -> None:
-    spinning = "import zlib\nfor _ in range(60): zlib.compress(bytes(range(256)) * 4000, 9)\n"
+    spinning = "import zlib\nfor _ in range(600): zlib.compress(bytes(range(256)) * 4000, 9)\n"
     sleeping = "import time\nfor _ in range(20): time.sleep(0.01)\n"
-    for example, code, function in (("cpu-profile", spinning, "deflate"), ("off-cpu", sleeping, "clock_nanosleep")):
+    for example, code, function, options in (
+        ("cpu-profile", spinning, "deflate", ()),
+        ("off-cpu", sleeping, "clock_nanosleep", ("--weight", "us")),
+    ):
         command = [
             *DPROBES,
             "run",
-            str(EXAMPLES / f"{example}.rpn"),
+            example,
+            *options,
             "--stacks",
             "folded",
             "--",
@@ -165,7 +169,7 @@ def test_the_examples_find_what_is_busy_and_what_waits(tmp_path: Path) -> None:
         for line in done.stdout.splitlines():
             stack, _, weight = line.rpartition(" ")
             weights[function in stack] += int(weight)
-        assert weights[True] >= 10, done.stdout
+        assert weights[True] >= (200_000 if options else 10), done.stdout  # 20 times 10 ms of waiting
 
 
 @pytest.mark.parametrize("engine", ["ptrace", pytest.param("ebpf", marks=needs_root)])

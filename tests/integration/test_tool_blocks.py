@@ -83,7 +83,7 @@ def test_tables_are_printed_and_cleared(engine: str) -> None:
     """
     lines = run(text, engine).stdout.splitlines()
     assert sorted(lines[:2]) == ["@sum[0]: 2", "@sum[1]: 14"]
-    assert lines[2:4] == ["@sum: 1 rows with smaller values are not shown", "@sum[1]: 14"]
+    assert lines[2:4] == ["@sum: 1 row with a smaller value is not shown", "@sum[1]: 14"]
     # What the program prints is not printed again at the end, but for what it does not print.
     assert lines[4:] == ["14 7 20", "@sum[1]: 14", "@sum[5]: 1", "@left: 4"]
 

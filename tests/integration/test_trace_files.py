@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.trace.frames import FrameKind, FrameSplitter
-from integration.support import TIMEOUT, await_true, environment
+from integration.support import DPROBES, TIMEOUT, await_true, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,3 +162,34 @@ def test_records_of_several_shapes_stay_in_order_and_are_packed(build: Builder, 
         frames = FrameSplitter()
         frames.push(trace.read_bytes())
         assert any(frame.kind == FrameKind.MIXED for frame in iter(frames.pull, None))
+
+
+def test_a_trace_file_may_be_a_pipe(tmp_path: Path) -> None:
+    pipe, got = tmp_path / "records.dpt", tmp_path / "got.dpt"
+    os.mkfifo(pipe)
+    with got.open("wb") as output, subprocess.Popen(["cat", pipe], stdout=output) as reader:
+        command = [*DPROBES, "run", "malloc", "--engine", "ptrace", "-o", str(pipe), "--", "ls", "/"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+        assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+        assert reader.wait(TIMEOUT) == 0
+    shown = subprocess.run([*DPROBES, "log", got], capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"  malloc  arg0=\d+$", shown, re.MULTILINE)) == 5
+    assert pipe.is_fifo()
+    to_stdout = tmp_path / "stdout.dpt"
+    to_stdout.symlink_to("/dev/stdout")
+    command = [
+        *DPROBES,
+        "run",
+        "malloc",
+        "--engine",
+        "ptrace",
+        "-o",
+        str(to_stdout),
+        "--",
+        "sh",
+        "-c",
+        "ls / > /dev/null",
+    ]
+    piped = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT).stdout
+    again = subprocess.run([*DPROBES, "log", "/dev/stdin"], input=piped, capture_output=True, check=True).stdout
+    assert again.count(b"  malloc  arg0=") == 5

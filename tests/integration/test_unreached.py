@@ -144,3 +144,24 @@ def test_of_many_functions_those_are_named_that_another_library_has(
     assert set(re.findall("'(.*?)'", found[1])) < set(names)
     assert found[2] == str(library)
     assert found[3].startswith("libenv.so:")
+
+
+OPENED = """
+#include <dlfcn.h>
+int main(int argc, char **argv) { int (*f)(int) = dlsym(dlopen(argv[1], RTLD_NOW), "twice"); return f(argc) != 4; }
+"""
+
+
+def test_a_library_of_the_same_name_is_named_by_its_path(run: Runner, tmp_path: Path) -> None:
+    twice = "int twice(int n) { return 2 * n; }"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        compiled(tmp_path / name, "libtwice.so", twice, "-shared", "-fPIC", f"-Wl,-soname,libtwice-{name}.so")
+    probed, opened = (tmp_path / name / "libtwice.so" for name in ("a", "b"))
+    program = compiled(tmp_path, "opener", OPENED, f"-L{tmp_path / 'a'}", "-Wl,--no-as-needed,-l:libtwice.so",
+                       f"-Wl,-rpath,{tmp_path / 'a'}")  # fmt: skip
+    (tmp_path / "a" / "libtwice-a.so").symlink_to(probed)
+    said = run(f'name = "{probed}"\noffset = twice\nexit\n', ["--", str(program), str(opened)]).stderr
+    assert said.endswith(
+        f"{INSERTED}hint: 'twice' is in '{opened}', too, which may be called instead: probe '{opened}:twice'\n"
+    )

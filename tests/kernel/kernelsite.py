@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from case_format import Target, parse_case
-from case_interpreter import check_compiled_case, compile_case, is_compiled_case
+from case_interpreter import check_compiled_case, compile_case, context_of, is_compiled_case
 from differential import HERE, Demand, program_agrees
 from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Register as BpfRegister
@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 __all__ = ["agreed", "agreed_cases", "covering_cases", "possible_cases"]
 
 FUNCTION = "process_vm_rw"
-"""It has six arguments in registers, and refuses all flags, its last one of these, before it does anything."""
+"""
+It has six arguments in registers, and refuses all flags, its last one of these, before it does anything.
+
+The first one is a ``pid_t``: nothing arrives of the high half of its register.
+"""
 
 _SYS_PROCESS_VM_READV = 310
 _ARGUMENTS = ("edi", "esi", "edx", "ecx", "r8", "r9")
@@ -219,11 +223,13 @@ def _case(path: str) -> Case:
 
 
 def _is_possible(case: Case, target: Target) -> bool:
-    """Return whether a case asks for nothing that cannot be chosen at the function: its flags have to be some."""
+    """Return whether a case asks for nothing that the function cannot be given: its flags have to be some."""
     if not is_compiled_case(case, target):
         return False
     program, _ = compile_case(case, target)
     assert program is not None
+    if context_of(case, target).value_of("edi") >> 32:
+        return False
     allows = KernelDemand(sleepable=False).allows
     x86 = architecture("x86_64")
     for code in program.bodies():

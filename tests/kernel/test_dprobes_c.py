@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from guests.initramfs import PYTHON
 
 if TYPE_CHECKING:
     from guests.guest import Guest
+    from integration.support import Builder
 
 READ = "dd if=/proc/version of=/dev/null bs=1 count=7 status=none"
 
@@ -27,6 +29,22 @@ def test_functions_of_the_kernel(guest: Guest) -> None:
     assert "@reads: 7" in lines
     assert next(line for line in lines if "third" in line).endswith("third read of 1 by dd")
     assert next(line for line in lines if line.startswith("@by[")).endswith(", 1]: 7")
+
+
+def test_what_a_process_does_at_its_end_is_in_scope(guest: Guest, build: Builder) -> None:
+    guest.put("/tmp/threads", build("threads.c", "-pthread"))
+    text = """
+    thread unsigned long n;
+    kernel:do_exit { n = 5; }
+    tracepoint sched:sched_process_exit { if (n == 5) @exits = count(); }
+    kernel:exit_task_namespaces { if (n == 5) @spaces = count(); }
+    kernel:do_task_dead { if (n == 5) @dead = count(); }
+    tracepoint sched:sched_switch { if (n == 5 && (prev_state & 0x30)) @last = count(); }
+    tracepoint signal:signal_generate { if (sig == 17) @told = count(); }
+    """
+    done = guest.dprobes("run", "--overhead", "off", "-e", text, "--", "/tmp/threads", "3", "10")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
+    assert lines == ["@exits: 4", "@spaces: 4", "@dead: 4", "@last: 4", "@told: 1"]
 
 
 def test_returns_know_their_entry(guest: Guest) -> None:
@@ -78,6 +96,50 @@ SEND = "import socket\nsocket.socket(2, 2).sendto(b'x' * 21, ('10.9.9.2', 9))\n"
 
 
 @pytest.mark.requires_feature("btf_modules")
+def test_why_a_function_cannot_be_probed_is_said(guest: Guest) -> None:
+    def refused(place: str) -> str:
+        done = guest.dprobes("run", "-e", f"kernel:{place} {{ @ = count(); }}", "--", "true", check=False)
+        assert done.returncode in (1, 2)
+        return done.stderr
+
+    given_back = (
+        "EXCLUDED: start_kernel: the kernel has executed it when it started, and given its memory back (__init)"
+    )
+    assert given_back in refused("start_kernel")
+    untraceable = "the function is one that nobody may trace (notrace, or a part of what traces)"
+    handling = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
+    said = refused("native_sched_clock")
+    assert f"EXCLUDED: native_sched_clock: {untraceable}" in said or handling in said
+    if b" __pfx_vfs_read\n" in guest.get("/proc/kallsyms"):
+        padding = "EXCLUDED: __pfx_vfs_read: it is the space before 'vfs_read', and never executed"
+        assert padding in refused("__pfx_vfs_read")
+
+
+def test_functions_of_one_name_are_told_apart_and_probed_together(guest: Guest) -> None:
+    done = guest.dprobes("run", "-e", "kernel:type_show { }", "--", "true", check=False)
+    found = re.search(r"error: 'type_show' stands for (\d+) places in the kernel, at offsets (.*)", done.stderr)
+    assert found is not None, done.stderr
+    places = dict(re.findall(r"(0x[0-9a-f]+) \(after '(\w+)'\)", found[2]))
+    assert len(places) == int(found[1]) > 1
+    assert (
+        f"hint: write the one that is meant as a number, '{next(iter(places))}', or all as a pattern, 'type_sho[w]'; "
+        "which source file each is of is in no file here: debug information of the kernel has it\n" in done.stderr
+    )
+    done = guest.dprobes("run", "-e", "kernel:type_sho[w] { }", "--", "cat", "/sys/class/thermal/cooling_device0/type")
+    rows = re.findall(r"^0,0 +type_show at (0x[0-9a-f]+) +(\d+) ", done.stderr, re.MULTILINE)
+    assert {place for place, _ in rows} == places.keys()
+
+
+def test_a_kernel_without_types_is_named(guest: Guest) -> None:
+    guest.run("mount -t tmpfs none /sys/kernel/btf")
+    text = "kernel:vfs_read(struct file *file) { @[file->f_pos] = count(); }"
+    done = guest.dprobes("run", "-e", text, "--", "true", check=False)
+    lack = "this kernel does not describe its types (CONFIG_DEBUG_INFO_BTF)"
+    assert f"hint: {lack}; define them: struct file {{ … }};\n" in done.stderr
+    done = guest.dprobes("run", "-e", "kernel:vfs_read { @[curtask->pid] = count(); }", "--", "true", check=False)
+    assert f"hint: {lack}\n" in done.stderr
+
+
 def test_functions_of_modules_have_the_types_of_the_module(guest: Guest) -> None:
     guest.load_module("dummy", "numdummies=1")
     guest.run("ip addr add 10.9.9.1/24 dev dummy0 && ip link set dummy0 arp off up")

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from guests.guest import Guest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(
-    path.stem for path in EXAMPLES.glob("*.rpn") if re.search("^modtype = tracepoint", path.read_text(), re.MULTILINE)
-)
+TRACEPOINTS = re.compile("^(?:modtype = )?tracepoint", re.MULTILINE)
+SOURCES = (*EXAMPLES.glob("*.rpn"), *EXAMPLES.glob("*.dpc"))
+RECIPES = sorted(path for path in SOURCES if TRACEPOINTS.search(path.read_text()))
 WORK = (
     "import os, socket, time\n"
     "time.sleep(0.05)\n"
@@ -28,15 +28,16 @@ def test_each_recipe_is_inserted_and_hit(guest: Guest) -> None:
     hits = {}
     for recipe in RECIPES:
         options = ("--templates", f"{EXAMPLES}/templates", "--engine", "ebpf")
-        done = guest.dprobes("run", f"{EXAMPLES}/{recipe}.rpn", *options, "--", str(PYTHON), "/tmp/work.py")
+        done = guest.dprobes("run", str(recipe), *options, "--", str(PYTHON), "/tmp/work.py")
         assert "error" not in done.stderr
         rows = re.findall(r"^\d+,\d+ +\S+(?: \(return\))? +(\d+) ", done.stderr, re.MULTILINE)
-        hits[recipe] = sum(int(row) for row in rows)
+        hits[recipe.stem] = sum(int(row) for row in rows)
     assert hits["files-opened"] > 20
     assert hits["page-faults"] > 100
     assert hits["kernel-allocations"] > 20
     assert hits["context-switches"] > 0
     assert hits["address-spaces"] > 0
+    assert hits["off-cpu"] > 0
 
 
 HUNGRY = "data = []\nwhile True: data.append(bytearray(1 << 20))\n"
@@ -57,8 +58,11 @@ def test_who_is_killed_for_want_of_memory(guest: Guest) -> None:
     assert killed.groups() == (pid[1], pid[1])
 
 
-SWITCHES = r"previous=(\d+) state=\w+ stack=(\w+) -> next=(\d+) next_state=\w+ next_stack=(\w+): "
+SWITCHES = r"previous=(\d+) state=(\d+) stack=(\w+) -> next=(\d+) next_state=\w+ next_stack=(\w+): "
 SWITCHES += r"table=(\w+) entry=(\w+) -> next_table=(\w+) next_entry=(\w+)"
+
+TASK_DEAD = 0x80
+"""The state of a thread that is switched out for the last time (``__TASK_DEAD``), include/linux/sched.h."""
 
 
 def test_switches_show_both_address_spaces(guest: Guest) -> None:
@@ -71,12 +75,14 @@ def test_switches_show_both_address_spaces(guest: Guest) -> None:
     pid = guest.get("/tmp/pid").decode()
     seen = [each for each in re.findall(SWITCHES, done.stdout) if each[0] == pid]
     assert len(seen) >= 5
-    for _, stack, _, next_stack, table, entry, next_table, next_entry in seen:
+    for _, state, stack, _, next_stack, table, entry, next_table, next_entry in seen:
         assert {int(word, 16) >> 63 for word in (stack, next_stack, table)} == {1}
-        assert int(entry, 16) & 1  # it is present
+        # The entry is present until the process has given its memory back.
+        assert int(entry, 16) & 1 or int(state) & TASK_DEAD
         assert (int(next_table, 16) >> 63, int(next_entry, 16) & 1) in {(1, 1), (0, 0)}
-    # The table is the process's own, and stays the same.
-    assert len({each[4] for each in seen}) == 1
+    assert [int(each[1]) & TASK_DEAD for each in seen] == [0] * (len(seen) - 1) + [TASK_DEAD]
+    # The table is the process's own while it lives, and stays the same.
+    assert len({each[5] for each in seen[:-1]}) == 1
 
 
 def test_who_calls_kill_is_seen_with_the_kernels_stack(guest: Guest) -> None:

@@ -189,6 +189,11 @@ def test_examples_5_and_7_of_the_manual(guest: Guest, run: Runner, tmp_path: Pat
     with observed(guest, run, watched.replace("push dif", "push mem, u32"), tmp_path) as seen:
         seen.await_record()
         result = seen.stop()
+    warning = r"dprobes: warning: of accesses that several of the 2 processors make at once the stub \S+ tells one"
+    assert re.search(warning, result.stderr)
+    assert re.search(
+        "^[0-9,]+ +nr_threads .* at least: of several processors at once one$", result.stderr, re.MULTILINE
+    )
     values = [words_of(record)[0] for record in result.records]
     assert all(abs(later - earlier) == 1 for earlier, later in pairwise(values))
     user = (EXAMPLES / "man-example-7b.rpn").read_text().replace("0x0804040c:0x0804040f", "0x10000000:0x10000003")

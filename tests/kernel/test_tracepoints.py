@@ -55,7 +55,7 @@ def test_tracepoints_of_modules_appear_with_them(guest: Guest) -> None:
     assert before.stderr == "dprobes: error: this kernel has no tracepoint that matches 'vsock:*'\n"
     guest.load_module("vmw_vsock_virtio_transport_common")
     names = guest.dprobes("locate", "tracepoint:vsock:*").stdout.splitlines()
-    assert "tracepoint:vsock:virtio_transport_alloc_pkt" in names
+    assert "tracepoint vsock:virtio_transport_alloc_pkt" in names
     shown = guest.dprobes("locate", names[0]).stdout
     assert "// the record:\npush tp, src_cid" in shown
     text = HEADER + "offset = vsock:virtio_transport_alloc_pkt\nminor = 1\npush tp, src_cid\nlog 1\nexit\n"

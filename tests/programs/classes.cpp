@@ -17,6 +17,15 @@ struct Book : Item {
     int cost() const override;
 };
 
+struct Copy : virtual Item {
+    int number = 4;
+};
+
+int __attribute__((noinline)) number(Copy *copy) {
+    asm volatile("" : : "r"(copy));
+    return copy->number;
+}
+
 int __attribute__((noinline)) Book::cost() const { return price * 2 + pages; }
 
 int __attribute__((noinline)) total(const Item &item, Book *book) { return item.cost() + book->cost(); }
@@ -29,5 +38,6 @@ int main() {
     book.pages = 100;
     std::snprintf(book.title, sizeof book.title, "book");
     std::printf("%d\n", shop::total(book, &book));
-    return 0;
+    shop::Copy copy;
+    return shop::number(&copy) - 4;
 }

@@ -2,9 +2,13 @@
 Put jumps to trampolines over instructions of modules in this very process, then work, and print what came of it.
 
 Arguments: a module's file name, what of it ("functions", or a number of random instructions, and then perhaps "w" for
-windows first), a seed; more of these. LOADED in the environment is a library of ours that takes part in the work.
+windows first), a seed; more of these. LOADED in the environment is a library of ours that takes part in the work; with
+WAITS in it "patched" is said on stderr when the jumps are there, and the work begins when a byte has been read.
 Each trampoline counts its hits and executes what was displaced. Nothing is undone. There is one thread, so that nobody
 else executes what is being written; and its own return addresses are at the end of windows, never inside.
+
+The code is made writable before, so that the kernel inserts no uprobe that somebody wants in the same library: when it
+goes, the kernel puts a byte of the file over the jump there.
 
 The output is that of the work; for each module stderr says how many sites were placed and refused, and how many
 trampolines were hit.
@@ -35,7 +39,7 @@ from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.engines.x86.patches.displaced import displaced
 from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
 from dprobes.target.location import Module
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import growth_of, parse_maps, read_maps
 
 ROOM = 256
 COUNTER_SIZE = 8
@@ -93,11 +97,13 @@ class Patches:
     def __init__(self, name: str, what: str, chooser: random.Random) -> None:
         with mmap.mmap(-1, OWN_GROWTH, prot=mmap.PROT_READ):
             mappings = parse_maps(read_maps(os.getpid()))
-        own = [mapping for mapping in mappings if Path(mapping.path).name == name]
+        own = self._own = [mapping for mapping in mappings if Path(mapping.path).name == name]
         module = Module.load(own[0].path)
         bias = own[0].start - module.elf.load_segments[0].vaddr & -0x1000
         code = ModuleCode.of(module, bias)
-        space = AddressSpace(mappings, own[0].start, own[-1].end, regions_max=REGIONS_MAX)
+        growth = growth_of(os.getpid())
+        self._ranges = code.ranges
+        space = AddressSpace(mappings, own[0].start, own[-1].end, growth=growth, regions_max=REGIONS_MAX)
         sites = sites_of(module, code, what, chooser)
         found = list(Placer(code, space, ROOM).place(sites, windows_first=True if what.endswith("w") else None))
         self.placed = [one for one in found if isinstance(one, Placement)]
@@ -118,6 +124,15 @@ class Patches:
                     libc.munmap(begun, finish - begun)
                 return False
         return True
+
+    def keep_uprobes_away(self, libc: ctypes.CDLL, memory: int) -> None:
+        """Have the code as it is in the file, without the uprobes that are in it, and let no new ones come."""
+        for mapping in self._own:
+            if mapping.executable and libc.mprotect(mapping.start, mapping.end - mapping.start, 7):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        for code in self._ranges:
+            if os.pread(memory, len(code.original), code.start) != code.original:
+                os.pwrite(memory, code.original, code.start)
 
     def write(self, memory: int) -> None:
         """Write the trampolines, and the jumps to them."""
@@ -171,6 +186,7 @@ def main() -> None:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     all_patches = []
     for name, what, seed in wanted:
         patches = Patches(name, what, random.Random(seed))
@@ -179,7 +195,12 @@ def main() -> None:
         all_patches.append(patches)
     memory = os.open("/proc/self/mem", os.O_RDWR)
     for patches in all_patches:
+        patches.keep_uprobes_away(libc, memory)
+    for patches in all_patches:
         patches.write(memory)
+    if "WAITS" in os.environ:
+        os.write(2, b"patched\n")
+        os.read(0, 1)
     work(library)
     sys.stdout.flush()
     counts = [(len(patches.placed) + patches.shared, patches.refused, patches.hit(memory)) for patches in all_patches]

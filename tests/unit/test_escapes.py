@@ -4,7 +4,7 @@ import pytest
 
 from dprobes.engines.interface import Notice
 from dprobes.errors import InternalError, SourceError, TargetError
-from dprobes.escapes import escaped, escaped_lines, json_text, replaced
+from dprobes.escapes import cut_text, escaped, escaped_lines, json_text, replaced
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,18 @@ def test_what_disturbs_lines_and_terminals_is_escaped_once(text: str, shown: str
 def test_lines_of_ours_stay_lines() -> None:
     assert escaped_lines("a\n\tb\x1b\r") == "a\n\tb\\x1b\\r"
     assert escaped("a b", blanks=True) == "a\\x20b"
+
+
+@pytest.mark.parametrize("text", ["abcdefgh", "aäößü", "a€b€c", "😀😀x"])
+def test_a_text_is_cut_between_characters(text: str) -> None:
+    data = text.encode("utf-8", "surrogateescape")
+    for size in range(1, len(data)):
+        kept = cut_text(data, size)
+        assert kept.endswith("…".encode())
+        beginning = kept.removesuffix("…".encode())
+        assert data.startswith(beginning)
+        whole = [text[:n].encode("utf-8", "surrogateescape") for n in range(len(text) + 1)]
+        assert beginning == max((each for each in whole if len(each) <= size), key=len)
 
 
 def test_json_says_the_same_and_prints_nothing_odd() -> None:

@@ -130,6 +130,7 @@ class ProgramBuilder:
         name: str,
         *,
         modtype: Literal["user", "kernel", "kmod", "tracepoint"] = "user",
+        wordsize: Literal[4, 8] | None = None,
         major: int | None = None,
         id: int | None = None,  # noqa: A002 - the language's word
         vars: int | None = None,  # noqa: A002
@@ -155,6 +156,7 @@ class ProgramBuilder:
             self._header.add(f"table = {each}")
         self._header.header(
             modtype=None if modtype == "user" else modtype,
+            wordsize=wordsize,
             major=major,
             id=id,
             vars=vars,

@@ -22,7 +22,7 @@ from dprobes.errors import EngineError
 from dprobes.formatters.datareader import ProgramDataReader
 from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.codec import decode_record
-from dprobes.record.layout import Item
+from dprobes.record.layout import ABOUT_RECORDS, Item
 from dprobes.record.origin import RecordSource
 from dprobes.rpn.joined import joined_program
 from dprobes.target.location import FileSymbols
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL_ITEMS", "ProbeSession"]
 
-ALL_ITEMS = sum(Item, Item(0)) & ~(Item.WIDE | Item.STACK_TRACE)
+ALL_ITEMS = sum(Item, Item(0)) & ~ABOUT_RECORDS
 """All header items that a record can carry."""
 
 _GLOBALS_MAX = 65536

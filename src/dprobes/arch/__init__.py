@@ -18,6 +18,7 @@ __all__ = [
     "architecture",
     "go_architecture",
     "host_architecture",
+    "is_of_system",
 ]
 
 ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64", "aarch64", "riscv64")
@@ -48,6 +49,12 @@ def architecture(name: str) -> Architecture:
 
             return riscv.RISCV64
     raise KeyError(name)
+
+
+def is_of_system(register: str) -> bool:
+    """Return whether a name is that of a control or debug register or the like, which holds bits or an address."""
+    found = architecture("x86_64").register(register)
+    return found is not None and found.kind is RegisterClass.SYSTEM
 
 
 def go_architecture() -> Architecture:

@@ -31,6 +31,7 @@ __all__ = [
     "PROBE_MAX",
     "REMOVED_BY",
     "SAMPLE_SIZE",
+    "SCOPE_VALUE",
     "SNAPSHOT",
     "SNAPSHOT_REGISTERS",
     "SNAPSHOT_STACK_MAX",
@@ -44,6 +45,7 @@ __all__ = [
     "MapName",
     "ProbeField",
     "ProbeLoad",
+    "ScopeField",
     "Status",
     "SwitchOver",
     "awaiting_key",
@@ -137,7 +139,12 @@ class MapName(Enum):
     UNSEEN_RETURNS = "unseen_returns"
     """A 64-bit word for each entry of the probe table: how many calls' return the kernel had no room to await."""
     SCOPE = "scope"
-    """A hash of the processes in scope: u32 process id (of the initial namespace) to u32."""
+    """A hash of the processes in scope: u32 process id (of the initial namespace) to ``ScopeField`` values."""
+    ENDING = "ending"
+    """
+    A hash of the threads that have come to ``sched_process_exit``: those of THREAD_VARIABLES to the addresses of their
+    ``task_struct``, until ``sched_process_free`` or until another thread has the number.
+    """
     MAPPERS = "mappers"
     """A hash of the processes that map a watched module: u32 process id to u64 load bias."""
     BIASES = "biases"
@@ -169,6 +176,25 @@ class MapName(Enum):
         member._name_, member._value_ = f"TABLE_{number}", value
         # Should two threads come here at once, both get the same one.
         return cls._value2member_map_.setdefault(value, member)  # type: ignore[return-value]
+
+
+class ScopeField(IntEnum):
+    """
+    Give the offsets of the fields of a value in SCOPE.
+
+    ::
+
+         0 u64 identity    the address of the process's ``signal_struct``, once a thread has come to its end
+         8 i32 ending      threads that have come to ``sched_process_exit``, but not to ``sched_process_free``
+        12 u32 has_ended   not 0: no thread is left that has not come to its end, and ``Status.ALIVE`` counts without it
+    """
+
+    IDENTITY = 0
+    ENDING = 8
+    HAS_ENDED = 12
+
+
+SCOPE_VALUE = struct.Struct("=QiI")
 
 
 class ProbeField(IntEnum):
@@ -281,7 +307,7 @@ class Status(IntEnum):
     ::
 
          0 u64 waiting     the reader sleeps until it is woken; a handler that sees 1 here takes it back and wakes it
-         8 u64 alive       how many processes are in SCOPE
+         8 u64 alive       how many processes in SCOPE have not ended
         16 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
         24 u64 unseen      SIGNAL entries for which the ring had no room
         32 u64 late        processes that ran on before their watchpoints were attached

@@ -32,6 +32,8 @@ _NUMBER = lazy_pattern(
 )
 _UNITS = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 _SUFFIX = lazy_pattern(r"(?i:u|l|ul|ll|ull)\Z")
+_DIGITS_MAX = 24
+"""Of a number of 64 bits, octal ones included."""
 _EXPONENT_MAX = 18
 
 
@@ -202,6 +204,8 @@ class ExpressionParser:
         if match["hex"]:
             return int(match["hex"].replace("_", ""), 16)
         digits = match["digits"].replace("_", "")
+        if len(digits.lstrip("0")) > _DIGITS_MAX:
+            raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
         if len(digits) > 1 and digits[0] == "0" and digits.isdigit() and not set(digits) & {"8", "9"}:
             value = int(digits, 8)
         else:

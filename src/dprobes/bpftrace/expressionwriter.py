@@ -27,6 +27,7 @@ _CAPTURED = _SAME | {"elapsed", "pc", "sp", "retval", "watched", "line", "comm",
 """Names that every probe has, whatever the parameters of its function are called."""
 
 _ARGUMENT = lazy_pattern(r"arg([0-9]+)")
+_DIGITS_MAX = 24
 _ARGUMENTS_MAX, _USDT_ARGUMENTS_MAX = 6, 12
 _NTOP_MAX = 2
 _ABSENT_NAMES = {
@@ -198,7 +199,7 @@ class ExpressionWriter:
         if name in _SAME or name in self._constants:
             return Value(name)
         match = _ARGUMENT.fullmatch(name)
-        if match is not None and int(match[1]) < self._arguments_max:
+        if match is not None and len(match[1]) < _DIGITS_MAX and int(match[1]) < self._arguments_max:
             return Value(name)
         match name:
             case "comm":

@@ -36,6 +36,7 @@ _ABSENT = {
 _HINTS = {
     "rawtracepoint": "write tracepoint:SUBSYSTEM:NAME",
 }
+_DIGITS_MAX = 20
 _SYSTEM_CALL = lazy_pattern(r"sys_(enter|exit)_(.+)")
 _CALLS = {
     "newstat": "stat", "newlstat": "lstat", "newfstat": "fstat", "newuname": "uname", "sendfile64": "sendfile",
@@ -135,7 +136,7 @@ class _Places:
                 yield from self._system_calls(name)
             case "tracepoint", [subsystem, name]:
                 yield from self._tracepoints(subsystem, name)
-            case "profile", [unit, number] if number.isdigit() and int(number):
+            case "profile", [unit, number] if number.isdigit() and len(number) < _DIGITS_MAX and int(number):
                 yield from self._sampler(unit, int(number))
             case "watchpoint", [address, size, access]:
                 yield from self._watchpoint(address, size, access)

@@ -22,6 +22,15 @@ _CONVERSION = lazy_pattern(
 )
 _NUMBERS = "diuxXocp"
 _JOINED_MAX = 6
+_WIDTH_MAX = 4095
+"""The largest width and precision that DProbes C takes."""
+
+
+def _number(digits: str) -> int:
+    """Return a width or precision; one of many digits is a number that is too large."""
+    return (
+        int(digits[-len(str(_WIDTH_MAX)) :] or 0) if not digits[: -len(str(_WIDTH_MAX))].strip("0") else _WIDTH_MAX + 1
+    )
 
 
 class PrintWriter:
@@ -45,6 +54,10 @@ class PrintWriter:
             position = match.end()
             if match["percent"]:
                 self._format += "%%"
+            elif max(_number(match["width"]), _number(match["precision"][1:])) > _WIDTH_MAX:
+                message = f"a width or precision is at most {_WIDTH_MAX}: '{match.group()}'"
+                self._values.wrong(call.span, message)
+                return None
             elif arguments:
                 self._format += self._converted(match, arguments.pop(0))
             else:

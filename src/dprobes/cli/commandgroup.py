@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 __all__ = ["VERBS", "command_group", "command_of"]
+
+_OF_OTHER_TOOLS = {
+    "trace": "run", "record": "run", "probe": "run", "attach": "run", "exec": "run", "start": "run", "add": "insert",
+    "load": "insert", "ls": "list", "functions": "list", "delete": "remove", "detach": "remove", "report": "log",
+    "dump": "log", "stat": "run", "status": "query", "info": "query", "ps": "query", "compile": "build",
+    "top": "run --top",
+    "strace": "run", "ltrace": "run", "bpftrace": "run", "uninstall": "remove", "kill": "stop", "symbols": "list",
+    "disassemble": "locate", "vars": "getvars",
+}  # fmt: skip
+"""Verbs that people know from perf, bpftrace, GDB and others, and the one that does the same here."""
 
 VERBS = {
     "run": "Run a probe program on a command or a process.",
@@ -75,10 +86,20 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] == "help" and not ctx.resilient_parsing:
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [args[1], "--help"]
         if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from dprobes.diagnostics import did_you_mean
 
-            hint = did_you_mean(args[0], VERBS)
+            known = _OF_OTHER_TOOLS.get(args[0])
+            hint = f"did you mean '{known}'?" if known is not None else did_you_mean(args[0], VERBS)
+            if hint is None and ("{" in args[0] or ":" in args[0]):
+                hint = "the text of a program is given with -e: dprobes run -e 'TEXT'"
+            elif hint is None and _is_program(args[0]):
+                hint = f"a program is run by 'dprobes run {args[0]}'"
             raise click.UsageError(f"there is no verb '{args[0]}'" + (f"; {hint}" if hint else ""))
         return super().resolve_command(ctx, args)
 
@@ -91,6 +112,13 @@ class _Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _is_program(word: str) -> bool:
+    """Return whether a word is the file of a program, or an example of ours."""
+    from dprobes.cli.shippedexamples import find_example
+
+    return Path(word).is_file() or find_example(word) is not None
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -298,12 +298,12 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
 def known_modules(pid: int | None) -> Iterator[str]:
     """Return the names of modules that a process maps, or any one, and of libraries; some come twice."""
     from dprobes.target.ldcache import read_ld_cache
-    from dprobes.target.processmaps import executable_mappings, read_maps
+    from dprobes.target.processmaps import code_mappings
 
     pids = [str(pid)] if pid is not None else [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
     for name in pids:
         with contextlib.suppress(Exception):  # it has ended, or is another user's
-            yield from (Path(each.path).name for each in executable_mappings(read_maps(int(name))) if "/" in each.path)
+            yield from (Path(each.path).name for each in code_mappings(int(name))[0] if "/" in each.path)
     if pid is None:
         yield from (library.name for library in read_ld_cache())
 
@@ -344,6 +344,7 @@ _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "user": _users,
     "cgroup": _cgroups,
     "place": _places,
+    "list what": _places,
     "targets": _targets,
     "target": _targets,
     "log-target remove target": _targets_there,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Scope
     from dprobes.engines.options import EngineOptions
 
-__all__ = ["check_scope", "note_engine", "note_running_cpus", "note_uprobe_holders"]
+__all__ = ["check_scope", "note_engine", "note_process", "note_running_cpus", "note_uprobe_holders"]
 
 
 def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, Scope]:
@@ -42,6 +42,12 @@ def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
     """Say why an engine was taken, if a user wants to know and has not asked for it."""
     if reason is not None and verbose:
         console.note(f"engine {name}: {reason}")
+
+
+def note_process(asked: Scope, scope: Scope) -> None:
+    """Name the process that is probed where ``asked`` has the number of another thread."""
+    if asked.pid != scope.pid:
+        console.note(f"{asked.pid} is a thread of process {scope.pid}, which is probed as a whole")
 
 
 def note_uprobe_holders() -> None:

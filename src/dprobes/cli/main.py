@@ -7,27 +7,32 @@ simplest ones, which are those that are to start quickly (``shortline``).
 
 from __future__ import annotations
 
-import contextlib
-import io
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from dprobes.cli import COMPLETE_VARIABLE, console
 from dprobes.escapes import escaped
+from dprobes.standardfiles import give_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import click
 
-    from dprobes.cli.runs.headstarts import HeadStart
     from dprobes.cli.runs.runoptions import RunOptions
 
-__all__ = ["buffer_standard_files", "run"]
+__all__ = ["run"]
+
+_WRITERS = ("dprobes.cli.output.textoutput", "dprobes.standardfiles")
+"""The modules in which results are written."""
 
 _INTERRUPTED = 130
 """What shells return for a command that SIGINT has ended."""
+
+_NO_THREAD = "can't start new thread"
+"""Python's words where the stack of a thread finds no room."""
 
 
 def _open_standard_files() -> None:
@@ -40,20 +45,6 @@ def _open_standard_files() -> None:
     # Python leaves out the objects of descriptors that were missing when it started.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as we
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-
-
-def buffer_standard_files() -> None:
-    """
-    Have all be written that is printed, also with PYTHONUNBUFFERED.
-
-    Without a buffer Python forgets what a write leaves over that a signal has interrupted; with one it goes on. Only
-    for who owns the process: the files that it has had are closed with the new ones.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.RawIOBase):
-            whole = io.BufferedWriter(stream.buffer)
-            setattr(sys, name, io.TextIOWrapper(whole, stream.encoding, stream.errors, line_buffering=True))
 
 
 def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
@@ -73,8 +64,8 @@ def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
     return translated.arguments, True
 
 
-def run(arguments: Sequence[str], head_start: HeadStart | None = None) -> int:
-    """Carry out a command line, which may have a head start, and return the exit status."""
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command line and return the exit status."""
     from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
@@ -82,7 +73,7 @@ def run(arguments: Sequence[str], head_start: HeadStart | None = None) -> int:
     try:
         if arguments and arguments[0].startswith("-"):
             arguments, is_translated = _ours(arguments)
-        result = _carry_out(arguments, head_start)
+        result = _carry_out(arguments)
     except SourceError as error:
         console.write(error.message)
         _show_translation(arguments, is_shown=is_translated)
@@ -99,23 +90,36 @@ def run(arguments: Sequence[str], head_start: HeadStart | None = None) -> int:
         if error.filename is not None:
             console.error(f"'{os.fsdecode(error.filename)}': {reason_of(error)}")
             return 1
+        if error.errno == errno.ENOMEM:
+            console.error("there is not enough memory", "ulimit -v says how much there may be")
+            return 1
         if not _is_of_output(error):
             console.error(reason_of(error), "dprobes doctor says what this machine allows")
             return 1
-        # Python would complain again at exit.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up(sys.stdout)  # Python would complain again at exit
         if not isinstance(error, BrokenPipeError):
             console.error(f"standard output: {reason_of(error)}")
         return 1
     except Exception as error:
+        if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+            console.error("there is not enough memory", "ulimit -v says how much there may be")
+            return 1
         if (status := _status_of_usage(error)) is None:
             raise
         return status
     return result if isinstance(result, int) else 0
 
 
-def _carry_out(arguments: Sequence[str], head_start: HeadStart | None) -> object:
+_OPTIONS_OF_OTHERS = {
+    "-f": "--format", "--json": "--format json", "-d": "--duration", "--timeout": "--duration", "-t": "--duration",
+    "-F": "--format", "-n": "--no-follow", "-u": "--uid", "-o": "--output", "-I": "--include", "--args": "-c",
+    "--command": "-c", "--unsafe": "--allow-write", "--process": "-p", "-E": "-e",
+    "--text": "-e", "--event": "-e",
+}  # fmt: skip
+"""Options of bpftrace, perf, strace and others, and those of our verbs that do the same."""
+
+
+def _carry_out(arguments: Sequence[str]) -> object:
     if COMPLETE_VARIABLE in os.environ:
         from dprobes.cli.completions import register
 
@@ -124,17 +128,17 @@ def _carry_out(arguments: Sequence[str], head_start: HeadStart | None) -> object
         from dprobes.cli.runs.shortline import options_of
 
         if (options := options_of(arguments)) is not None:
-            return _run_text(options, head_start)
+            return _run_text(options)
     from dprobes.cli.commandgroup import command_group
 
-    return command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False, obj=head_start)
+    return command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
 
 
-def _run_text(options: RunOptions, head_start: HeadStart | None) -> int:
+def _run_text(options: RunOptions) -> int:
     from dprobes.cli.runs.programrun import carry_out
 
     try:
-        return carry_out(options, head_start)
+        return carry_out(options)
     except (EOFError, KeyboardInterrupt):
         console.write("")  # as click does: the terminal has shown ^C
         return _INTERRUPTED
@@ -174,15 +178,27 @@ def _show_usage_error(error: click.UsageError) -> None:
     if error.ctx is not None:
         usage, path = error.ctx.get_usage(), error.ctx.command_path
         console.write(f"{usage}\nTry '{path} --help' for help.\n")
-    console.write(f"Error: {escaped(error.format_message())}")
+    import click
+
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption) and (ours := _option_hint(error)) is not None:
+        message = f"{message.partition(' (Did you mean')[0].partition(' Did you mean')[0]} Did you mean {ours}?"
+    console.write(f"Error: {escaped(message)}")
+
+
+def _option_hint(error: click.NoSuchOption) -> str | None:
+    """Return the option of a verb that does what an option of other tools does; None of others."""
+    ours = _OPTIONS_OF_OTHERS.get(error.option_name)
+    known = {name for each in (error.ctx.command.params if error.ctx is not None else ()) for name in each.opts}
+    return ours if ours is not None and ours.split()[0] in known else None
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Return whether an error is one of writing results, as click and ``textoutput`` do, or of a pipe nobody reads."""
+    """Return whether an error is one of writing results, as click and modules of ours do, or of a pipe nobody reads."""
     if isinstance(error, BrokenPipeError):
         return True
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
     module: str = "" if innermost is None else innermost.tb_frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] == "click" or module == "dprobes.cli.output.textoutput"
+    return module.partition(".")[0] == "click" or module in _WRITERS

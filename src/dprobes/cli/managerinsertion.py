@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.cli import console
-from dprobes.cli.enginechoice import check_scope, note_engine, note_uprobe_holders
+from dprobes.cli.enginechoice import check_scope, note_engine, note_process, note_uprobe_holders
 from dprobes.cli.engineoptions import engine_option, verbose_option
 from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
@@ -27,6 +27,7 @@ from dprobes.engines.launchedcommand import LaunchedCommand
 from dprobes.engines.options import EngineOptions
 from dprobes.engines.registry import engine_row
 from dprobes.record.layout import Item
+from dprobes.resolve.probepoints import NEVER_RETURNS
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Inser
         if Path(scope.endpoint).exists():  # the manager's current directory is another one
             scope = replace(scope, endpoint=str(Path(scope.endpoint).absolute()))
     # The manager knows which processes of dprobes are to be left alone.
-    return insertion(engine, scope, known, allow_self=True)
+    where = insertion(engine, scope, known, allow_self=True)
+    note_process(scope, where.scope)
+    return where
 
 
 def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
@@ -183,7 +186,9 @@ def _report(result: results.Insertion, *, as_json: bool, verbose: bool, program:
             console.warning(probe.state.line(probe.detail, f"at {probe.where}"))
     if any(probe.state is ProbeState.CONFLICT for probe in probes):
         note_uprobe_holders()
-    waits = inserted.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)
+    waits = inserted.not_resolved or any(
+        probe.state is ProbeState.COMPILED and probe.detail != NEVER_RETURNS for probe in probes
+    )
     text = f"inserted '{inserted.name}': {active} of {len(probes)} probepoints active"
     if not probes or (waits and not active):
         text = f"inserted '{inserted.name}': it waits for the module '{inserted.module}'"

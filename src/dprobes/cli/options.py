@@ -14,7 +14,7 @@ from dprobes.engines.overhead import DEFAULT_OVERHEAD, overhead_of
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "PROCESS_ID",
@@ -77,8 +77,16 @@ PROGRAM = _Program()
 
 
 def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds ``-e`` to a command whose program may be a text; ``program_of`` reads it."""
-    return click.option("-e", "text", metavar="TEXT", help=f"{purpose} this program in DProbes C instead of a file.")
+    """Return what adds ``-e`` to a command whose program may be a text, in several parts; ``program_of`` reads it."""
+    return click.option(
+        "-e", "text", metavar="TEXT", multiple=True, callback=lambda _context, _option, parts: joined_text(parts),
+        help=f"{purpose} this program in DProbes C instead of a file; several are the parts of one program.",
+    )  # fmt: skip
+
+
+def joined_text(parts: Sequence[str]) -> str | None:
+    """Return what all ``-e`` say as one program, each on lines of its own; None if there is none."""
+    return "\n".join(parts) if parts else None
 
 
 def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,7 +269,10 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--interval.",
             ),
             click.option(
-                "--duration", type=_DURATION, metavar="TIME", help="End the run after this time, such as 10s or 2m."
+                "--duration",
+                type=_DURATION,
+                metavar="TIME",
+                help="End the run after this time, such as 10s or 2m, and ask its command to end.",
             ),
         )
     ):

@@ -188,9 +188,21 @@ def _find_verb(words: Sequence[str]) -> tuple[int, tuple[str, ...]]:
     raise OriginalLineError(_unknown(words[0], "dprobes", long_names))
 
 
+_OF_VERBS = {
+    "-e": "dprobes run -e 'TEXT'",
+    "-p": "dprobes run FILE -p PID",
+    "--pid": "dprobes run FILE -p PID",
+    "-c": 'dprobes run FILE -c "COMMAND"',
+    "-l": "dprobes list MODULE:PATTERN",
+}
+"""Options of other tools, and of our verbs, that stand where a verb is expected."""
+
+
 def _unknown(name: str, context: str, known: Sequence[str]) -> str:
     what = f"{context} has no option '{name}'" if name.startswith("-") else f"{context}: unexpected word '{name}'"
     hint = did_you_mean(name, known) if name.startswith("-") else None
+    if context == "dprobes" and (ours := _OF_VERBS.get(name)) is not None:
+        hint = f"a verb stands first: {ours}"
     return what + (f"; {hint}" if hint else "")
 
 

@@ -108,7 +108,8 @@ def _program_of(pid: int) -> str:
     link = Path(f"/proc/{pid}/exe")
     try:
         path = link.readlink()
-        return str(path) if path.exists() and path.samefile(link) else path.name
+        # The kernel says of a file that is not there any more that it is deleted.
+        return str(path) if path.exists() and path.samefile(link) else path.name.removesuffix(" (deleted)")
     except OSError:
         return ""
 

@@ -46,11 +46,12 @@ def find_example(name: str) -> Path | None:
 
 
 def example_templates(path: Path) -> Path | None:
-    """Return the directory of templates of the examples in RPN if ``path`` is one of their files."""
+    """Return the directory of templates of the examples in RPN if ``path`` is one of them that has some."""
     directory = example_directory()
     if directory is None or path.parent != directory or path.suffix != ".rpn":
         return None
-    return directory / _TEMPLATES
+    templates = directory / _TEMPLATES
+    return templates if (templates / f"{path.stem}.fmt").is_file() else None
 
 
 def all_examples() -> Iterator[Example]:

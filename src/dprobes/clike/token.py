@@ -53,6 +53,10 @@ class Token:
         return self.text if self.kind is TokenKind.END else f"'{self.text}'"
 
 
+_OTHER_QUOTES = lazy_pattern(
+    r"""['\u2018](?P<single>[^'\u2019"\n]*)['\u2019]|[\u201c\u201d](?P<text>[^\u201c\u201d"\n]*)[\u201c\u201d]"""
+)
+"""A text in single or typographic quotes."""
 _BLANK = lazy_pattern(r"\s*")
 _KINDS = {kind.value: kind for kind in TokenKind}
 
@@ -122,8 +126,18 @@ class TextTokens:
             if match is not None:
                 self._position = match.end()
                 return Token(_KINDS[match.lastgroup or ""], match.group(), match.start(), match.end())
+            if (quoted := _OTHER_QUOTES.match(text, self._position)) is not None:
+                return self._string_in_other_quotes(quoted)
             self._report(text[self._position])
             self._position += 1
+
+    def _string_in_other_quotes(self, match: re.Match[str]) -> Token:
+        """Report a text in quotes of another kind, and return it as the string that is meant."""
+        self._position = match.end()
+        string = f'"{match["single"] or match["text"] or ""}"'
+        span = self._span_of(match.start(), match.end())
+        self._diagnostics.error(span, "a text stands in double quotes", hint=f"write {string}")
+        return Token(TokenKind.STRING, string, match.start(), match.end())
 
     def _report(self, character: str) -> None:
         span = self._span_of(self._position, self._position + 1)
@@ -133,4 +147,5 @@ class TextTokens:
             self._position = end if end >= 0 else len(self.text)
         else:
             shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
-            self._diagnostics.error(span, f"unexpected character {shown}")
+            hint = "a comment begins with //" if character == "#" else None
+            self._diagnostics.error(span, f"unexpected character {shown}", hint=hint)

@@ -14,7 +14,7 @@ from dprobes.dpc.emitters.programemitter import KERNEL_KINDS, ProgramEmitter, jm
 from dprobes.dpc.modules.debugplaces import DebugPlaces, with_instructions
 from dprobes.dpc.modules.probedmodules import ProbedModules
 from dprobes.dpc.syntax.parser import parse
-from dprobes.dpc.syntax.programtree import ToolBlock
+from dprobes.dpc.syntax.programtree import PointKind, ToolBlock
 from dprobes.dpc.typedtree.logpaths import find_log_paths
 from dprobes.dpc.typedtree.typedprogram import TypedProbe
 from dprobes.dpc.typedtree.typedstatement import Steps
@@ -24,7 +24,7 @@ from dprobes.errors import SourceError
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dprobes.dpc.emitters.programemitter import Compilation
     from dprobes.dpc.modules.debugplaces import PlaceFinder
@@ -77,6 +77,34 @@ def compile_text(
     word_size = _word_size(program, module, word_size_of, diagnostics)
     modules = ProbedModules(program, module, module_of)
     typer = ProgramTyper(program, word_size, diagnostics, modules, allow_write=allow_write, tell=tell_type)
+    functions, probes, blocks = _typed(program, typer, diagnostics)
+    tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
+    note("typed", [*functions, *probes, *blocks])
+    if diagnostics.has_errors:
+        raise SourceError(tuple(diagnostics), _outline(program, typer, word_size, module) if is_understood else ())
+    emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
+    compilations: list[Compilation] = []
+    with _limited(_span_of(program.parts[0]), diagnostics) if program.parts else nullcontext():
+        compilations = emitter.compilations()
+    diagnostics.raise_if_errors()
+    if all(made.is_in_kernel for made in compilations):
+        return CompiledText(compilations, tool)
+    # Programs of 32 bits have half of a variable that those of 64 bits have, and carry nothing to the other half.
+    other = {} if typer.shares_words else _sources_for(12 - word_size, program, module, allow_write=allow_write)
+    return CompiledText(
+        [
+            made
+            if made.is_in_kernel or other.get(made.module) == (made.source, made.templates)
+            else made.for_words_of(word_size)
+            for made in compilations
+        ],
+        tool,
+    )
+
+
+def _typed(
+    program: ProgramTree, typer: ProgramTyper, diagnostics: Diagnostics
+) -> tuple[list[TypedFunction], list[TypedProbe], list[TypedBlock]]:
     names: list[Declaration | Function] = [*program.declarations, *program.functions]
     for declared in names:
         with _limited(declared.span, diagnostics):
@@ -94,16 +122,29 @@ def compile_text(
             else:
                 probes += typer.probes(part)
     typer.tables.check()
-    tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
-    note("typed", [*functions, *probes, *blocks])
+    return functions, probes, blocks
+
+
+def _sources_for(
+    word_size: int, program: ProgramTree, module: str, *, allow_write: bool
+) -> dict[str, tuple[str, Mapping[int, str]]]:
+    """
+    Return the RPN sources and templates by module that a program is compiled to for words of another size.
+
+    Those that come out the same are right for both sizes. Debug information of a file is of one size, and not looked at
+    here: what depends on it comes out otherwise. Return nothing if the program cannot be compiled so.
+    """
+    diagnostics, emitted = Diagnostics(), Diagnostics()
+    undescribed = ProbedModules(program, module, lambda _name: None)
+    typer = ProgramTyper(program, word_size, diagnostics, undescribed, allow_write=allow_write)
+    functions, probes, _ = _typed(program, typer, diagnostics)
     if diagnostics.has_errors:
-        raise SourceError(tuple(diagnostics), _outline(program, typer, word_size, module) if is_understood else ())
-    emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
-    compilations: list[Compilation] = []
-    with _limited(_span_of(program.parts[0]), diagnostics) if program.parts else nullcontext():
-        compilations = emitter.compilations()
-    diagnostics.raise_if_errors()
-    return CompiledText(compilations, tool)
+        return {}
+    emitter = ProgramEmitter(program, typer, functions, probes, word_size, emitted, module)
+    made: list[Compilation] = []
+    with _limited(_span_of(program.parts[0]), emitted) if program.parts else nullcontext():
+        made = emitter.compilations()
+    return {} if emitted.has_errors else {each.module: (each.source, each.templates) for each in made}
 
 
 def _span_of(part: Probe | ToolBlock) -> Span:
@@ -157,7 +198,8 @@ def _word_size(program: ProgramTree, module: str, word_size_of: Callable[[str], 
     sizes: dict[int, tuple[str, Span]] = {}
     for probe in program.probes:
         for point in probe.points:
-            name = point.module or program.module or module
+            is_anywhere = point.kind is PointKind.SAMPLE  # without a module of its own
+            name = point.module or program.module or ("" if is_anywhere else module)
             if name and point.kind not in KERNEL_KINDS:
                 sizes.setdefault(word_size_of(name), (name, point.span))
     if len(sizes) > 1:

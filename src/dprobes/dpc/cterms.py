@@ -59,6 +59,7 @@ _WORDS = (
     (r"; give it a smaller 'room ='", ""),
     # header statements
     (r"the program has no '(group|type)def ='", r"no probe has a '\1'"),
+    (r"write name = (\"[^\"]*/[^\"]*\")", r"write \1: before the place"),
     (r"name = (\"[^\"]+\")", r"'kmod \1:' before the place"),
     (r"'address = ([^']+)' and 'watchpoint = w' \(or rw\)", r"'watch w \1' (or rw)"),
     (r"'address = ([A-Za-z_]\w*)(?: \+ (0x\w+))?(?: : \1(?: \+ (0x\w+))?)?'", _watched),
@@ -70,6 +71,7 @@ _WORDS = (
     (r"'offset = usdt:([^']+)'", r"'usdt MODULE:\1'"),
     (r"'offset = SUBSYSTEM:NAME' or 'offset = syscall:NAME'", "'tracepoint SUBSYSTEM:NAME' or 'syscall NAME'"),
     (r"'offset = ([^']+)'", r"'\1'"),
+    (r"\boffset = (\"(?:[^\"\\]|\\.)*\"|0x[0-9a-f]+)", r"\1"),
     (r"'offset ='", "a place"),
     (r"'return = yes'", "'return'"),
     (r"'sampler ='", "'sample'"),

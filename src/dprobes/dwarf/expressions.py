@@ -228,7 +228,9 @@ class _Machine:
                 self._entry_value(self._block(self._unsigned()))
             case 0xA0 | 0xF2:  # implicit_pointer
                 raise _NotThere("a pointer to what was optimized out")
-            case 0xFA | 0x99 | 0x98:  # GNU_parameter_ref, call_ref, call4
+            case 0xFA:  # GNU_parameter_ref
+                raise _NotThere("known only in the caller")
+            case 0x99 | 0x98:  # call_ref, call4
                 raise _NotThere("optimized out")
             case 0x9B | 0xE0:  # form_tls_address, GNU_push_tls_address
                 raise _NotThere("thread-local: each thread has its own")

@@ -64,6 +64,7 @@ class At:
     HIGH_PC: Final = 0x12
     LANGUAGE: Final = 0x13
     COMP_DIR: Final = 0x1B
+    IMPORT: Final = 0x18
     CONST_VALUE: Final = 0x1C
     INLINE: Final = 0x20
     LOWER_BOUND: Final = 0x22
@@ -72,6 +73,7 @@ class At:
     BYTE_STRIDE: Final = 0x51
     ABSTRACT_ORIGIN: Final = 0x31
     ARTIFICIAL: Final = 0x34
+    CALLING_CONVENTION: Final = 0x36
     COUNT: Final = 0x37
     DATA_MEMBER_LOCATION: Final = 0x38
     DECL_COLUMN: Final = 0x39
@@ -83,6 +85,8 @@ class At:
     FRAME_BASE: Final = 0x40
     SPECIFICATION: Final = 0x47
     TYPE: Final = 0x49
+    VARIABLE_PARAMETER: Final = 0x4B
+    VIRTUALITY: Final = 0x4C
     ENTRY_PC: Final = 0x52
     RANGES: Final = 0x55
     CALL_COLUMN: Final = 0x57
@@ -90,12 +94,15 @@ class At:
     CALL_LINE: Final = 0x59
     SIGNATURE: Final = 0x69
     DATA_BIT_OFFSET: Final = 0x6B
+    ENUM_CLASS: Final = 0x6D
     LINKAGE_NAME: Final = 0x6E
     STR_OFFSETS_BASE: Final = 0x72
     ADDR_BASE: Final = 0x73
     RNGLISTS_BASE: Final = 0x74
     DWO_NAME: Final = 0x76
     ALIGNMENT: Final = 0x88
+    EXPORT_SYMBOLS: Final = 0x89
+    DELETED: Final = 0x8A
     LOCLISTS_BASE: Final = 0x8C
     MIPS_LINKAGE_NAME: Final = 0x2007
     GNU_DWO_NAME: Final = 0x2130

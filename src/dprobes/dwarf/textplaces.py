@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from dprobes.dwarf.sections import SectionBytes
     from dprobes.dwarf.units import Unit
 
-__all__ = ["places_in", "units_with"]
+__all__ = ["places_in", "strings_with", "units_with"]
 
 _STRINGS_MAX = 256
 """Strings of a file that are looked for as one; linkers write none twice."""
 _TAILS_MAX = 1 << 16
 _PLACES_MAX = 1 << 16
 """Places of a name that are looked at in one section."""
+
+_TEXT_MAX = 1 << 14
+"""Bytes of a text that is compared with another one."""
 
 _TEXT_FORMS = frozenset((Form.STRP, Form.STRP_SUP, Form.GNU_STRP_ALT))
 _CHECKED = 16
@@ -56,7 +59,7 @@ def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
     """Return where the bytes of one unit of a file may refer to a name; None if its bytes do not say."""
     if _has_indexed_texts(unit):
         return None
-    own, strings = file.section(".debug_info"), [file.section(".debug_str")]
+    own, strings = unit.section, [file.section(".debug_str")]
     if file.has_alternate:
         strings.append(file.alternate.section(".debug_str"))
     needles = [raw + b"\0"]
@@ -64,6 +67,21 @@ def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
         needles += (_packed(file, offset) for offset in (whole or tails))
     part = own._replace(start=own.start + unit.offset, end=own.start + unit.end)
     return sorted({unit.offset + place for needle in needles for place in _places(part, needle)})
+
+
+def strings_with(file: DebugFile, beginning: bytes) -> set[bytes]:
+    """Return the strings of debug information that begin with some bytes, and ends of strings that do."""
+    sections = [file.section(".debug_str"), file.section(".debug_info"), file.section(".debug_types")]
+    if file.has_alternate:
+        sections.append(file.alternate.section(".debug_str"))
+    found = set()
+    for section in sections:
+        for place in _places(section, beginning):
+            start = section.start + place
+            end = section.data.find(b"\0", start, min(section.end, start + _TEXT_MAX))
+            if end >= 0:
+                found.add(bytes(section.data[start:end]))
+    return found
 
 
 def _units_referring(

@@ -13,7 +13,7 @@ from pathlib import Path
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.refusals import is_dprobes, probed_by
 
-__all__ = ["tracer_text", "uprobe_holders"]
+__all__ = ["jump_text", "tracer_text", "uprobe_holders"]
 
 _UPROBE_LINKS = (b"link_type:\tuprobe_multi\n", b"link_type:\tperf\n")
 
@@ -24,6 +24,15 @@ def tracer_text(tracer: int) -> str:
         owner = process_field(tracer, "PPid")
         return f"a breakpoint of the dprobes of process {owner}, which began with a program for '{module}', is there"
     return f"a breakpoint of process {tracer} ({process_field(tracer, 'Name')}) is there"
+
+
+def jump_text(tracer: int) -> str | None:
+    """Return the words for what a process that traces another one has written there; None if it is no dprobes."""
+    module = probed_by(tracer) if tracer else None
+    if module is None:
+        return None
+    owner = process_field(tracer, "PPid")
+    return f"a jump of the dprobes of process {owner}, which began with a program for '{module}', needs its bytes"
 
 
 def uprobe_holders() -> list[int]:

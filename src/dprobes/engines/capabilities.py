@@ -41,6 +41,7 @@ class Capability(Enum):
     GLOB = "patterns in 'offset ='"
     WRITE_REGISTER = "writing registers"
     WRITE_MEMORY = "writing memory"
+    KERNEL_WRITE = "writing registers or memory at a hit in the kernel"
     SKIP = "returning at once from functions of programs"
     KERNEL_SKIP = "returning at once from functions of the kernel"
     VERIFY_WRITE = "finding out whether memory can be written"
@@ -90,6 +91,8 @@ _READING = {
 }
 """What reading a register of a class needs; every engine reads the general registers."""
 
+_WRITING = (Capability.WRITE_REGISTER, Capability.WRITE_MEMORY)
+
 _HELD_BY_EVERY_HIT = ("cs", "ss")
 """The segment registers that the kernel saves at each entry, and so every engine reads."""
 
@@ -99,7 +102,8 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
     if architecture.name not in _USUAL:
         what = f"{program.name}, for {architecture.name}"
         yield Requirement(Capability.OTHER_PROCESSOR, what, program.spans.get("name"))
-    if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
+    in_kernel = program.modtype is not ModuleType.USER and not watches_user_addresses(program)
+    if in_kernel:
         are_in_code = {_is_in_code(definition) for definition in program.definitions}
         what, span = f"modtype = {program.modtype.value}", program.spans.get("modtype")
         if program.modtype is ModuleType.TRACEPOINT:
@@ -124,7 +128,8 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
                 yield _needed_to_skip(instruction, in_kernel=program.modtype is not ModuleType.USER)
                 continue
             for capability in _needed_by(instruction, architecture):
-                yield Requirement(capability, str(instruction), instruction.span)
+                needed = Capability.KERNEL_WRITE if in_kernel and capability in _WRITING else capability
+                yield Requirement(needed, str(instruction), instruction.span)
 
 
 def _is_in_code(definition: ProbeDefinition) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Severity
-from dprobes.engines.capabilities import requirements
+from dprobes.engines.capabilities import Capability, requirements
 from dprobes.engines.interface import ScopeKind
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.registry import AUTO, candidates, engine_row, faster_row, rows
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.auto import Choice
-    from dprobes.engines.capabilities import Capability, Requirement
+    from dprobes.engines.capabilities import Requirement
     from dprobes.engines.interface import Engine, Scope
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.registry import EngineRow, KernelSupport
@@ -200,15 +200,26 @@ class Selection:
         try:
             engine.check(self._scope, self._options)
         except PrivilegeError as error:
-            offers = [row.candidacy.offer for row in candidates() if row.candidacy and row.candidacy.offer]
-            if self._choice is None or not offers or error.hint is None or self._is_in_kernel:
+            if self._choice is None or error.hint is None or self._is_in_kernel:
                 raise
-            raise PrivilegeError(error.message, hint=f"{error.hint}; {offers[0]}") from None
+            raise PrivilegeError(error.message, hint=f"{error.hint}; {self._offer(engine)}") from None
         except NotSupportedError as error:
             remedy = self._support(engine_row(engine.name)).tree_remedy
             if not self._is_in_kernel or remedy is None:
                 raise
             raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
+
+    def _offer(self, engine: Engine) -> str:
+        """Return what there is for those who may not use an engine: another one, or what that lacks."""
+        others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
+        lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
+        if others and not lacks:
+            assert others[0].candidacy is not None
+            return others[0].candidacy.offer
+        offer = f"no engine that needs neither has {lacks[0].value}" if lacks else "no other engine is there"
+        if lacks and lacks[0] is Capability.SAMPLER:
+            offer += "; probes on functions need neither, and 'perf record -p PID' samples processes of one's own"
+        return offer
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
         """Return a more expensive engine that can take the place of the one that ``auto`` has chosen."""

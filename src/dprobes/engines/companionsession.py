@@ -305,6 +305,12 @@ class CompanionSession:
         gained = [session.hurry() for session in self._sessions]
         return any(gained)
 
+    def end_command(self) -> int | None:
+        """Ask the command to end; see ``Session``."""
+        if self._command is not None:
+            return self._command.end()
+        return next((status for each in self._sessions if (status := each.end_command()) is not None), None)
+
     def wake(self) -> None:
         """Have ``events`` look at once what has come."""
         for session in self._sessions:

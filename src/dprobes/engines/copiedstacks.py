@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux.threadstack import COLUMNS_OF, logged_stack
 from dprobes.errors import TargetError
 from dprobes.rpn.isa import USER_FRAMES_MAX, StackEnd
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mappings_of
 from dprobes.target.unwind.filespace import FileSpace, MappedFiles
 from dprobes.target.unwind.processspace import ProcessSpace
 
@@ -35,8 +35,6 @@ _PROCESSES_MAX = 64
 
 _FRESH = 1.0
 """Seconds for which mappings count as those that a process has."""
-
-_MAPS_MAX = 16 << 20
 
 _CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
 """Why a stack ends that has more frames."""
@@ -68,7 +66,7 @@ class _Process:
         return data
 
     def _mappings(self) -> list[Mapping]:
-        return parse_maps(read_maps(self._pid, _MAPS_MAX))
+        return mappings_of(self._pid)
 
     def close(self) -> None:
         os.close(self.memory)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.errors import DprobesError, InternalError
+from dprobes.resolve.probepoints import NEVER_RETURNS
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -169,7 +170,10 @@ class FollowedProgram(ABC):
         probes = self.probes
         ended = self.has_ended
         with self._lock:
-            found = [(self._states.get(n, probe.state), self._details.get(n, "")) for n, probe in enumerate(probes)]
+            found = [
+                (self._states.get(n, probe.state), self._details.get(n, NEVER_RETURNS if probe.never_returns else ""))
+                for n, probe in enumerate(probes)
+            ]
         if ended:
             gone = ProbeState.REMOVED
             found = [(gone if state is ProbeState.ACTIVE else state, detail) for state, detail in found]

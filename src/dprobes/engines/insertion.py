@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.record.layout import Item
     from dprobes.resolve.localmodule import Compiled
-    from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
     from dprobes.target.processimages import ProcessImages
@@ -97,8 +96,12 @@ def insertion(
     Return an insertion into a scope; raise an error of ours if no engine can be asked for that.
 
     ``replaces`` is the program whose place the new one takes, by the same engine unless one is named. ``beside`` are
-    the sessions of the same owner. ``allow_self`` is that of ``look_around``.
+    the sessions of the same owner. ``allow_self`` is that of ``look_around``. A thread stands for its process.
     """
+    if scope.pid is not None and scope.endpoint is None:
+        from dprobes.engines.linux.procfs import process_of
+
+        scope = replace(scope, pid=process_of(scope.pid))
     if engine == AUTO and replaces is not None:
         engine = replaces.engine
     if (problem := scope_problem(engine, scope, options)) is not None:
@@ -137,15 +140,12 @@ class Insertion:
         *,
         allow_write: bool = False,
         filters: Sequence[str] = (),
-        known: ResolvedModule | None = None,
-        keeps: bool = False,
     ) -> Prepared:
         """
         Find a program's module and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
         ``allow_write`` allows what the options do not. Handlers are executed for the hits that all ``filters`` hold
-        for. ``known`` is what is known already of the program in its module; with ``keeps`` engines leave with the
-        module what they work out about it.
+        for.
         """
         if filters:
             from dprobes.filters.handlerfilter import check_words, with_filters
@@ -163,12 +163,7 @@ class Insertion:
             refuse=selection.refuse,
             kernel=selection.kernel,
             processor=selection.processor,
-            known=known,
         )
-        if keeps and compiled.resolved is not None and compiled.resolved.answers is None:
-            from dprobes.resolve.knownanswers import KnownAnswers
-
-            compiled = replace(compiled, resolved=replace(compiled.resolved, answers=KnownAnswers()))
         if filters:
             check_words(filters, compiled.architecture)
         return Prepared(self, compiled, selection)

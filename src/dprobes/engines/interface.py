@@ -355,6 +355,14 @@ class Session(Protocol):
         """
         return False
 
+    def end_command(self) -> int | None:
+        """
+        Ask the command that the run has begun to end (SIGTERM), and return its wait status.
+
+        To be called after ``Finished``. None: there is no such command, or it does not end.
+        """
+        return None
+
 
 class ControlledSession(Session, Protocol):
     """Let others look at a run and change it while it goes on; these methods may be called by any thread."""

@@ -106,6 +106,13 @@ class LaunchedCommand:
         except ChildProcessError:  # somebody else has waited for it
             return True
 
+    def end(self) -> int | None:
+        """Ask it to end, and return its wait status; None if it has not begun, or does not end."""
+        with self._changing:
+            if self._command is not None and self._has_begun and self._wait_status is None:
+                self._wait_status = self._command.end()
+            return self._wait_status
+
     def close(self) -> None:
         """Let go of it: what waits still ends, what has begun goes on."""
         _ = self.exit_status

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -27,6 +28,9 @@ _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _READY = b"r"
 _GO, _END = b"g", b"e"
 _STANDARD_OUTPUT = 1
+
+_PATIENCE = 2.0
+"""Seconds that a child may take to end when it is asked to."""
 
 
 class Command:
@@ -103,6 +107,25 @@ class Command:
         if self._status is None:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return True
+
+    def end(self) -> int | None:
+        """Ask the child to end (SIGTERM); return its wait status, None if it has not begun or does not end."""
+        if self._go >= 0:
+            return None
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if not self.has_ended:
+                process = os.pidfd_open(self.pid)
+                try:
+                    signal.pidfd_send_signal(process, signal.SIGTERM)
+                    signal.pidfd_send_signal(process, signal.SIGCONT)  # should it be stopped
+                    ending = select.poll()
+                    ending.register(process, select.POLLIN)
+                    if not ending.poll(1000 * _PATIENCE):
+                        return None
+                finally:
+                    os.close(process)
+            return self.wait()
+        return self._status
 
     def close(self) -> None:
         """Let go of the child; one that never started its program ends."""

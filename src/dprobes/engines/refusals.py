@@ -67,8 +67,16 @@ def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
         raise error
 
 
-def attach_error(pid: int, reason: str, number: int) -> EngineError:
-    """Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its words."""
+def attach_error(pid: int, reason: str, number: int, shares_with: int = 0) -> EngineError:
+    """
+    Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its words.
+
+    It had to be because it ``shares_with`` a probed process its memory, if that is not 0.
+    """
+    if shares_with:
+        why = attach_error(pid, reason, number)
+        shared = f"process {shares_with} shares its memory with process {pid}, which would meet its breakpoints"
+        return type(why)(f"{shared}: {why.message}", hint=why.hint)
     if number == errno.ESRCH or not Path(f"/proc/{pid}").exists():
         return EngineError(f"there is no process {pid}")
     name = process_field(pid, "Name")

@@ -144,6 +144,8 @@ class EngineRow:
     probe_notes: str | None = None
     kernel_types: str | None = None
     left_things: str | None = None
+    hit_time: int = 0
+    """The nanoseconds up to which the measured time of a call is mostly what its hits cost; 0 where that is little."""
 
     @property
     def usage(self) -> str:
@@ -226,6 +228,7 @@ _INTERPRETED = (
 
 _PTRACE = EngineRow(
     name="ptrace",
+    hit_time=100_000,
     factory="dprobes.engines.ptrace.engine:engine_for",
     scopes=frozenset({ScopeKind.TREE}),
     capabilities=_INTERPRETED | {Capability.FLOATING_POINT, Capability.CPUID},
@@ -248,6 +251,7 @@ _PTRACE = EngineRow(
 
 _EBPF = EngineRow(
     name="ebpf",
+    hit_time=30_000,
     factory="dprobes.engines.ebpf.engine:engine_for",
     scopes=frozenset({ScopeKind.EVERYWHERE, ScopeKind.TREE, ScopeKind.CGROUP, ScopeKind.USER}),
     capabilities=_COMMON
@@ -305,6 +309,7 @@ _REPLAY = EngineRow(
 
 _GDB = EngineRow(
     name="gdb",
+    hit_time=1_000_000,
     factory="dprobes.engines.gdb.engine:GdbEngine",
     kernel_types="dprobes.engines.gdb.machine.visit:kernel_types",
     scopes=frozenset({ScopeKind.ENDPOINT}),
@@ -329,6 +334,7 @@ _GDB = EngineRow(
             Capability.RETURN,
             Capability.WRITE_REGISTER,
             Capability.WRITE_MEMORY,
+            Capability.KERNEL_WRITE,
             Capability.SEGMENT_REGISTER,
             Capability.FLOATING_POINT,
             Capability.USER_STACK,

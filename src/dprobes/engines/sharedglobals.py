@@ -15,6 +15,7 @@ from typing import Self
 
 from dprobes.bpf.layout import power_of_two
 from dprobes.engines.atomiccells import AtomicCells
+from dprobes.engines.linux.memoryfile import memory_file
 from dprobes.errors import EngineError
 
 __all__ = ["GlobalVariables", "MappedCells", "mapped_size"]
@@ -61,8 +62,7 @@ class GlobalVariables:
             self.descriptor = create_map(MapType.ARRAY, 4, size, 1, MapFlag.MMAPABLE, "dprobes_gv")
             self.is_map = True
         if not self.is_map:
-            self.descriptor = os.memfd_create("dprobes_gv")
-            os.ftruncate(self.descriptor, mapped_size(count))
+            self.descriptor = memory_file("dprobes_gv", mapped_size(count))
 
     def __enter__(self) -> Self:
         return self

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["ArrayPart", "HashPart", "MapMaker", "TableMaps", "zeros_size"]
 
 
+_WORD_MAX = (1 << 64) - 1
+
+
 def zeros_size(tables: Sequence[Table]) -> int:
     """Return how many bytes of zeros new values are made of."""
     return 8 * max((table.value_cells for table in tables), default=0)
@@ -240,11 +243,15 @@ class TableMaps(Generic[A, H]):
         stores: list[TableStore | _Hash[H] | _Cells[A]] = [
             each[number] for each in (self.stores, self._maps, self._added) if number in each
         ]
-        for store in stores:
-            if key is None:
-                store.clear()
-            elif value is None:
-                store.delete(key)
+        try:
+            for store in stores:
+                if key is None:
+                    store.clear()
+                elif value is None:
+                    store.delete(key)
+        except OSError:  # somebody has the lock of a part of it, and does not run
+            self._note_lost(number)
+            return
         if key is None:
             self._lost.words[number] = 0
         if key is None or value is None:
@@ -258,7 +265,10 @@ class TableMaps(Generic[A, H]):
             else:
                 found.tally(key, value)
         except OSError:
-            self._lost.words[number] += 1
+            self._note_lost(number)
+
+    def _note_lost(self, number: int) -> None:
+        self._lost.words[number] = min(self._lost.words[number] + 1, _WORD_MAX)
 
     def _rows(self, number: int) -> tuple[TableRow, ...]:
         rows = tuple(self._maps[number].rows())

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.arch import Direction
-from dprobes.rpn.isa import ExceptionCode, Token
-from dprobes.vm.machine import Raised, read_string
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, ExceptionCode, Token
+from dprobes.vm.machine import LogFull, read_string
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Variables", "View"]
 
-_PREFIX = 3  # token and length
 _ITEM_MAX = 0xFFFF
 _WRITE_MAX = 4096
 
@@ -233,13 +232,13 @@ class View:
     def _log_item(self, token: Token, data: bytes) -> None:
         if len(data) > _ITEM_MAX:
             raise ValueError(f"an item of {len(data)} bytes cannot be logged, but at most {_ITEM_MAX}")
-        self._log(bytes([token]) + len(data).to_bytes(_PREFIX - 1, self.byte_order) + data)
+        self._log(bytes([token]) + len(data).to_bytes(ITEM_PREFIX_SIZE - 1, self.byte_order) + data)
 
     def _log(self, data: bytes) -> None:
         machine = self._machine
         machine.plp = machine.lp
         if len(data) > machine.room:
-            raise Raised(ExceptionCode.LOG_OVERFLOW, machine.point.logmax)
+            raise LogFull(ExceptionCode.LOG_OVERFLOW, machine.point.logmax)
         machine.append(data)
         machine.plp = machine.lp
 

@@ -12,7 +12,7 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from dprobes.escapes import escaped
+from dprobes.escapes import CUT, escaped
 from dprobes.formatters.addressfields import function_of
 from dprobes.formatters.json import PLACES_MAX, address_text
 from dprobes.formatters.templates.renderer import render
@@ -63,6 +63,8 @@ class CsvFormatter:
         text = ""
         if template is not None:
             text = render(template, record, place, wall_offset=self.wall_offset, symboliser=self._symboliser)
+        elif record.is_cut:
+            text = CUT
         self._line.seek(0)
         self._line.truncate()
         self._writer.writerow(

@@ -13,16 +13,18 @@ return; ``placed`` (a file offset) is there where the breakpoint is not at the p
 Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
 hexadecimal, what is in none of them. Without a template, names are those that are derived from what the handler logged.
 An address of code (``%a``, ``%k``) is ``{"address": ..., "name": ...}``, without a name where nobody knows one, and
-``{"end": ...}`` says why a stack ends early. A field may be null, if the data ended before it, or
-``{"fault": address}``, ``{"selector_fault": selector}``. Where nothing names the data, ``items`` is there if it
-describes itself: a list of ``{"type": ..., "value": ...}``. A stack trace has ``"stack_trace": true``.
+``{"end": ...}`` says why a stack ends early. A field may be null, if the data ended before it, ``{"fault": address}``,
+``{"selector_fault": selector}``, or ``{"entry_not_seen": true}`` where only the return of a call was seen. Where
+nothing names the data, ``items`` is there if it describes itself: a list of ``{"type": ..., "value": ...}``. A stack
+trace has ``"stack_trace": true``, and a record for which the log buffer had no room ``"cut": true``, and ``null`` in
+the place of each field that is not there.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.escapes import escaped, json_text
+from dprobes.escapes import as_unicode, json_text
 from dprobes.formatters.addressfields import function_of
 from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
@@ -30,7 +32,7 @@ from dprobes.formatters.templates.model import Conversion
 from dprobes.formatters.templates.renderer import STACK_ENDS
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
-from dprobes.record.items import LogItem, split_items
+from dprobes.record.items import UNSEEN, LogItem, split_items
 from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:
@@ -87,8 +89,8 @@ class JsonFormatter:
         self.wall_offset = wall_offset
         self._templates = templates
         self._symboliser = symboliser
-        self._program = escaped(program) or None
-        self._host = escaped(host) or None
+        self._program = as_unicode(program) or None
+        self._host = as_unicode(host) or None
         self._known: dict[Place, dict[str, Any]] = {}
 
     def __call__(self, record: LogRecord, place: Place) -> str:
@@ -100,7 +102,7 @@ class JsonFormatter:
             "pid": record.pid,
             "tid": record.tid,
             "uid": record.uid,
-            "name": None if record.process_name is None else escaped(record.process_name),
+            "name": None if record.process_name is None else as_unicode(record.process_name),
             "cs": record.cs,
             "ip": address_text(record.ip),
             "ss": record.ss,
@@ -112,14 +114,16 @@ class JsonFormatter:
         known = self._known.get(place)
         line |= self._know(place) if known is None else known
         if not place.is_code:
-            line["function"] = escaped(function_of(record, place, self._symboliser)) or None
+            line["function"] = as_unicode(function_of(record, place, self._symboliser)) or None
         line["data"] = record.data.hex()
         if record.is_stack_trace:
             line["stack_trace"] = True
         elif (template := self._templates.of(record)) is not None:
             line |= self._data(template, record, place)
-        elif (items := split_items(record.data, record.word_size, record.byte_order)) is not None:
+        elif items := record.items():
             line["items"] = [_item(item) for item in items]
+        if record.is_cut:
+            line["cut"] = True
         return json_text({key: value for key, value in line.items() if value is not None})
 
     def _know(self, place: Place) -> dict[str, Any]:
@@ -129,9 +133,9 @@ class JsonFormatter:
         self._known[place] = {
             "host": self._host,
             "program": self._program,
-            "module": escaped(place.module),
-            "symbol": escaped(place.symbol),
-            "function": escaped(place.routine) or None,
+            "module": as_unicode(place.module),
+            "symbol": as_unicode(place.symbol),
+            "function": as_unicode(place.routine) or None,
             "at_return": place.at_return or None,
             "placed": place.placed,
         }
@@ -167,7 +171,7 @@ class JsonFormatter:
     def _code(self, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
         """Return an address of code with its name, as far as that is known."""
         name = self._symboliser.name_of(address, record, place) if self._symboliser is not None and address else None
-        return {"address": address_text(address)} | ({} if name is None else {"name": escaped(name)})
+        return {"address": address_text(address)} | ({} if name is None else {"name": as_unicode(name)})
 
     def _frame(self, number: int, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
         """Return a frame of a call stack; a return address may be that of the next function: the call is before it."""
@@ -177,15 +181,19 @@ class JsonFormatter:
         if self._symboliser is not None:
             find = self._symboliser.caller_name if number else self._symboliser.code_name
             found = find(address, record, place)
-        inlined = {"inlined": [escaped(each) for each in found.inlined]} if found is not None and found.inlined else {}
+        inlined = (
+            {"inlined": [as_unicode(each) for each in found.inlined]} if found is not None and found.inlined else {}
+        )
         if not number:
             return self._code(address, record, place) | inlined
-        name = {} if found is None else {"name": escaped(found.text)}
+        name = {} if found is None else {"name": as_unicode(found.text)}
         return {"address": address_text(address)} | name | inlined
 
 
 def _value(field: Field, value: Value) -> Any:
     match value:
+        case Fault(is_unseen=True):
+            return {"entry_not_seen": True}
         case Fault(address, is_selector):
             return {"selector_fault": address} if is_selector else {"fault": address_text(address)}
         case bytes():
@@ -207,11 +215,13 @@ def _characters(codes: tuple[int, ...]) -> str:
 
 def _item(item: LogItem) -> dict[str, Any]:
     match item.kind, item.value:
-        case "string", bytes() as value:
+        case (("string" | "cut"), bytes() as value):
             return {"type": item.kind, "value": value.decode("utf-8", "backslashreplace")}
         case kind, bytes() as value:
             return {"type": kind, "value": value.hex()}
         case "fault", int() as value:
             return {"type": item.kind, "value": address_text(value)}
+        case kind, _ if kind == UNSEEN:
+            return {"type": kind, "value": None}
         case kind, value:
             return {"type": kind, "value": exact(value)}

@@ -17,7 +17,7 @@ import time
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from dprobes.escapes import escaped
+from dprobes.escapes import CUT, escaped
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
@@ -154,7 +154,8 @@ class LineFormatter:
         if record.is_stack_trace:
             return f"stack trace: {record.data.hex(' ')}"
         if template is None:
-            return _unnamed(record.data, record.word_size, record.byte_order)
+            text = _unnamed(record.data, record.word_size, record.byte_order)
+            return f"{text} {CUT}".lstrip() if record.is_cut else text
         from dprobes.formatters.templates.renderer import render
 
         text = render(template, record, place, wall_offset=self.wall_offset, symboliser=self._symboliser)

@@ -51,7 +51,8 @@ class ProcessAddresses:
     """
     Name addresses of what the processes of a run map (``keyed.parts.Names``).
 
-    An address without a process is named by any of them that has code there: the program that is probed is mostly one.
+    An address without a process is named by those that have, or have had, code there. Where they would give it
+    different names it has none.
     """
 
     def __init__(self, symboliser: AddressSymboliser, images: ProcessImages | CarriedNames | None) -> None:
@@ -82,10 +83,13 @@ class ProcessAddresses:
         return list(found.values())
 
     def _record(self, address: int, pid: int | None) -> LogRecord:
-        if pid is None and self._images is not None and (found := self._images.any_covering(address)) is not None:
-            pid, time = found  # it may execute another program since
-            return LogRecord(pid=pid, time=time)
-        return LogRecord(pid=pid)
+        if pid is not None or self._images is None:
+            return LogRecord(pid=pid)
+        # By now a process may execute another program than the one that had code there.
+        records = [LogRecord(pid=pid, time=since) for pid, since in self._images.code_at(address)]
+        if len(records) > 1 and len({self._symboliser.code_name(address, each, None) for each in records}) > 1:
+            return LogRecord()
+        return records[0] if records else LogRecord()
 
 
 def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:

@@ -75,7 +75,7 @@ class TextFormatter:
         """Find out whether records that begin so have a short way."""
         way = None
         flags, byte_order = flag_word(begin)
-        if len(begin) == _CODES_END and flags & _CODES == _CODES and not flags & Item.STACK_TRACE:
+        if len(begin) == _CODES_END and flags & _CODES == _CODES and not flags & (Item.STACK_TRACE | Item.CUT):
             _, major, minor = struct.unpack("<III" if byte_order == "little" else ">III", begin)
             if (template := self._templates.find(major, minor)) is not None:
                 way = compiled_of(template, 8 if flags & Item.WIDE else 4, byte_order)

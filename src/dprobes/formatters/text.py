@@ -6,8 +6,8 @@ The paper's text: a header line, then the data in hexadecimal (seed 000, section
     DProbes(%d,%d) cpu=%d name=%s pid=%d uid=%d cs=%x eip=%08lx ss=%x esp=%08lx tsc=%08lx:%08lx
 
 An item that the record does not carry is left out. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``; a
-thread id and the function that a pattern matched (both ours) come last. ``tsc`` is wall-clock time in seconds and
-microseconds.
+thread id, ``cut=1`` where the log buffer had no room for all, and the function that a pattern matched (these are ours)
+come last. ``tsc`` is wall-clock time in seconds and microseconds.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
         parts.append(f"tsc={seconds:08x}:{nanoseconds // 1000:08x}")
     if record.tid is not None:
         parts.append(f"tid={record.tid}")
+    if record.is_cut:
+        parts.append("cut=1")
     if function:
         parts.append(f"function={escaped(function, blanks=True)}")
     return " ".join(parts)

@@ -10,6 +10,8 @@ A key is the bytes of its parts, each a multiple of 8, numbers in the machine's 
     kstack[N]       N addresses, and zeros
     long            64 bits, without a sign
     slong           64 bits with a sign
+    cutstr[N]       as str[N]; one of N bytes is shown as N - 1 of them and a mark
+    cuttext[N]      as text[N] and cutstr[N]
     text[N]         as str[N], the bytes of the cells as they are
     frames[N]       as kstack[N]
     uframes[N]      as ustack[N]
@@ -37,6 +39,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import cut_text
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.quickenum import Enum
 from dprobes.rpn.arithmetic import signed
@@ -57,6 +60,7 @@ __all__ = [
     "buckets_of",
     "changed",
     "changes",
+    "count_cells",
     "hist_bucket",
     "key_parts",
     "lhist_bucket",
@@ -107,6 +111,17 @@ def lhist_bucket(value: int, bounds: Range) -> int:
     if value >= bounds.high:
         return 1 + bounds.buckets
     return 1 + (value - bounds.low) // bounds.step
+
+
+def count_cells(table: Table) -> range:
+    """Return the numbers of the cells of a value that count what was taken in."""
+    match table.kind:
+        case TableKind.COUNT | TableKind.AVG | TableKind.STATS:
+            return range(1)
+        case TableKind.HIST | TableKind.LHIST:
+            return range(table.value_cells)
+        case TableKind.SUM | TableKind.MIN | TableKind.MAX | TableKind.LAST:
+            return range(0)
 
 
 def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
@@ -237,6 +252,9 @@ def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
         match key.kind:
             case KeyKind.STRING | KeyKind.COMM | KeyKind.TEXT:
                 parts.append(field.partition(b"\0")[0])
+            case KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
+                text = field[: key.size].partition(b"\0")[0]
+                parts.append(text if len(text) < key.size else cut_text(text, key.size - 1))
             case KeyKind.BYTES:
                 parts.append(field[: key.size])
             case KeyKind.USER_STACK | KeyKind.USER_FRAMES | KeyKind.KERNEL_STACK | KeyKind.FRAMES:

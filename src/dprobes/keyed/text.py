@@ -36,10 +36,18 @@ _GAP = 3
 
 
 def ordered_rows(contents: TableContents, rows: int | None = None) -> list[TableRow]:
-    """Return the rows by their values, the greatest last; with ``rows`` so many of those with the greatest ones."""
+    """
+    Return the rows by their values, the greatest last.
+
+    With ``rows`` so many of those with the greatest ones, and none in which a number has come back to 0.
+    """
     table = contents.table
     found = sorted(contents.rows, key=lambda row: (shown_value(table, row.cells), row.key))
-    return found if rows is None else found[max(0, len(found) - rows) :]
+    if rows is None:
+        return found
+    if table.kind in (TableKind.SUM, TableKind.LAST) and not table.keeps_bytes:
+        found = [row for row in found if shown_value(table, row.cells)]
+    return found[max(0, len(found) - rows) :]
 
 
 def table_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
@@ -47,7 +55,8 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
     table, name = contents.table, shown_name(contents.table)
     shown = ordered_rows(contents, rows)
     if (hidden := len(contents.rows) - len(shown)) > 0:
-        yield f"{name}: {hidden} rows with smaller values are not shown"
+        what = "1 row with a smaller value is" if hidden == 1 else f"{hidden} rows with smaller values are"
+        yield f"{name}: {what} not shown"
     for row in shown:
         head = f"{name}{_key_text(table, row, names)}:"
         if buckets := buckets_of(table):
@@ -66,8 +75,8 @@ def lost_text(contents: TableContents) -> str:
     """Return how many values found no room for their keys."""
     table, values = contents.table, f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
     if table.has_user_stack and len(contents.rows) < table.capacity:
-        advice = "a condition in front, or '--ring-size', helps"
-        return f"{values} found no room: there are more call stacks than are followed ({advice})"
+        advice = "a condition that lets fewer hits through helps, or 'sample'; a larger ring puts it off only"
+        return f"{values} found no room: call stacks came faster than they are followed ({advice})"
     return f"{values} found no room: there are {table.capacity} keys already ('room =')"
 
 

@@ -12,7 +12,7 @@ from dprobes.engines.overhead import overhead_of
 from dprobes.engines.registry import AUTO, engine_row, named_engine
 from dprobes.errors import EngineError, ManagerError
 from dprobes.lazydataclass import dataclass
-from dprobes.record.layout import Item
+from dprobes.record.layout import ABOUT_RECORDS, Item
 from dprobes.sinks.interface import LOG_FORMATS
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def insertion(given: InsertArguments) -> Insertion:
         types=given.types,
         filters=given.filters,
         engine=engine,
-        items=(items & sum(Item)) & ~(Item.WIDE | Item.STACK_TRACE) | Item.MAJOR | Item.MINOR,
+        items=(items & sum(Item)) & ~ABOUT_RECORDS | Item.MAJOR | Item.MINOR,
         verifies_opcodes=given.verify_opcodes,
         verifies_build_id=given.verify_build_id,
         uses_own_symbols=given.own_symbols,

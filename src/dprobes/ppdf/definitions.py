@@ -101,7 +101,7 @@ class _Writer:
                 self._location(value)
             case ValueKind.NUMBER:
                 out.u64(value)
-            case ValueKind.BOOLEAN:
+            case ValueKind.BOOLEAN | ValueKind.WORD_SIZE:
                 out.u8(value)
             case ValueKind.NAMES:
                 out.strings(value)
@@ -239,6 +239,11 @@ class _Reader:
                 return number
             case ValueKind.BOOLEAN:
                 return reader.flag(what)
+            case ValueKind.WORD_SIZE:
+                size = reader.u8(what)
+                if size not in (4, 8):
+                    reader.fail(f"expected {keyword.kind.value} for {what}, found {size}", at)
+                return size
             case ValueKind.NAMES:
                 return reader.strings(what)
             case ValueKind.MODTYPE | ValueKind.ACCESS:

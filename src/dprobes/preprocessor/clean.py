@@ -61,7 +61,10 @@ def clean(source: SourceFile) -> Cleaned:
         if kind == "literal":
             continue
         if kind == "open":
-            problems.append(Problem(out.size + at - plain, base.span(at, at + 1), "unterminated string"))
+            message = "unterminated string"
+            if text[at - 1 : at] == "\\":
+                message = "unterminated string: a quotation mark in single quotes of the shell needs no '\\' before it"
+            problems.append(Problem(out.size + at - plain, base.span(at, at + 1), message))
             continue
         out.copy(base, plain, at)
         if kind == "newline":

@@ -148,7 +148,7 @@ class _Driver:
     def _report_problems(self, file: _File, end: int) -> None:
         while file.problems and file.problems[-1].offset <= end:
             problem = file.problems.pop()
-            if file.active or problem.message != "unterminated string":
+            if file.active or not problem.message.startswith("unterminated string"):
                 place = Span(file.presented, problem.span.start, problem.span.end)
                 self._diagnostics.error(place, problem.message)
 

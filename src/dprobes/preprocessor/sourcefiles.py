@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Note, Severity
 from dprobes.errors import SourceError, reason_of
+from dprobes.lazypattern import lazy_pattern
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ FILE_LIMIT = 16 << 20
 STANDARD_INPUT = "-"
 """The path that means standard input."""
 
+_PLACE = lazy_pattern(r"[\w./+-]+:[\w.*+]+")
+"""A module and a place in it."""
 _PIECE = 1 << 16
+_SHOWN = 60
+"""Characters of a path that are shown where it is no file's."""
 
 
 def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
@@ -43,7 +48,11 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
         with path.open("rb") as file:
             data = _read(file)
     except (OSError, ValueError) as error:
-        raise _unreadable(f"cannot read '{path}': {reason_of(error)}") from error
+        shown = str(path) if len(str(path)) <= _SHOWN else f"{str(path)[:_SHOWN]}…"
+        hint = "the text of a program is given with -e: dprobes run -e 'TEXT'" if "{" in str(path) else None
+        if hint is None and _PLACE.fullmatch(str(path)) is not None:
+            hint = f"a place is no program: write dprobes run -e '{path} {{ @ = count() }}'"
+        raise _unreadable(f"cannot read '{shown}': {reason_of(error)}", hint=hint) from error
     return _source(str(path), data)
 
 
@@ -68,6 +77,6 @@ def _read(file: BinaryIO) -> bytes:
     return b"".join(parts)
 
 
-def _unreadable(message: str, note: str | None = None) -> SourceError:
+def _unreadable(message: str, note: str | None = None, hint: str | None = None) -> SourceError:
     notes = (Note(note),) if note is not None else ()
-    return SourceError([Diagnostic(Severity.ERROR, message, None, notes)])
+    return SourceError([Diagnostic(Severity.ERROR, message, None, notes, hint)])

@@ -25,6 +25,8 @@ def encode_record(record: LogRecord) -> bytes:
     flags = Item.WIDE if record.word_size == 8 else Item(0)
     if record.is_stack_trace:
         flags |= Item.STACK_TRACE
+    if record.is_cut:
+        flags |= Item.CUT
     values = []
     for item, name in FIXED_ITEMS:
         if (value := getattr(record, name)) is not None:
@@ -112,6 +114,7 @@ def _shape(flags: int, byte_order: ByteOrder) -> _Shape:
         word_size=8 if flags & Item.WIDE else 4,
         byte_order=byte_order,
         is_stack_trace=bool(flags & Item.STACK_TRACE),
+        is_cut=bool(flags & Item.CUT),
     )
     return _Shape(
         header_struct(flags, byte_order),

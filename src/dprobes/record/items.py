@@ -11,17 +11,35 @@ from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.rpn.isa import Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, UNSEEN_ENTRY, Token
 
 if TYPE_CHECKING:
     from dprobes.arch import ByteOrder
 
-__all__ = ["ITEM_TOKENS", "KERNEL_STACK", "USER_STACK", "ItemHead", "LogItem", "item_head", "split_items"]
+__all__ = [
+    "CUT_ITEM",
+    "ITEM_TOKENS",
+    "KERNEL_STACK",
+    "UNSEEN",
+    "USER_STACK",
+    "ItemHead",
+    "LogItem",
+    "is_unseen_entry",
+    "item_head",
+    "split_items",
+]
 
 KERNEL_STACK, USER_STACK = "kstack", "ustack"
 """The kinds of the items that are call stacks."""
 
-_BYTES = {Token.MEMORY: "memory", Token.STRING: "string"}
+CUT_ITEM = "cut"
+"""The kind of the item, a mark as text, that stands for what the log buffer had no room for."""
+
+UNSEEN = "entry not seen"
+"""The kind of the item that stands for a value at the entry of a call, of which only the return was seen."""
+
+_TEXT = "string"
+_BYTES = {Token.MEMORY: "memory", Token.STRING: _TEXT}
 _FAULTS = {Token.ADDRESS_FAULT: "fault", Token.SELECTOR_FAULT: "selector fault"}
 _WORDS = {
     Token.STACK_COUNT: "stack",
@@ -34,7 +52,6 @@ _WORDS = {
 }
 ITEM_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
 """The bytes with which items begin."""
-_PREFIX_SIZE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +66,9 @@ class LogItem:
         """The item for people: a string as text, other bytes in hexadecimal, an address or words as numbers."""
         match self.value:
             case bytes() as value:
-                return value.decode("utf-8", "backslashreplace") if self.kind == "string" else value.hex(" ")
+                return value.decode("utf-8", "backslashreplace") if self.kind in (_TEXT, CUT_ITEM) else value.hex(" ")
+            case int() if self.kind == UNSEEN:
+                return f"<{UNSEEN}>"
             case int() as value:
                 return f"<{self.kind} at {value:#x}>"
             case words if self.kind in (KERNEL_STACK, USER_STACK):
@@ -66,9 +85,14 @@ class ItemHead(NamedTuple):
     size: int
 
 
+def is_unseen_entry(address: int, word_size: int) -> bool:
+    """Return whether the address of a fault says that the entry of the call that returns was not seen."""
+    return address == UNSEEN_ENTRY % (1 << 8 * word_size)
+
+
 def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder) -> ItemHead | None:
     """Return the prefix at ``position`` of a log buffer, or None if no item begins there."""
-    start = position + _PREFIX_SIZE
+    start = position + ITEM_PREFIX_SIZE
     if start > len(data) or data[position] not in ITEM_TOKENS:
         return None
     token = Token(data[position])
@@ -95,7 +119,9 @@ def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogI
             words = (int.from_bytes(body[n : n + word_size], byte_order) for n in range(0, size, word_size))
             items.append(LogItem(_WORDS[token], tuple(words)))
         elif size == word_size:
-            items.append(LogItem(_FAULTS[token], int.from_bytes(body, byte_order)))
+            address = int.from_bytes(body, byte_order)
+            is_unseen = token is Token.ADDRESS_FAULT and is_unseen_entry(address, word_size)
+            items.append(LogItem(UNSEEN if is_unseen else _FAULTS[token], address))
         else:
             return None
     return items or None

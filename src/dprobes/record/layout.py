@@ -19,9 +19,10 @@ The binary record of the paper (seed 000, section 5): the one place where its la
     0x0400  process name            up to 15 bytes and a NUL
     0x2000  thread id (ours)        u32
 
-Two flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
-stack trace. Only the low 16 bits are used, so that a reader sees the byte order, which is the target's, in the flag
-word. A record with no flag at all, which no engine makes, is taken to be little-endian.
+Three flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
+stack trace; 0x4000 CUT (ours), the log buffer had no room for what comes after the data. Only the low 16 bits are used,
+so that a reader sees the byte order, which is the target's, in the flag word. A record with no flag at all, which no
+engine makes, is taken to be little-endian.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dprobes.arch import ByteOrder
 from dprobes.errors import FormatError
+from dprobes.escapes import CUT
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.quickenum import IntFlag
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from dprobes.record.items import LogItem
     from dprobes.record.probeinfo import Place
 
-__all__ = ["PROCESS_NAME_MAX", "ByteOrder", "Item", "LogRecord", "LoggedItems", "header_struct"]
+__all__ = ["ABOUT_RECORDS", "PROCESS_NAME_MAX", "ByteOrder", "Item", "LogRecord", "LoggedItems", "header_struct"]
 
 _T = TypeVar("_T")
 
@@ -64,7 +66,11 @@ class Item(IntFlag):
     WIDE = 0x0800
     STACK_TRACE = 0x1000
     TID = 0x2000
+    CUT = 0x4000
 
+
+ABOUT_RECORDS = Item.WIDE | Item.STACK_TRACE | Item.CUT
+"""The flags that are no items, which nobody asks for."""
 
 FIXED_ITEMS = (
     (Item.MAJOR, "major"),
@@ -88,7 +94,8 @@ class LogRecord(NamedTuple):
     Hold one decoded record; an item that the record lacks is None.
 
     There may be a million of them in a second, and a named tuple is made several times faster than a dataclass.
-    ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``. ``place`` is
+    ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``. Of one that
+    ``is_cut`` the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is
     not in a record's bytes: whoever knows the probepoint that it is of adds it.
     """
 
@@ -108,6 +115,7 @@ class LogRecord(NamedTuple):
     word_size: Literal[4, 8] = 8
     byte_order: ByteOrder = "little"
     is_stack_trace: bool = False
+    is_cut: bool = False
     place: Place | None = None
 
     @property
@@ -144,6 +152,8 @@ class LogRecord(NamedTuple):
             function = place.routine if reader is None else reader.function(self)
             header |= {"module": place.module, "symbol": place.symbol, "function": function}
             header["at_return"] = place.at_return
+        if self.is_cut:
+            header["is_cut"] = True
         named = None if reader is None else reader.values(self)
         if named is None:
             items = [(item.kind, item.value) for item in self.items()]
@@ -156,12 +166,19 @@ class LogRecord(NamedTuple):
         return header
 
     def items(self) -> tuple[LogItem, ...]:
-        """Return what ``log str``, ``log mrf``, ``log lv`` and their like have logged; nothing if that is not all."""
-        from dprobes.record.items import split_items
+        """
+        Return what ``log str``, ``log mrf``, ``log lv`` and their like have logged; nothing if that is not all.
+
+        The last one of a record that ``is_cut`` is the mark of that.
+        """
+        from dprobes.record.items import CUT_ITEM, LogItem, split_items
 
         if self.is_stack_trace:
             return ()
-        return tuple(split_items(self.data, self.word_size, self.byte_order) or ())
+        items = split_items(self.data, self.word_size, self.byte_order) or []
+        if self.is_cut and (items or not self.data):
+            items.append(LogItem(CUT_ITEM, CUT.encode()))
+        return tuple(items)
 
 
 _DATA = LogRecord._fields.index("data")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
-from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probepoints import NEVER_RETURNS, NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.skippedfunctions import check_skip
 from dprobes.resolve.usdtprobes import guards, resolve_usdt
@@ -151,7 +151,7 @@ class _Matches:
             if reason is None and not is_other and self._definition.at_return:
                 try:
                     exits = function_exits(self._module, self._frames, function.address, function.size)
-                    reason = "it never returns" if exits.are_missing else None
+                    reason = NEVER_RETURNS if exits.are_missing else None
                     if exits.goes_back and self._asks_for_entry:
                         reason = _GOES_BACK
                     difference = difference or _exits_difference(self._module, exits)
@@ -191,9 +191,12 @@ class _Matches:
             message = f"{quoted} matches no function of '{self._path}' that can carry a probe, only {what}"
             diagnostics.error(span, message)
             return
-        incomplete = not self._module.symbols.complete
-        hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
-        diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint if incomplete else None)
+        hint = None
+        if not self._module.symbols.complete:
+            hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
+        elif "[" in self._pattern:
+            hint = "brackets make a pattern: write a name that has them itself in quotes, as 'dprobes list' has it"
+        diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint)
 
     def _reason_against(self, instruction: DecodedInstruction, name: str) -> str | None:
         if not self._definition.at_return and (reason := unprobeable(instruction)) is not None:

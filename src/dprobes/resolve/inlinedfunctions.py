@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.target.names.clones import clones_in
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dprobes.target.location import Module
 
 __all__ = ["inlined_places", "told_of_inlining"]
@@ -29,7 +32,7 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
     made = f"; the compiler has also made {_listed([repr(each) for each in clones])} of it" if clones else ""
     return TargetError(
         f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {_listed(places)}{made}",
-        hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {module.path.name}:{name}' for all of them",
+        hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {_written(module.path)}:{name}' for all of them",
     )
 
 
@@ -54,3 +57,8 @@ def inlined_places(module: Module, name: str) -> list[str]:
             function, distance = symbol
             found.append(f"{function}+{distance:#x}" if distance else function)
     return found
+
+
+def _written(path: Path) -> str:
+    """Return a path as a place of a program in C has it."""
+    return str(path) if re.fullmatch(r"[\w./+-]+", str(path)) else f'"{path}"'

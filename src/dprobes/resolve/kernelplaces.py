@@ -9,6 +9,7 @@ tells, the kernel alone checks that a breakpoint would stand at the start of an 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
@@ -26,7 +27,8 @@ from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.target.code.instructions import MAX_LENGTH, DecodedInstruction, decode
 from dprobes.target.kernel.formernames import has_same_arguments
-from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
+from dprobes.target.kernel.modulefiles import module_name
+from dprobes.target.kernel.runningkernel import KERNEL_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,10 +81,6 @@ class ResolvedKernel:
             return 0, frozenset()
         copied = frozenset(address for _, address in self.symbols if kernel.is_per_cpu(address))
         return kernel.per_cpu_offsets if copied else 0, copied
-
-    @property
-    def answers(self) -> None:
-        """None are kept: the kernel's addresses are others after each boot."""
 
     @property
     def in_code(self) -> tuple[Probepoint, ...]:
@@ -221,7 +219,8 @@ class _Resolver:
             )
         begins = address == function.address
         check_skip(self._program, definition, where, self._diagnostics, begins=begins)
-        instruction = self._instruction(definition, function, address)
+        is_there = not self._kernel.is_given_back(address)
+        instruction = self._instruction(definition, function, address) if is_there else self._unknown(address)
         state = self._state(definition, instruction)
         if state is ProbeState.COMPILED and (reason := self._kernel.refusal(address)) is not None:
             state = ProbeState.EXCLUDED
@@ -273,7 +272,7 @@ class _Resolver:
         """Return the instruction at an address; raise ``TargetError`` if none starts there."""
         offset = address - self._module.base
         text = self._kernel.text
-        unknown = DecodedInstruction(address, 0, b"", "?", 0, "?", offset)
+        unknown = self._unknown(address)
         code = text.read(function.address, address - function.address + MAX_LENGTH)
         if not code:
             if (raw := self._kernel.expected.get(address)) is not None:
@@ -297,6 +296,10 @@ class _Resolver:
                 )
             before = found
         raise TargetError(f"no instruction is at {self._kernel.name_of(address)}")
+
+    def _unknown(self, address: int) -> DecodedInstruction:
+        """Return what stands for an instruction that is not looked at."""
+        return DecodedInstruction(address, 0, b"", "?", 0, "?", address - self._module.base)
 
     def _say_unverified(self, definition: ProbeDefinition, problem: str) -> None:
         """Say once that instructions are not verified here; 'opcode' is then worth a warning."""
@@ -347,20 +350,23 @@ class _Resolver:
 
     def _enter_matches(self, number: int, definition: ProbeDefinition, pattern: str) -> None:
         span, path, base = definition.span("offset"), self._path, self._module.base
-        taken = count = 0
-        for symbol in self._matches(pattern):
-            count += 1
+        taken = 0
+        matches = list(self._matches(pattern))
+        copies = Counter(symbol.name for symbol in matches)
+        for symbol in matches:
+            where = symbol.name if copies[symbol.name] == 1 else f"{symbol.name} at {symbol.address - base:#x}"
             place = symbol.address - base, definition.at_return
             reason = self._reason_against(symbol, place)
             if reason is not None:
                 taken += reason is _TAKEN
-                self.left_out.append(LeftOutProbe(number, path, symbol.name, reason))
+                self.left_out.append(LeftOutProbe(number, path, where, reason))
                 continue
-            instruction = DecodedInstruction(symbol.address, 0, b"", "?", 0, "?", place[0])
-            probe = self._made(number, definition, instruction, symbol.name, ProbeState.COMPILED, symbol.name)
+            probe = self._made(
+                number, definition, self._unknown(symbol.address), where, ProbeState.COMPILED, symbol.name
+            )
             self._places[place] = probe
             taken += 1
-        if not count:
+        if not matches:
             self._diagnostics.error(span, f"'{pattern}' matches no function of '{path}'")
         elif not taken:
             self._diagnostics.error(

@@ -63,7 +63,6 @@ def resolve_here(
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
     kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
     processor: Callable[[Program], AbstractContextManager[Architecture | None] | None] = lambda _: None,
-    known: ResolvedModule | None = None,
     has_kernel: bool = True,
 ) -> Compiled:
     """
@@ -71,14 +70,9 @@ def resolve_here(
 
     ``refuse`` adds an error for what the engine that is to run the program cannot do. For a program about a kernel
     ``processor`` gives what that runs on, None if it is what we run on; behind ``refuse`` ``kernel`` returns what
-    gives it, None if it is the one that runs here. ``known`` is what is known already of the module that would be
-    found. Without ``has_kernel`` a program about a kernel is about one that is not here.
+    gives it, None if it is the one that runs here. Without ``has_kernel`` a program about a kernel is about one that is
+    not here.
     """
-    if known is not None:
-        if refuse is not None:
-            refuse(program, known.architecture, diagnostics)
-        diagnostics.raise_if_errors()
-        return Compiled(program, known.architecture, known, diagnostics)
     from contextlib import nullcontext
 
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
@@ -98,7 +92,7 @@ def resolve_here(
             return _resolve_in_kernel(
                 program, found or named, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse
             )
-    architecture_name = architecture_name or symbols.machine(host_architecture().name)
+    architecture_name = architecture_name or symbols.machine(host_architecture().name) or _narrow_processor(program)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
@@ -114,6 +108,11 @@ def resolve_here(
         refuse(program, arch, diagnostics)
     resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
     return Compiled(program, arch, resolved, diagnostics)
+
+
+def _narrow_processor(program: Program) -> str | None:
+    """Return the processor that runs programs of 32 bits here, for a program that is for such words only."""
+    return "i386" if program.word_size == 4 and host_architecture().name == "x86_64" else None
 
 
 def _resolve_in_kernel(
@@ -207,6 +206,27 @@ def _find_module(
         message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
     else:
         message = f"there is no module '{program.name}' on this machine; {later}"
-        hint = advice_on_name(program.name, {}) or suggestion(program.name, pid=pid, command=command)
+        hint = (
+            _advice_on_tracepoints(program)
+            or advice_on_name(program.name, {})
+            or suggestion(program.name, pid=pid, command=command)
+        )
     diagnostics.note(program.spans.get("name"), message, hint=hint)
     return None
+
+
+def _advice_on_tracepoints(program: Program) -> str | None:
+    """Return how tracepoints are probed, where the module that a program names is a subsystem of the kernel."""
+    from dprobes.rpn.program import Offset
+    from dprobes.target.kernel.tracefs import open_trace_files
+
+    if not program.name.isidentifier():
+        return None
+    try:
+        with open_trace_files() as files:
+            events = files.names(f"events/{program.name}")
+    except OSError:
+        return None
+    places = [each.location for each in program.definitions]
+    is_subsystem = any(each.expression.symbol in events for each in places if isinstance(each, Offset))
+    return "write 'modtype = tracepoint' and 'name = vmlinux' in the file header" if is_subsystem else None

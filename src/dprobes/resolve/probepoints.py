@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.lazydataclass import dataclass
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.arch.arguments import Argument
     from dprobes.diagnostics import Diagnostic
-    from dprobes.resolve.knownanswers import KnownAnswers
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Access, ProbeDefinition
     from dprobes.target.code.instructions import DecodedInstruction
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from dprobes.target.usdt import UsdtSite
 
 __all__ = [
+    "NEVER_RETURNS",
     "NO_EXITS",
     "LeftOutProbe",
     "ProbeKind",
@@ -54,6 +53,9 @@ _IN_CODE = (ProbeKind.BREAKPOINT, ProbeKind.RETURN)
 
 NO_EXITS = Exits((), ())
 """Those of a breakpoint, and of a function that is not what was expected."""
+
+NEVER_RETURNS = "it never returns"
+"""Why a probepoint at the return of a function is nowhere, as a clause about the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,12 @@ class Probepoint:
         return self.kind is ProbeKind.RETURN or (self.kind is ProbeKind.TRACEPOINT and self.definition.at_return)
 
     @property
+    def never_returns(self) -> bool:
+        """Whether it would be hit by the return from a function whose code has been read, and has none."""
+        exits = self.code.exits if self.kind is ProbeKind.RETURN else NO_EXITS
+        return bool(exits.ranges) and exits.are_missing
+
+    @property
     def place(self) -> tuple[str, int, bool]:
         """File, offset and ``at_return``: what no two probepoints in code may have in common."""
         return self.path, self.offset, self.at_return
@@ -211,10 +219,6 @@ class ResolvedCode(Protocol):
     def events(self) -> tuple[Probepoint, ...]:
         """The probepoints that leave the code as it is."""
 
-    @property
-    def answers(self) -> KnownAnswers | None:
-        """What engines have worked out about it, if that is kept."""
-
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModule:
@@ -235,8 +239,6 @@ class ResolvedModule:
     warnings: tuple[Diagnostic, ...] = ()
     of_c: frozenset[int] = frozenset()
     """In a Go module the definitions that probe a function of C, and see its arguments."""
-    answers: KnownAnswers | None = field(default=None, compare=False, repr=False)
-    """What engines have worked out about it, if that is kept."""
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:

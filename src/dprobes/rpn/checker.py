@@ -41,6 +41,8 @@ _VARIABLES = {
 
 def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
     """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
+    if not _is_for_words_of(program, architecture, diagnostics):
+        return
     for table in program.tables:
         _check_table(program, table, diagnostics)
     titles = _handler_titles(program)
@@ -70,6 +72,19 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
             _check_write(program, instruction, diagnostics, allow_write=allow_write)
     if not diagnostics.has_errors:
         check_flow(program, architecture, diagnostics)
+
+
+def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> bool:
+    """Return whether a program is for words of the processor; what else is wrong there is due to that."""
+    compiled, found = program.word_size, architecture.word_size
+    if compiled in (None, found):
+        return True
+    diagnostics.error(
+        program.spans.get("wordsize"),
+        f"the program is for words of {compiled} bytes, and those of {architecture.name} have {found}",
+        hint="write a second program, whose module is the path of a file with such words: it is compiled for them",
+    )
+    return False
 
 
 def _handler_titles(program: Program) -> list[str]:
@@ -197,7 +212,16 @@ def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> No
         mebibytes = -(-table.memory >> 20)
         message = f"table '{table.name}' would take {mebibytes} MiB, more than {MEMORY_MAX >> 20}"
         diagnostics.error(table.span, message, hint="give it a smaller 'room ='")
-    if any(part.kind is KeyKind.KERNEL_STACK for part in table.parts) and not _sees_kernel(program):
+    # One of several programs that were written as one declares the tables of all, and need not use each.
+    if (
+        any(part.kind is KeyKind.KERNEL_STACK for part in table.parts)
+        and not _sees_kernel(program)
+        and any(
+            instruction.row.operand_kind is OperandKind.TABLE and instruction.operand == table.name
+            for code in program.bodies()
+            for instruction in code.instructions
+        )
+    ):
         what = "key" if any(key.kind is KeyKind.KERNEL_STACK for key in table.keys) else "value"
         diagnostics.error(
             table.span,
@@ -283,7 +307,9 @@ def _check_value(architecture: Architecture, instruction: Instruction, diagnosti
         row.operand_kind is OperandKind.BITS and isinstance(operand, int) and operand >= bits and row.operator[0] == "s"
     ):
         diagnostics.warning(instruction.operand_place, f"a shift by {operand} of a {bits}-bit word always gives 0")
-    if row.syntax == "log d, <count>" and architecture.word_size == 4:
+    span = instruction.span
+    is_compiled = span is not None and span.file.wording is not None  # and so spelt by a compiler
+    if row.syntax == "log d, <count>" and architecture.word_size == 4 and not is_compiled:
         diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
     if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):
         diagnostics.error(

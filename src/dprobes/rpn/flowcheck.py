@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.rpn import controlflow
-from dprobes.rpn.isa import Flow
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
@@ -34,6 +34,8 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
                 diagnostics.warning(instruction.span, message, hint="write 'exit'")
             if not writes_below:
                 _check_cell(instruction, depth, diagnostics)
+        if not definition.exception_mask & ExceptionCode.LOG_OVERFLOW:
+            _check_room(program.logmax, code, architecture.word_size, diagnostics)
         for underflow in underflows:
             instruction = code.instructions[underflow.index]
             cells = instruction.row.effect.partition("--")[0].strip()
@@ -81,6 +83,45 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
         has = f"at most {cells} {'are' if depth != 1 else 'is'} on the stack" if depth else "the stack is empty"
         message = f"'{instruction}' reads a cell that nothing has written, or that was popped: {has}"
         diagnostics.warning(instruction.operand_place, message)
+
+
+def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostics) -> None:
+    """Warn of the first instruction that logs more than there is room for, whatever is found at the hit."""
+    least: dict[int, int] = {}
+    todo = [(0, 0)] if code.instructions else []
+    while todo:
+        index, logged = todo.pop()
+        if least.get(index, logged + 1) <= logged:
+            continue
+        least[index] = logged
+        instruction = code.instructions[index]
+        if instruction.row.syntax == "pop lp" or instruction.row.flow is Flow.CALL:
+            return
+        after = logged + _least_logged(instruction, word_size)
+        todo += [(target, after) for target in controlflow.successors(code, index)]
+    for index, logged in sorted(least.items()):
+        instruction = code.instructions[index]
+        needed = logged + _least_logged(instruction, word_size)
+        if needed > logmax:
+            message = (
+                f"'{instruction}' has no room: the log has {_bytes(logmax)}, and at least {_bytes(needed)} are needed"
+            )
+            diagnostics.warning(instruction.span, message, hint="write a larger 'logmax' in the file header")
+            return
+
+
+def _least_logged(instruction: Instruction, word_size: int) -> int:
+    """Return how many bytes an instruction logs at least, if there is room."""
+    row = instruction.row
+    if row.operator != "log" or row.syntax == "log st":
+        return 0
+    if row.syntax not in LOG_WIDTHS or not isinstance(instruction.operand, int):
+        return ITEM_PREFIX_SIZE
+    return (LOG_WIDTHS[row.syntax] or word_size) * instruction.operand
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte{'s' * (count != 1)}"
 
 
 def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:

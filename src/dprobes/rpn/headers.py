@@ -98,6 +98,8 @@ def parse_value(keyword: Keyword, tokens: Sequence[WordToken]) -> HeaderValue:
             return _range(tokens)
         case ValueKind.FREQUENCY:
             return _frequency(keyword, tokens)
+        case ValueKind.WORD_SIZE:
+            return _word(keyword, tokens, {"4": 4, "8": 8})
         case ValueKind.TABLE:
             from dprobes.rpn.tableheaders import parse_table
 

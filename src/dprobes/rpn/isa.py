@@ -29,9 +29,11 @@ __all__ = [
     "EX_LOGMAX",
     "HANDLER_DISPATCH_MAX",
     "HEAPMAX",
+    "ITEM_PREFIX_SIZE",
     "JMPMAX",
     "KERNEL_FRAMES_MAX",
     "LOGMAX",
+    "LOG_WIDTHS",
     "NAME_MAX",
     "NON_MASKABLE",
     "OURS",
@@ -40,6 +42,7 @@ __all__ = [
     "ROWS",
     "RPN_STACK_CELLS",
     "TEXT_MAX",
+    "UNSEEN_ENTRY",
     "USER_FRAMES_MAX",
     "VERSION",
     "Alias",
@@ -107,6 +110,21 @@ class ExceptionCode(IntEnum):
 DEFAULT_EXCEPTION_MASK = 0x0FFF
 NON_MASKABLE = 0x0FFF
 """The codes that end the handler when they are not enabled; the others are then ignored."""
+
+
+UNSEEN_ENTRY = -4095
+"""
+The address of INVALID_ADDR where a return's entry was not seen, modulo the word.
+
+Nothing can be there: it is the least of the numbers that the kernel returns as errors in the place of addresses.
+"""
+
+
+ITEM_PREFIX_SIZE = 3
+"""The bytes in front of a self-describing item in the log: its token, and its length in 16 bits."""
+
+LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
+"""The bytes of each number that an instruction logs, by its syntax; 0 is a word."""
 
 
 class Token(IntEnum):

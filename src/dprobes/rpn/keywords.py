@@ -14,7 +14,10 @@ from dprobes.quickenum import Enum
 from dprobes.rpn.arithmetic import limits
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
 
-__all__ = ["KEYWORDS", "KEYWORD_ALIASES", "Header", "Keyword", "ValueKind", "keywords_of"]
+__all__ = ["KEYWORDS", "KEYWORD_ALIASES", "LOGMAX_MAX", "Header", "Keyword", "ValueKind", "keywords_of"]
+
+LOGMAX_MAX = 0xFFFF
+"""Bytes of the largest log buffer."""
 
 TVARS_MAX = 1024
 """How many variables a thread has at most: an engine has room for some thousands of threads at once."""
@@ -42,6 +45,7 @@ class ValueKind(Enum):
     RANGE = "an address, or two with ':' between them"
     ACCESS = "x, w, rw or io"
     FREQUENCY = "a number of samples a second, such as 100hz"
+    WORD_SIZE = "4 or 8"
     TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
 
 
@@ -78,6 +82,9 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("name", _F, ValueKind.MODULE, "The module to probe: a program, shared library, kernel or kernel module."),
     Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is: a program or library, the kernel that runs, a "
             "module that it has loaded, or the kernel's tracepoints and system calls.", "user"),
+    Keyword("wordsize", _F, ValueKind.WORD_SIZE, "The bytes of a word of the processors that the program is for, 4 or "
+            "8; the compiler of DProbes C writes it where a handler depends on it. Without it the program is for both.",
+            since=OURS, field="word_size"),
     Keyword("major", _F, ValueKind.NUMBER, "The major code of every record.", 0, 0, U16),
     Keyword("id", _F, ValueKind.NUMBER, "A number of the user's, shown in stack traces.", 0, 0, U16),
     Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),
@@ -87,7 +94,7 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("table", _F, ValueKind.TABLE, "A keyed table; may be given several times.", None, since=OURS,
             field="tables", is_repeated=True),
     Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", JMPMAX, 0, U16),
-    Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", LOGMAX, 1, U16),
+    Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", LOGMAX, 1, LOGMAX_MAX),
     Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", EX_LOGMAX, 1, U16),
     Keyword("heapmax", _F, ValueKind.NUMBER, "The size of a hit's heap in bytes where the probepoint has no heap =.",
             HEAPMAX, 40, U16, since="5.0"),

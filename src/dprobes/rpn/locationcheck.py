@@ -76,6 +76,13 @@ def _check_usdt(program: Program, definition: ProbeDefinition, location: Usdt, d
 def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
     location = definition.location
     if not isinstance(location, Tracepoint):
+        if isinstance(location, Glob):
+            diagnostics.error(
+                definition.span("offset"),
+                "tracepoints and system calls have no patterns: each is named",
+                hint="all system calls are the tracepoints raw_syscalls:sys_enter and raw_syscalls:sys_exit",
+            )
+            return
         diagnostics.error(
             definition.span("offset"),
             "a program with 'modtype = tracepoint' has tracepoints and system calls only",

@@ -240,12 +240,14 @@ class Program:
     """
     Hold a whole probe program file.
 
+    ``word_size`` is that of the processors that it is for, in bytes; None if it is for those of both sizes.
     ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place
     of its statement in the file header.
     """
 
     name: str
     modtype: ModuleType = ModuleType.USER
+    word_size: int | None = None
     major: int = 0
     id: int = 0
     vars: int = 0

@@ -116,6 +116,10 @@ class KeyKind(Enum):
     """The same, with a sign."""
     TEXT = "text"
     """A string whose bytes stand in cells, the first ones in the low bits of the top one."""
+    CUT_STRING = "cutstr"
+    """A string in memory that says so where it is cut: of one that fills its room the last byte only tells that."""
+    CUT_TEXT = "cuttext"
+    """The same of a string whose bytes stand in cells."""
     FRAMES = "frames"
     """A call stack of the kernel whose addresses stand in cells, the innermost on top."""
     USER_FRAMES = "uframes"
@@ -124,7 +128,17 @@ class KeyKind(Enum):
     @property
     def is_string(self) -> bool:
         """Whether it is bytes up to a NUL."""
-        return self in (KeyKind.STRING, KeyKind.COMM, KeyKind.TEXT)
+        return self is KeyKind.COMM or self.is_string_in_memory or self.is_string_in_cells
+
+    @property
+    def is_string_in_memory(self) -> bool:
+        """Whether it is read up to a NUL at an address."""
+        return self in (KeyKind.STRING, KeyKind.CUT_STRING)
+
+    @property
+    def is_string_in_cells(self) -> bool:
+        """Whether its bytes stand in cells."""
+        return self in (KeyKind.TEXT, KeyKind.CUT_TEXT)
 
     @property
     def is_in_memory_order(self) -> bool:
@@ -148,6 +162,8 @@ _SIZES = {
     KeyKind.USER_STACK: (USER_FRAMES_MAX, USER_FRAMES_MAX),
     KeyKind.KERNEL_STACK: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
     KeyKind.TEXT: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.CUT_STRING: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.CUT_TEXT: (STRING_SIZE, STRING_SIZE_MAX),
     KeyKind.FRAMES: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
     KeyKind.USER_FRAMES: (USER_FRAMES_MAX, USER_FRAMES_MAX),
 }
@@ -157,6 +173,8 @@ VALUE_KINDS = (
     KeyKind.STRING,
     KeyKind.COMM,
     KeyKind.TEXT,
+    KeyKind.CUT_STRING,
+    KeyKind.CUT_TEXT,
     KeyKind.USER_STACK,
     KeyKind.KERNEL_STACK,
     KeyKind.FRAMES,
@@ -195,7 +213,7 @@ class Key:
     def bytes(self) -> int:
         """How many bytes of an entry it takes: a multiple of 8; a string has room for its NUL."""
         match self.kind:
-            case KeyKind.STRING | KeyKind.TEXT:
+            case KeyKind.STRING | KeyKind.TEXT | KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
                 return (self.size // 8 + 1) * 8
             case KeyKind.BYTES:
                 return -(-self.size // 8) * 8
@@ -217,9 +235,11 @@ class Key:
     def popped(self, word_size: int) -> int:
         """Return how many cells an instruction pops for it."""
         match self.kind:
-            case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES:
+            case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES | KeyKind.CUT_STRING:
                 return 1
-            case KeyKind.LONG | KeyKind.SIGNED_LONG | KeyKind.TEXT | KeyKind.FRAMES | KeyKind.USER_FRAMES:
+            case KeyKind.LONG | KeyKind.SIGNED_LONG | KeyKind.FRAMES | KeyKind.USER_FRAMES:
+                return self.bytes // word_size
+            case KeyKind.TEXT | KeyKind.CUT_TEXT:
                 return self.bytes // word_size
             case _:
                 return 0

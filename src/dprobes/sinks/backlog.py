@@ -66,6 +66,8 @@ class RecordQueue:
         self._lost_before: dict[int, int] = {}
         """Records of each source that were lost since its last batch in the queue."""
         self.is_given_up = False
+        self._last: Message | None = None
+        """The first message when all was given up, which a sink may be writing."""
         self.waiting = self.lost = 0
 
     def __bool__(self) -> bool:
@@ -155,7 +157,11 @@ class RecordQueue:
         return joined
 
     def take(self, message: Message, count: int) -> bool:
-        """Take away the first message, or ``count`` records of it; return False if it has been given up meanwhile."""
+        """Take away the first message, or ``count`` records of it; return False if it is not there any more."""
+        if message is self._last:
+            self._last = None
+            self.lost -= count
+            return True
         if not self._messages or self._messages[0] is not message:
             return False
         if isinstance(message, Batch):
@@ -169,9 +175,11 @@ class RecordQueue:
 
     def keep(self, message: Message, left: Sequence[int]) -> bool:
         """Take the first message away but for the records at some positions; return as ``take`` does."""
+        assert isinstance(message, Batch)
+        if message is self._last:
+            return self.take(message, len(message.records) - len(left))
         if not self._messages or self._messages[0] is not message:
             return False
-        assert isinstance(message, Batch)
         records = [message.records[position] for position in left]
         places = [message.places[position] for position in left]
         lost = message.lost if left and left[0] == 0 else 0
@@ -204,11 +212,20 @@ class RecordQueue:
         self._lost_before[source.number] = self._lost_before.get(source.number, 0) + count
 
     def give_up(self) -> None:
-        """Lose everything that waits, and whatever comes."""
+        """
+        Lose everything that waits, and whatever comes.
+
+        What a sink has taken of the first message may still be said, until it is settled what is lost.
+        """
         self.is_given_up = True
+        self._last = self._messages[0] if self._messages else self._last
         self._messages.clear()
         self.lost += self.waiting
         self.waiting = self._bytes = 0
+
+    def settle(self) -> None:
+        """Let what was given up be lost for good."""
+        self._last = None
 
 
 def _goes_on(batch: Batch, message: Message) -> bool:

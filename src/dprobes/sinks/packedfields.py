@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.rpn.isa import Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, Token
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FieldPlace", "field_places", "strings_at"]
 
-_PREFIX = 3
-"""Bytes of a prefix of an item: token and length."""
 
 _NO_NUMBERS = (Conversion.STRING, Conversion.DUMP, Conversion.REST)
 
@@ -50,8 +48,8 @@ def field_places(packed: PackedRecords, template: Template, word_size: int) -> t
                 size = _item_size(packed, at)
                 if size is None:
                     return None
-                places.append(FieldPlace(at + _PREFIX, size, is_text=True))
-                at += _PREFIX + size
+                places.append(FieldPlace(at + ITEM_PREFIX_SIZE, size, is_text=True))
+                at += ITEM_PREFIX_SIZE + size
             case Placeholder(conversion=conversion, is_item=False) if conversion not in _NO_NUMBERS:
                 size = part.size or word_size
                 places.append(FieldPlace(at, size, conversion.is_signed))
@@ -64,11 +62,11 @@ def field_places(packed: PackedRecords, template: Template, word_size: int) -> t
 def _item_size(packed: PackedRecords, at: int) -> int | None:
     """Return the length that all strings at a place of the data have; None if they are not alike, or no items."""
     first = packed.shape.data + at
-    if not packed.is_constant(first, _PREFIX) or first + _PREFIX > packed.row_size:
+    if not packed.is_constant(first, ITEM_PREFIX_SIZE) or first + ITEM_PREFIX_SIZE > packed.row_size:
         return None
-    token, length = packed.first[first], packed.first[first + 1 : first + _PREFIX]
+    token, length = packed.first[first], packed.first[first + 1 : first + ITEM_PREFIX_SIZE]
     size = int.from_bytes(length, packed.shape.byte_order)
-    return size if token == Token.STRING and first + _PREFIX + size <= packed.row_size else None
+    return size if token == Token.STRING and first + ITEM_PREFIX_SIZE + size <= packed.row_size else None
 
 
 def strings_at(packed: PackedRecords, start: int, size: int) -> list[str] | str:

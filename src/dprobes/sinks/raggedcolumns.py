@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.rpn.isa import Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RaggedData", "RaggedRows", "steps_of"]
 
-_PREFIX = 3
-"""Bytes of a prefix of an item: token and length."""
 
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
@@ -128,7 +126,7 @@ class RaggedData:
         found, body = [], self.body
         for step in steps:
             if step.kind == "item" and any(
-                p + _PREFIX > end or body[p] != Token.STRING for p, end in zip(positions, ends, strict=True)
+                p + ITEM_PREFIX_SIZE > end or body[p] != Token.STRING for p, end in zip(positions, ends, strict=True)
             ):
                 return None
             behind = self._behind(step, positions)
@@ -144,7 +142,7 @@ class RaggedData:
     ) -> tuple[Sequence[int], list[int], list[int]]:
         """Leave out records in which no string item follows."""
         body, token = self.body, Token.STRING
-        wrong = [n for n, p in enumerate(positions) if p + _PREFIX > self.ends[rows[n]] or body[p] != token]
+        wrong = [n for n, p in enumerate(positions) if p + ITEM_PREFIX_SIZE > self.ends[rows[n]] or body[p] != token]
         return _without(wrong, rows, positions, places, odd)
 
     def _within(
@@ -162,9 +160,9 @@ class RaggedData:
                 size = step.size
                 return [p + size for p in positions]
             case "item" if self._order == "little":
-                return [p + _PREFIX + (body[p + 1] | body[p + 2] << 8) for p in positions]
+                return [p + ITEM_PREFIX_SIZE + (body[p + 1] | body[p + 2] << 8) for p in positions]
             case "item":
-                return [p + _PREFIX + (body[p + 2] | body[p + 1] << 8) for p in positions]
+                return [p + ITEM_PREFIX_SIZE + (body[p + 2] | body[p + 1] << 8) for p in positions]
         find, beyond = body.find, len(body) + 1
         ends = [find(0, p) for p in positions]
         return [end + 1 if end >= 0 else beyond for end in ends]
@@ -176,7 +174,7 @@ class RaggedData:
             return [read(body, p)[0] for p in places]
         if step.kind == "item":
             ends = self._behind(step, places)
-            found = [body[p + _PREFIX : end] for p, end in zip(places, ends, strict=True)]
+            found = [body[p + ITEM_PREFIX_SIZE : end] for p, end in zip(places, ends, strict=True)]
         else:
             found = [body[p : body.index(0, p)] for p in places]
         known = {data: data.partition(b"\0")[0].decode("utf-8", "backslashreplace") for data in set(found)}

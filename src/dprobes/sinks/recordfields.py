@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.escapes import escaped
 from dprobes.formatters.addressfields import code_names_of, function_of
 from dprobes.formatters.addressnames import AddressSymboliser
-from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.fields import Fault, Field, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.record.codec import decode_record
@@ -15,7 +15,7 @@ from dprobes.record.codec import decode_record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.formatters.templates.fields import Field, Value
+    from dprobes.formatters.templates.fields import Value
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
@@ -31,6 +31,7 @@ class KnownRecord(NamedTuple):
     """
     Hold a record, the items of its header as strings, and the fields that its template or its handler names.
 
+    A last field, ``rest``, is the bytes that no other takes.
     ``names`` are those of the fields' addresses, by fields of their own. ``function`` is where a sampler or a
     watchpoint hit, as far as somebody knows; of other places ``place_items`` tells.
     """
@@ -71,9 +72,11 @@ class FieldReader:
         fields: Sequence[tuple[Field, Value]] = ()
         names: Sequence[tuple[str, str | tuple[str, ...]]] = ()
         if template is not None:
-            values = decode_fields(template, record).values
-            fields = list(zip(self._fields_of(template, record.word_size), values, strict=True))
-            names = code_names_of(template, record, values, place, symboliser)
+            decoded = decode_fields(template, record)
+            fields = list(zip(self._fields_of(template, record.word_size), decoded.values, strict=True))
+            if decoded.rest:
+                fields.append((_rest_field(fields), decoded.rest))
+            names = code_names_of(template, record, decoded.values, place, symboliser)
         function = "" if place.is_code else function_of(record, place, symboliser)
         items = _items(record)
         if function and not place.routine:
@@ -85,6 +88,13 @@ class FieldReader:
         if (found := self._fields.get(key)) is None:
             found = self._fields[key] = fields_of(template, word_size)
         return found
+
+
+def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
+    """Return the field of the bytes that no other one takes, of which there are some if a dump was cut."""
+    names = {field.name for field, _ in fields}
+    name = next(each for each in ("rest", *(f"rest_{n}" for n in range(2, len(names) + 3))) if each not in names)
+    return Field(name, FieldKind.BYTES, 0, 16, is_array=False)
 
 
 def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
@@ -105,6 +115,8 @@ def _items(record: LogRecord) -> list[tuple[str, str]]:
     items += [(name, f"{value:#x}") for name in _ADDRESSES if (value := getattr(record, name)) is not None]
     if record.is_stack_trace:
         items.append(("stack_trace", "1"))
+    if record.is_cut:
+        items.append(("cut", "1"))
     return items
 
 

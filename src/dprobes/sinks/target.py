@@ -184,6 +184,8 @@ class LogTarget:
                 self._changed.notify_all()
             if not self._ended.is_set():
                 self._abort()
+            with self._changed:
+                self._queue.settle()
         return self.status()
 
     def _abort(self) -> None:

@@ -135,6 +135,7 @@ class TextSink:
     ) -> None:
         self._outlet = outlet
         self.abort = getattr(outlet, "abort", None)
+        self.settle = getattr(outlet, "settle", outlet.flush)
         self._has_heading = goes_on
         self._format_name = format_name
         self._has_tables = has_tables
@@ -186,6 +187,11 @@ class TextSink:
     def flush(self) -> None:
         """Make visible what was written."""
         self._outlet.flush()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether some of what was flushed may still turn out to be lost."""
+        return getattr(self._outlet, "is_holding", False)
 
     def close(self) -> None:
         """Give up the outlet."""

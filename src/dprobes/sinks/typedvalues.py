@@ -3,7 +3,8 @@ The data of a record as named, typed values, for log targets that have types.
 
 A template names them. Without one there is ``data``, the bytes, and what of it describes itself. A field whose value
 could not be read when the record was made is replaced by ``NAME_fault``, the address where that failed; one that the
-data ended before is left out; bytes that no field takes are ``rest``. Addresses that a template prints by name have
+data ended before is left out; bytes that no field takes are ``rest``, and ``cut`` is a mark where the log buffer had no
+room for all. Addresses that a template prints by name have
 their names behind all that (``formatters.addressfields``).
 """
 
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from dprobes.escapes import escaped
+from dprobes.escapes import CUT, escaped
 from dprobes.formatters.addressfields import address_fields, code_names
 from dprobes.formatters.templates.fields import Fault, Field, FieldKind, decode_fields, fields_of
 from dprobes.lazydataclass import dataclass
+from dprobes.record.items import CUT_ITEM, UNSEEN
 from dprobes.sinks.fixedlayout import fixed_layout
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _SHAPES_MAX = 64
 
 _ITEM_KINDS = {
     "string": FieldKind.STRING,
+    CUT_ITEM: FieldKind.STRING,
+    UNSEEN: FieldKind.ADDRESS,
     "memory": FieldKind.BYTES,
     "fault": FieldKind.ADDRESS,
     "selector fault": FieldKind.ADDRESS,
@@ -67,6 +71,8 @@ class ArgumentReader:
         self._fields = fields_of(template, word_size) if template is not None else ()
         self._full = Shape(self._fields)
         self._raw = Shape((_bytes_field("data", set()),))
+        taken: set[str] = set()
+        self._cut = Shape((_bytes_field("data", taken), self._item_field(CUT_ITEM, taken)))
         self._stack_trace = Shape((_bytes_field("stack_trace", set()),))
         self._layouts = {
             order: None if template is None else fixed_layout(template, word_size, order) for order in _BYTE_ORDERS
@@ -102,26 +108,26 @@ class ArgumentReader:
             return self._full, layout.unpack(record.data)
         decoded = decode_fields(self._template, record)
         marks = [_mark(value) for value in decoded.values if value is None or isinstance(value, Fault)]
-        if not marks and not decoded.rest:
+        if not marks and not decoded.rest and not record.is_cut:
             return self._full, decoded.values  # type: ignore[return-value] # neither None nor Fault is in them
         return self._incomplete(record, decoded.values, decoded.rest)
 
     def _incomplete(
         self, record: LogRecord, values: tuple[Value, ...], rest: bytes
     ) -> tuple[Shape, Sequence[ArgumentValue]]:
-        key = (*(_mark(value) for value in values), "rest" if rest else "")
+        key = (*(_mark(value) for value in values), "rest" if rest else "", CUT_ITEM if record.is_cut else "")
         shape = self._others.get(key)
         if shape is None:
             if len(self._others) >= _SHAPES_MAX:
                 return self._raw, (record.data,)
             shape = self._others[key] = self._shape_of(key)
         found = [value.address if isinstance(value, Fault) else value for value in values if value is not None]
-        return shape, [*found, rest] if rest else found
+        return shape, [*found, *((rest,) if rest else ()), *((CUT,) if record.is_cut else ())]
 
     def _shape_of(self, marks: tuple[str, ...]) -> Shape:
         fields: list[Field] = []
         taken = {field.name for field in self._fields}
-        for field, mark in zip(self._fields, marks[:-1], strict=True):
+        for field, mark in zip(self._fields, marks[:-2], strict=True):
             match mark:
                 case "missing":
                     continue
@@ -130,14 +136,16 @@ class ArgumentReader:
                 case _:
                     name = _unique(f"{field.name}_{mark}", taken)
                     fields.append(Field(name, FieldKind.ADDRESS, self._word_size, 16, is_array=False))
+        if marks[-2]:
+            fields.append(_bytes_field(marks[-2], taken))
         if marks[-1]:
-            fields.append(_bytes_field(marks[-1], taken))
+            fields.append(self._item_field(marks[-1], taken))
         return Shape(tuple(fields))
 
     def _by_items(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
         items = record.items()
         if not items:
-            return self._raw, (record.data,)
+            return (self._cut, (record.data, CUT)) if record.is_cut else (self._raw, (record.data,))
         key = tuple(item.kind for item in items)
         shape = self._others.get(key)
         if shape is None:
@@ -164,14 +172,16 @@ def _mark(value: Value) -> str:
     match value:
         case None:
             return "missing"
+        case Fault(is_unseen=True):
+            return "entry_not_seen"
         case Fault(is_selector=is_selector):
             return "selector_fault" if is_selector else "fault"
     return ""
 
 
 def _item_value(item: LogItem) -> ArgumentValue:
-    if item.kind == "string" and isinstance(item.value, bytes):
-        return item.value.decode("utf-8", "backslashreplace")
+    if item.kind in ("string", CUT_ITEM):
+        return item.text
     return item.value
 
 

@@ -16,7 +16,7 @@ from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
-from dprobes.record.items import split_items
+from dprobes.record.items import UNSEEN
 from dprobes.record.layout import Item, LogRecord
 from dprobes.record.packed import PackedRecords
 from dprobes.sinks.fixedlayout import fixed_layout
@@ -307,10 +307,7 @@ class _Program:
 
 def _items(record: LogRecord) -> list[dict[str, str]] | None:
     """Return the items of data that describes itself."""
-    if record.is_stack_trace:
-        return None
-    found = split_items(record.data, record.word_size, record.byte_order)
-    return None if found is None else [{"type": item.kind, "text": item.text} for item in found]
+    return [{"type": item.kind, "text": item.text} for item in record.items()] or None
 
 
 def _fields(template: Template, rows: _Rows, names: NameColumns) -> dict[str, pa.Array]:
@@ -352,7 +349,7 @@ _Columns = tuple[list[Sequence[Any]], list[Any], list[bytes | None]]
 def _fast(template: Template, records: Sequence[LogRecord]) -> _Columns | None:
     """Return the columns if the template is one structure, and all records are of its size."""
     shapes = Counter((r.word_size, r.byte_order, r.is_stack_trace, len(r.data)) for r in records)
-    if len(shapes) != 1:
+    if len(shapes) != 1 or any(r.is_cut for r in records):
         return None
     ((word_size, byte_order, is_stack_trace, size),) = shapes
     layout = fixed_layout(template, word_size, byte_order)
@@ -374,19 +371,22 @@ def _slow(template: Template, records: Sequence[LogRecord]) -> _Columns:
             rests.append(None)
             continue
         decoded = decode_fields(template, record)
-        faulty = _problems(names, decoded)
+        faulty = _problems(names, decoded, is_cut=record.is_cut)
         rows.append(tuple(None if isinstance(v, Fault) else v for v in decoded.values) if faulty else decoded.values)
         problems.append(faulty)
         rests.append(decoded.rest or None)
     return list(zip(*rows, strict=True)) or [], problems, rests
 
 
-def _problems(names: Sequence[str], decoded: Decoded) -> list[dict[str, Any]] | None:
+def _problems(names: Sequence[str], decoded: Decoded, *, is_cut: bool) -> list[dict[str, Any]] | None:
     found: list[dict[str, Any]] = []
     for name, value in zip(names, decoded.values, strict=True):
         if value is None:
-            found.append({"field": name, "problem": "missing", "address": None})
+            found.append({"field": name, "problem": "cut" if is_cut else "missing", "address": None})
         elif isinstance(value, Fault):
-            kind = "selector fault" if value.is_selector else "fault"
-            found.append({"field": name, "problem": kind, "address": value.address})
+            kind = "selector fault" if value.is_selector else UNSEEN if value.is_unseen else "fault"
+            address = None if value.is_unseen else value.address
+            found.append({"field": name, "problem": kind, "address": address})
+    if is_cut and None not in decoded.values:
+        found.append({"field": None, "problem": "cut", "address": None})
     return found or None

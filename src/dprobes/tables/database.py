@@ -20,7 +20,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.tables.journals import journal_paths
 from dprobes.tables.parquetfiles import description_of, files_of, locked, write_tables
 from dprobes.tables.queryerrors import message_of
-from dprobes.tables.schema import HEADER_COLUMNS, Partition, fixed_columns
+from dprobes.tables.schema import HEADER_COLUMNS, TIME_NS, Partition, fixed_columns
 from dprobes.trace.writer import older_part
 
 if TYPE_CHECKING:
@@ -245,14 +245,34 @@ def _grouped(files: Iterable[Path]) -> list[_Group]:
 
 
 def _reading(group: _Group) -> str:
+    """Return what reads a group's files; older ones have no column of nanoseconds, but times of them."""
     partition = group.partition
-    files = ", ".join(_literal(str(file)) for file in group.files)
     major, minor = ("null" if code is None else str(code) for code in (partition.major, partition.minor))
-    return (
-        f"from read_parquet([{files}], union_by_name = true, hive_partitioning = false) "
-        f"select time, {_literal(partition.program)} as program, {major}::uinteger as major, "
-        f"{minor}::uinteger as minor, * exclude (time)"
-    )
+    exact = [file for file in group.files if _has_nanoseconds(file)]
+    parts = []
+    for files, time, own in (
+        (exact, f"make_timestamp_ns({TIME_NS})", f"time, {TIME_NS}"),
+        ([file for file in group.files if file not in exact], "time", "time"),
+    ):
+        if files:
+            listed = ", ".join(_literal(str(file)) for file in files)
+            parts.append(
+                f"from read_parquet([{listed}], union_by_name = true, hive_partitioning = false) "
+                f"select {time} as time, {_literal(partition.program)} as program, {major}::uinteger as major, "
+                f"{minor}::uinteger as minor, * exclude ({own})"
+            )
+    return " union all by name ".join(parts)
+
+
+def _has_nanoseconds(file: Path) -> bool:
+    """Return whether a file has the column; of one that cannot be read, whoever reads its rows says so."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return TIME_NS in pq.read_schema(file).names
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def _unique(name: str, taken: set[str]) -> str:

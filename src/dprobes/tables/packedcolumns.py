@@ -56,6 +56,8 @@ def packed_table(
     """
     import pyarrow as pa
 
+    if records.shape.flags & Item.CUT:
+        return None
     columns = _data_columns(records, template, names) if data is None else data
     times = _times(records, wall_offset)
     if columns is None or times is None:

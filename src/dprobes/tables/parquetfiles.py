@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dprobes.tables.conversion import pieces_of
-from dprobes.tables.schema import HEADER_COLUMNS, TIME_ZONE
+from dprobes.tables.schema import HEADER_COLUMNS, TIME_NS, TIME_ZONE, file_schema
 from dprobes.trace.reader import TraceReader
 
 if TYPE_CHECKING:
@@ -118,6 +118,16 @@ def _final(path: Path) -> Path:
     return path.with_name(path.name.removeprefix(".").removesuffix(".tmp"))
 
 
+def _with_file_times(rows: pa.Table) -> pa.Table:
+    """Return rows with times as files have them: in microseconds, cut, and beside them in nanoseconds."""
+    import pyarrow as pa
+
+    time, schema = rows.column("time"), file_schema(rows.schema)
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    columns |= {"time": time.cast(schema.field("time").type, safe=False), TIME_NS: time.cast(pa.int64())}
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
 def _is_text(field: pa.Field) -> bool:
     """Return whether a column is of strings: to look for the same numbers takes longer than to write them."""
     return str(field.type) == "string"
@@ -134,7 +144,7 @@ class _File:
         self._lasting = lasting
         self._file = path.open("wb")
         try:
-            kept = schema.with_metadata({_METADATA_KEY: json.dumps(description)})
+            kept = file_schema(schema).with_metadata({_METADATA_KEY: json.dumps(description)})
             alike = [name for name in schema.names if name in _ALIKE and (lasting or _is_text(schema.field(name)))]
             self._writer = pq.ParquetWriter(
                 self._file,
@@ -148,7 +158,7 @@ class _File:
             raise
 
     def write(self, rows: pa.Table) -> None:
-        self._writer.write_table(rows)
+        self._writer.write_table(_with_file_times(rows))
 
     def finish(self) -> None:
         self._writer.close()

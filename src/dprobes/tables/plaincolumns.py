@@ -57,7 +57,7 @@ def plain_table(
     """
     import pyarrow as pa
 
-    if template is None or name_columns(template) or rows.flags & Item.STACK_TRACE:
+    if template is None or name_columns(template) or rows.flags & (Item.STACK_TRACE | Item.CUT):
         return None
     steps = steps_of(template, rows.word_size)
     described = field_columns(template)

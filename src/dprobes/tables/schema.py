@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEADER_COLUMNS",
+    "TIME_NS",
     "TIME_ZONE",
     "Partition",
     "field_columns",
     "field_type",
+    "file_schema",
     "fixed_columns",
     "name_columns",
     "name_type",
@@ -63,6 +65,14 @@ What every table has, and the types.
 
 ``time`` has no time zone in its type: DuckDB 1 reads one with a zone in microseconds; DuckDB 2 reads it exactly, but as
 a type (TIMESTAMPTZ_NS) that knows no intervals, differences, ``time_bucket`` or ``date_trunc``.
+"""
+
+TIME_NS = "time_ns"
+"""
+The column of files that has ``time`` in nanoseconds, as a number.
+
+Their ``time`` itself is in microseconds: Spark refuses files with TIMESTAMP(NANOS), whichever columns it reads
+(ParquetSchemaConverter: "Illegal Parquet type").
 """
 
 TIME_ZONE = "UTC"
@@ -142,7 +152,7 @@ def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
 
     A name that another column has, be it in other letter case, gets a number: SQL takes the two for one.
     """
-    taken = {*fixed_columns(), ITEMS, PROBLEMS, REST}
+    taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST}
     columns = []
     for field in fields_of(template, _WORD):
         name, number = field.name, 2
@@ -171,7 +181,7 @@ def field_type(field: Field) -> pa.DataType:
 
 def name_columns(template: Template) -> tuple[tuple[str, AddressField], ...]:
     """Return the columns of the names of addresses, which are named as those of fields are."""
-    taken = {*fixed_columns(), ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
+    taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
     columns = []
     for each in address_fields(template, _WORD):
         name, number = each.name, 2
@@ -202,3 +212,12 @@ def table_schema(template: Template | None) -> pa.Schema:
         problem = pa.struct([("field", pa.string()), ("problem", pa.string()), ("address", pa.uint64())])
         columns += [(PROBLEMS, pa.list_(problem)), (REST, pa.binary())]
     return pa.schema(columns)
+
+
+def file_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a file, by those of its table."""
+    import pyarrow as pa
+
+    fields = [pa.field("time", pa.timestamp("us")) if each.name == "time" else each for each in schema]
+    fields.insert(schema.get_field_index("time") + 1, pa.field(TIME_NS, pa.int64()))
+    return pa.schema(fields)

@@ -73,6 +73,12 @@ WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TA
 """The kinds of types that are another one but for their name or what may be done with it."""
 
 
+_CHAIN_MAX = 64
+"""How many types may lead to one another, by qualifiers and names, pointers, or as members without a name."""
+_NAME_MAX = 1 << 10
+"""Bytes of a name; the kernel's own are shorter than 512 (KSYM_NAME_LEN)."""
+_NAMESAKES_MAX = 64
+"""How many strings of the same text are looked for; compilers and linkers write one or two."""
 _SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, as the word behind an INT has it
 _WORD_BITS = 64
 
@@ -118,7 +124,8 @@ class Btf:
     """
     Look up types in the bytes of a BTF blob, such as ``/sys/kernel/btf/vmlinux``.
 
-    Raises ``FormatError`` if they are none. ``close`` lets go of ``data``.
+    Raises ``FormatError`` if they are none, and wherever what is looked up makes no sense: they may be what somebody
+    else has written. ``close`` lets go of ``data``.
     """
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
@@ -147,10 +154,15 @@ class Btf:
 
     def find(self, kind: Kind, name: str) -> int:
         """Return the id of the first type of a kind and name; raise ``TargetError`` if there is none."""
+        for number in self.all_of(kind, name):
+            return number
+        raise TargetError(f"the kernel's type information has no {kind.name} '{name}'")
+
+    def all_of(self, kind: Kind, name: str) -> Iterator[int]:
+        """Iterate over the ids of all types of a kind and name; source files may define several."""
         for place in self._places_of_name(name):
             if (number := self._type_at(place)) and self._kind(number) is kind:
-                return number
-        raise TargetError(f"the kernel's type information has no {kind.name} '{name}'")
+                yield number
 
     def member_offset(self, composite: str, path: str) -> int:
         """
@@ -183,20 +195,27 @@ class Btf:
             if not value.size:
                 return None  # "...", or a type without a size
             words += -(-value.size // (_WORD_BITS // 8))
-        prototype = self._begin(self._words[self._begin(self.find(Kind.FUNC, function)) + 2])
+        prototype = self._prototype(function)
         result = self.value_type(self._words[prototype + 2])
         return Signature(words, result.kind in (Kind.INT, Kind.PTR))
 
     def parameters(self, function: str) -> list[tuple[str, int]]:
         """Return the parameters of a function, each with the number of its type; raise ``TargetError`` without one."""
-        prototype = self._begin(self._words[self._begin(self.find(Kind.FUNC, function)) + 2])
+        prototype = self._prototype(function)
         count = self._words[prototype + 1] & 0xFFFF
         places = range(prototype + _HEAD_WORDS, prototype + _HEAD_WORDS + 2 * count, 2)
         return [(self._string(self._words[at]), self._words[at + 1]) for at in places]
 
     def result(self, function: str) -> int:
         """Return the number of the type that a function returns, 0 for none; raise ``TargetError`` without one."""
-        return self.target(self.target(self.find(Kind.FUNC, function)))
+        return self._words[self._prototype(function) + 2]
+
+    def _prototype(self, function: str) -> int:
+        """Return the word at which the type of a function begins that has its parameters."""
+        number = self.target(self.find(Kind.FUNC, function))
+        if self._kind(number) is not Kind.FUNC_PROTO:
+            raise FormatError(f"the type {number} of the function '{function}' is a {self._kind(number).name}")
+        return self._begin(number)
 
     def kind(self, number: int) -> Kind:
         """Return the kind of a type."""
@@ -243,14 +262,17 @@ class Btf:
 
     def _places_of_name(self, name: str) -> Iterator[int]:
         """Give the bytes of the types that hold the place of a name, or by chance its number."""
-        place = self._data.find(b"\0" + name.encode() + b"\0", self._strings, self._strings_end)
-        if place < 0:
-            return
-        pattern = struct.pack("<I", place + 1 - self._strings)
-        at = self._data.find(pattern, self._types, self._types_end)
-        while at >= 0:
-            yield at - self._types
-            at = self._data.find(pattern, at + 1, self._types_end)
+        text = b"\0" + name.encode() + b"\0"
+        place = self._data.find(text, self._strings, self._strings_end)
+        for _ in range(_NAMESAKES_MAX):  # compilers may write a string several times
+            if place < 0:
+                return
+            pattern = struct.pack("<I", place + 1 - self._strings)
+            at = self._data.find(pattern, self._types, self._types_end)
+            while at >= 0:
+                yield at - self._types
+                at = self._data.find(pattern, at + 1, self._types_end)
+            place = self._data.find(text, place + 1, self._strings_end)
 
     def value_type(self, number: int) -> ValueType:
         """Return what kind of value a type's values are."""
@@ -276,23 +298,24 @@ class Btf:
         bits, type_number, width = found
         return Member(type_number, bits, width)
 
-    def type_name(self, number: int) -> str:
-        """Return how C writes a type."""
+    def type_name(self, number: int, depth: int = 0) -> str:
+        """Return how C writes a type; ``depth`` is how many types have led to it."""
+        _check_end(number, depth)
         if not number:
             return "void"
         kind, start = self._kind(number), self._begin(number)
         name, target = self._string(self._words[start]), self._words[start + 2]
         match kind:
             case Kind.PTR:
-                pointed = self.type_name(target)
+                pointed = self.type_name(target, depth + 1)
                 return f"{pointed}*" if pointed.endswith("*") else f"{pointed} *"
             case Kind.CONST | Kind.VOLATILE:
-                return f"{kind.name.lower()} {self.type_name(target)}"
+                return f"{kind.name.lower()} {self.type_name(target, depth + 1)}"
             case Kind.RESTRICT | Kind.TYPE_TAG:
-                return self.type_name(target)
+                return self.type_name(target, depth + 1)
             case Kind.ARRAY:
                 element, _, count = self._words[start + _HEAD_WORDS : start + _HEAD_WORDS + 3]
-                return f"{self.type_name(element)}[{count}]"
+                return f"{self.type_name(element, depth + 1)}[{count}]"
             case Kind.STRUCT | Kind.UNION | Kind.ENUM | Kind.FWD:
                 word = "struct" if kind is Kind.FWD else kind.name.lower()
                 return f"{word} {name}".rstrip()
@@ -301,16 +324,30 @@ class Btf:
         return name or kind.name.lower()
 
     def _unwrapped(self, number: int) -> int:
+        depth = 0
         while number and self._kind(number) in WRAPPERS:
+            _check_end(number, depth := depth + 1)
             number = self._words[self._begin(number) + 2]
         return number
 
-    def _member(self, number: int, name: str) -> tuple[int, int, int] | None:
-        """Return the offset in bits, the type, and the width in a bit field, of a member, also in what has no name."""
+    def _member(
+        self, number: int, name: str, searched: set[int] | None = None, depth: int = 0
+    ) -> tuple[int, int, int] | None:
+        """
+        Return the offset in bits, the type, and the width in a bit field, of a member, also in what has no name.
+
+        What is in the set ``searched`` does not have the name: to look there again for each way that leads to it could
+        take for ever.
+        """
+        _check_end(number, depth)
+        searched = set() if searched is None else searched
+        if number in searched:
+            return None
+        searched.add(number)
         for found, type_number, bits, width in self._members(number):
             if found == name:
                 return bits, type_number, width
-            if not found and (inner := self._member(type_number, name)) is not None:
+            if not found and (inner := self._member(type_number, name, searched, depth + 1)) is not None:
                 return bits + inner[0], inner[1], inner[2]
         return None
 
@@ -329,7 +366,10 @@ class Btf:
 
     def _string(self, offset: int) -> str:
         start = self._strings + offset
-        return self._data[start : self._data.find(b"\0", start)].decode("utf-8", "replace")
+        end = self._data.find(b"\0", start, min(start + _NAME_MAX, self._strings_end))
+        if end < 0:
+            raise FormatError(f"a name of BTF does not end within {_NAME_MAX} bytes", offset=start)
+        return self._data[start:end].decode("utf-8", "replace")
 
     def _kind(self, number: int) -> Kind:
         return Kind(self._words[self._begin(number) + 1] >> 24 & 0x1F)
@@ -338,6 +378,8 @@ class Btf:
         starts = self._starts
         while (missing := number - len(starts)) > 0 and self._next < len(self._words):
             self._starts_to(self._next + _HEAD_WORDS * (missing - 1))
+        if not 0 < number <= len(starts):
+            raise FormatError(f"BTF has {len(starts)} types, and none with the number {number}")
         return starts[number - 1]
 
     def _type_at(self, offset: int) -> int:
@@ -350,27 +392,41 @@ class Btf:
         """Return the word at which each type begins, of those up to a word and perhaps of more."""
         words, steps, starts = self._words, self._steps, self._starts
         append = starts.append
-        at, end = self._next, min(word + 1, len(words))
+        at, last = self._next, len(words) - _HEAD_WORDS
+        end = min(word + 1, len(words))
         while at < end:
+            if at > last:
+                break
             info = words[at + 1]
             step = steps[info >> 24]
             if not step:
                 place = self._types + 4 * at
                 raise FormatError(f"a type of BTF has the kind {info >> 24}, which is unknown", offset=place)
+            following = at + (step if step > 0 else _HEAD_WORDS - step * (info & 0xFFFF))
+            if following > len(words):
+                break
             append(at)
-            at += step if step > 0 else _HEAD_WORDS - step * (info & 0xFFFF)
-            self._next = at
+            self._next = at = following
+        if at < end:
+            raise FormatError("a type of BTF ends behind the other types", offset=self._types + 4 * at)
         return starts
 
 
-_LINKAGE_STATIC = 0
+def _check_end(number: int, depth: int) -> None:
+    """Raise ``FormatError`` if too many types have led to one."""
+    if depth > _CHAIN_MAX:
+        raise FormatError(f"type {number} of BTF is one of a row that does not end")
 
 
-def encode_functions(names: Sequence[str]) -> tuple[bytes, tuple[int, ...]]:
+_LINKAGE_STATIC, _LINKAGE_GLOBAL = 0, 1
+
+
+def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[bytes, tuple[int, ...]]:
     """
     Return BTF with a function ``static unsigned long long NAME(void)`` for each name, and the ids of these functions.
 
-    It is what the kernel wants to know of a program whose functions are called back.
+    It is what the kernel wants to know of a program whose functions are called back. Those whose numbers are ``called``
+    are global, and take two arguments of that type: the kernel verifies them once, and not for each call.
     """
     strings = bytearray(b"\0")
 
@@ -381,14 +437,20 @@ def encode_functions(names: Sequence[str]) -> tuple[bytes, tuple[int, ...]]:
 
     types = bytearray()
 
-    def add(name: int, kind: Kind, type_or_size: int, *more: int) -> None:
-        words = (name, kind << 24 | (_LINKAGE_STATIC if kind is Kind.FUNC else 0), type_or_size, *more)
+    def add(name: int, kind: Kind, type_or_size: int, *more: int, length: int = 0) -> None:
+        words = (name, kind << 24 | length, type_or_size, *more)
         types.extend(struct.pack(f"<{len(words)}I", *words))
 
-    integer, prototype, first = 1, 2, 3
+    integer, prototype, of_two = 1, 2, 3
+    first = of_two + 1 if called else of_two
     add(string("unsigned long long"), Kind.INT, 8, 64)  # encoding 0, offset 0, 64 bits
     add(0, Kind.FUNC_PROTO, integer)
-    for name in names:
-        add(string(name), Kind.FUNC, prototype)
+    if called:
+        add(0, Kind.FUNC_PROTO, integer, string("first"), integer, string("second"), integer, length=2)
+    for number, name in enumerate(names):
+        if number in called:
+            add(string(name), Kind.FUNC, of_two, length=_LINKAGE_GLOBAL)
+        else:
+            add(string(name), Kind.FUNC, prototype, length=_LINKAGE_STATIC)
     header = _HEADER.pack(_MAGIC, _VERSION, 0, _HEADER.size, 0, len(types), len(types), len(strings))
     return header + types + strings, tuple(range(first, first + len(names)))

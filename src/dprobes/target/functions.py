@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from dprobes.lazydataclass import dataclass
 from dprobes.target.code.instructions import instruction_starts
 from dprobes.target.names.clones import is_cold_part
-from dprobes.target.names.namepatterns import name_matcher
+from dprobes.target.names.demangled import Demangler
 from dprobes.target.symbols import familiarity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dprobes.target.location import Module
     from dprobes.target.symbols import Symbol
 
-__all__ = ["Function", "LeftOut", "matching_functions"]
+__all__ = ["Function", "LeftOut", "matching_functions", "written_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
     """
     Return the functions whose names match a shell pattern, in order of addresses, and what else matches.
 
-    Upper and lower case differ. A function is given once, by the name that people are most likely to know.
+    Upper and lower case differ. A function is given once, by the name that people are most likely to know. Where a
+    symbol is called as the pattern is written, such as ``main.gen[int]``, that one alone is meant.
     """
-    matches = name_matcher(pattern)
     functions = list(module.symbols.functions())
+    matches = module.symbols.matcher(pattern)
     matching = [symbol for symbol in functions if matches(symbol.name)]
-    left_out = [LeftOut(name, "it is not a function") for name in _others(module, functions, pattern)]
+    left_out = [LeftOut(name, "it is not a function") for name in _others(module, functions, matches)]
     by_address: dict[int, list[Symbol]] = {}
     for symbol in matching:
         if symbol.kind == "ifunc":
@@ -75,11 +76,41 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
     return found, left_out
 
 
-def _others(module: Module, functions: Sequence[Symbol], pattern: str) -> list[str]:
+def _others(module: Module, functions: Sequence[Symbol], matches: Callable[[str], bool]) -> list[str]:
     """Return the matching names that are no function's, in order."""
-    matches = name_matcher(pattern)
     names = {name for source in module.symbols.sources for name in source.names() if matches(name)}
     return sorted(names.difference(symbol.name for symbol in functions))
+
+
+def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[str, str]]:
+    """
+    Return what each function is written as in a program, so that nothing else is meant, and what that reads as.
+
+    That is its readable name, if no other one has it; else the linker's name, the source file with it, or the offset.
+    """
+    symbols, demangler = module.symbols, Demangler()
+    readable = [demangler.name_of(function.name) for function in functions]
+    places: dict[str, set[int]] = {}
+    if any(name != function.name for name, function in zip(readable, functions, strict=True)):
+        for symbol in symbols.functions():
+            places.setdefault(demangler.name_of(symbol.name), set()).add(symbol.address)
+
+    def means(name: str, function: Function) -> bool:
+        return [symbol.address for symbol in symbols.lookup(name)] == [function.address]
+
+    found = []
+    for function, name in zip(functions, readable, strict=True):
+        in_file = next((f for f, symbol in symbols.in_files(function.name) if symbol.address == function.address), "")
+        if name != function.name and places[name] == {function.address} and means(function.name, function):
+            written = name
+        elif means(function.name, function):
+            written = function.name
+        elif in_file and means(f"{in_file}:{function.name}", function):
+            written = f"{in_file}:{function.name}"
+        else:
+            written = f"{function.offset:#x}"
+        found.append((written, name))
+    return found
 
 
 class _Boundaries:

@@ -27,6 +27,10 @@ _ROWS_MAX = 1 << 20
 _NAME_MAX = 1024
 _INTERVAL = 0.1
 """Seconds until the file is looked at again for what it lacked."""
+_LAST = 256
+"""Bytes by which it is seen that a file was only appended to."""
+_SHARE = 10
+"""Of the time at most one part in so many is for reading it, however often it changes."""
 
 _LINE = lazy_pattern(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,8}) ([^\n]+)$", re.MULTILINE)
 
@@ -36,17 +40,23 @@ class JitMap:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._seen: tuple[int, int] | None = None
-        self._looked = float("-inf")
+        self._seen: tuple[int, int, int] | None = None
+        """Inode, size and time of the last change, when the file was read."""
+        self._read_to = 0
+        """Up to where it was read: what is appended is read alone."""
+        self._last = b""
+        """What stands before that, by which a file is known that was written anew."""
+        self._next_look = float("-inf")
         self._functions: dict[int, LocatedFunction] = {}
         self._starts: list[int] = []
 
     def function_at(self, address: int) -> LocatedFunction | None:
         """Return the function at an address; its extent is in addresses."""
         found = self._known(address)
-        if found is None and time.monotonic() - self._looked > _INTERVAL:
-            self._looked = time.monotonic()
+        if found is None and (begun := time.monotonic()) >= self._next_look:
             self._read()
+            now = time.monotonic()
+            self._next_look = now + max(_INTERVAL, (now - begun) * _SHARE)
             found = self._known(address)
         return found
 
@@ -74,12 +84,20 @@ class JitMap:
         descriptor = os.open(f"perf-{_own_number(self._pid)}.map", flags, dir_fd=directory)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            state = status.st_size, status.st_mtime_ns
+            state = status.st_ino, status.st_size, status.st_mtime_ns
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, _user_of(self._pid)) or state == self._seen:
                 return
+            begin = self._read_to - len(self._last)
+            file.seek(begin)
+            data = file.read(_SIZE_MAX - begin)
+            if self._seen is None or self._seen[0] != status.st_ino or not data.startswith(self._last):
+                self._read_to, self._last, self._functions = 0, b"", {}
+                file.seek(0)
+                data = file.read(_SIZE_MAX)
             self._seen = state
-            data = file.read(_SIZE_MAX)
-        self._functions = {}
+        data = data[len(self._last) : data.rfind(b"\n") + 1]
+        self._read_to += len(data)
+        self._last = data[-_LAST:] or self._last
         for match in _LINE.finditer(data):
             start, size = int(match[1], 16), int(match[2], 16)
             if len(self._functions) >= _ROWS_MAX:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.modules import find_module
+from dprobes.target.modules import find_module, is_library_for, searched_directories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 __all__ = ["linked_files", "preloaded_files"]
 
@@ -44,10 +44,6 @@ def linked_files(program: Path) -> dict[str, Path | None]:
 
 
 def _beside(elf: ElfFile, name: str) -> Path | None:
-    """Return a library in one of the directories that a file names itself (ld.so(8), "Dynamic string tokens")."""
-    origin = str(elf.path.parent)
-    for directory in elf.dynamic.run_path:
-        path = Path(directory.replace("${ORIGIN}", origin).replace("$ORIGIN", origin), name)
-        if "/" not in name and path.is_file():
-            return path.resolve()
-    return None
+    """Return a library in one of the directories that are searched before those of the system."""
+    paths = [directory / name for directory in searched_directories(elf)] if "/" not in name else []
+    return next((path.resolve() for path in paths if is_library_for(path, elf.machine)), None)

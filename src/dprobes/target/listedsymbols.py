@@ -51,6 +51,10 @@ class ListedSymbols:
         """Return the symbols called ``name``."""
         return list(self._by_name.get(name, ()))
 
+    def in_files(self, _name: str) -> list[tuple[str, Symbol]]:
+        """Return none: what lists symbols does not tell their files."""
+        return []
+
     def imports(self, name: str) -> bool:
         """Return whether ``name`` was listed, and only as undefined."""
         return name in self._undefined and name not in self._by_name

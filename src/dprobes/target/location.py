@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
 from dprobes.target.symbols import SymbolTable
@@ -30,6 +31,9 @@ NOT_EXPECTED = "no instruction is expected there"
 """The difference where it is not known which code should be in a file."""
 
 _LISTED = 4  # names listed in a hint
+
+_CHOOSING = lazy_pattern(r"_chk|_ifunc$|_resolver$")
+"""What libraries call functions that choose one, or that check before they call one."""
 
 
 class Module:
@@ -171,9 +175,11 @@ class Module:
 
         if clones := clones_in(self.symbols, name):
             return only_clones(f"'{self.path}'", name, clones)
-        last = re.sub(r"\(.*", "", name).rpartition("::")[2]
+        if (others := self._with_other_parameters(name)) is not None:
+            return others
+        last = _bare(re.sub(r"\(.*", "", name)).rpartition("::")[2]
         near = self.symbols.near(name) or self.symbols.near_readable(name)
-        is_known = any(each.rpartition("::")[2] == last for each in near)
+        is_known = any(_bare(each).rpartition("::")[2] == last for each in near)
         if not is_known and self._is_described(last):
             return TargetError(
                 f"'{name}' is in the debug information of '{self.path}', but not among its symbols",
@@ -182,10 +188,29 @@ class Module:
         if near:
             hint = f"did you mean {_alternatives(near)}?"
         elif not self.symbols.complete:
+            from dprobes.target.elf.debugfiles import foreign_debug_file
+
             hint = "the file is stripped: give its symbols with --sym FILE, install its debug file, or write a number"
+            if (problem := foreign_debug_file(self.elf)) is not None:
+                hint = f"the file is stripped, and {problem}: install that of this build"
         else:
             hint = None
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
+
+    def _with_other_parameters(self, name: str) -> TargetError | None:
+        """Return the error for a function that is there, but with other parameters than are written."""
+        from dprobes.target.names.readablenames import readable_parts
+
+        path, parameters = readable_parts(name)
+        found = self.symbols.readable(path) if parameters else []
+        if not found:
+            return None
+        names = [f"'{readable}'" for readable, _ in found]
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        return TargetError(
+            f"'{path}' in '{self.path}' has not the parameters '{parameters}'",
+            hint=f"there is {', '.join(names[:_LISTED])}{more}",
+        )
 
     def _definition(self, name: str) -> str:
         """Return where to put a probe on an imported function: the first library that has it is called."""
@@ -210,14 +235,18 @@ class Module:
         )
 
     def _ambiguous(self, name: str, found: list[Symbol]) -> TargetError:
-        places = [(s, self.elf.file_offset(s.address)) for s in found]
-        listed = ", ".join(
-            f"0x{offset:x}" if offset is not None else f"none (address 0x{s.address:x})" for s, offset in places
-        )
-        example = next((f"0x{offset:x}" for _, offset in places if offset is not None), "0x…")
+        files = {symbol.address: file for file, symbol in self.symbols.in_files(name)}
+        listed, places = [], []
+        for symbol in found:
+            offset, file = self.elf.file_offset(symbol.address), files.get(symbol.address)
+            place = f"0x{offset:x}" if offset is not None else f"none (address 0x{symbol.address:x})"
+            listed.append(f"{place} ({file})" if file else place)
+            named = file is not None and list(files.values()).count(file) == 1
+            places += [f'"{file}:{name}"'] if named else []
+            places += [f"offset = 0x{offset:x}"] if offset is not None else []
         return TargetError(
-            f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {listed}",
-            hint=f"write the intended one as a number: offset = {example}",
+            f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {', '.join(listed)}",
+            hint=f"write the intended one as {' or '.join(places[:2])}" if places else None,
         )
 
     def _several(self, name: str, found: list[tuple[str, Symbol]]) -> TargetError:
@@ -227,9 +256,10 @@ class Module:
         ]
         more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
         whole = names[0] if names.count(names[0]) == 1 else found[0][1].name
+        escaped = whole.replace('"', '\\"')
         return TargetError(
             f"'{name}' may be one of {len(found)} functions of '{self.path}': {', '.join(listed[:_LISTED])}{more}",
-            hint=f'write the whole of one: offset = "{whole}"',
+            hint=f'write the whole of one: offset = "{escaped}"',
         )
 
     def _implementations(self, name: str) -> str:
@@ -237,13 +267,18 @@ class Module:
         names = {
             s.name
             for s in self.symbols.functions()
-            if s.kind == "func" and s.name.strip("_").startswith(f"{plain}_") and "_chk" not in s.name
+            if s.kind == "func" and s.name.strip("_").startswith(f"{plain}_") and not _CHOOSING.search(s.name)
         }
         if not names:
             return "put the probe on one of the functions that it can choose; their names need the debug file or --sym"
         listed = sorted(names, key=lambda n: (len(n), n))
         more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
         return f"put the probe on one of the functions that it can choose: {_quoted(listed[:_LISTED])}{more}"
+
+
+def _bare(name: str) -> str:
+    """Return a readable name without tags of the ABI, and without the arguments of templates at its end."""
+    return re.sub(r"<.*>$", "", re.sub(r"\[abi:\w+\]", "", name))
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -13,10 +13,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.diagnostics import near_names
 from dprobes.errors import TargetError
 from dprobes.target.elf.contents import READ_LIMIT, file_contents, file_head
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.processmaps import executable_mappings, read_maps
+from dprobes.target.processmaps import code_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -27,13 +28,17 @@ __all__ = [
     "advice_on_name",
     "find_module",
     "has_soname",
+    "held_files",
     "is_file_of",
+    "is_library_for",
     "is_made_by_kernel",
     "matches",
     "near_modules",
     "replaced_file",
     "root_of",
+    "searched_directories",
     "suggestion",
+    "usual_architecture",
 ]
 
 _TRIPLETS = {
@@ -70,8 +75,9 @@ def find_module(
     """
     Return the file that ``name`` means, with symbolic links followed, or None if there is none on this machine.
 
-    ``pid`` is a process whose mapped files come first, ``command`` a program to be started. ``architecture`` chooses
-    between libraries of the same name; by default it is that of the machine.
+    ``pid`` is a process whose mapped files come first, ``command`` a program to be started in our environment.
+    ``architecture`` chooses between libraries of the same name; by default it is that of the process or the program, or
+    else of the machine.
     """
     if "\0" in name or not name or any(len(part) > _NAME_MAX for part in os.fsencode(name).split(b"/")):
         return None
@@ -81,13 +87,27 @@ def find_module(
         return mapped
     if command is not None and (program := _command_named(name, command)) is not None:
         return program
-    from dprobes.target.ldcache import host_architecture
-
-    wanted = architecture or host_architecture()
-    for path in _library_candidates(name, wanted):
-        if path.is_file() and _is_for(path, wanted):
+    wanted = architecture or usual_architecture(pid, command)
+    for path in (*_candidates_of_command(name, command), *_library_candidates(name, wanted)):
+        if is_library_for(path, wanted):
             return path.resolve()
     return _program_in_path(name)
+
+
+def usual_architecture(pid: int | None, command: str | None) -> str:
+    """Return the architecture of a process or a program to be started, that of the machine if neither is known."""
+    from dprobes.target.executables import executable_of
+    from dprobes.target.ldcache import host_architecture
+
+    program = None
+    if pid is not None:
+        program = Path(f"/proc/{pid}/exe")
+    elif command is not None:
+        program = executable_of(command)
+    host = host_architecture()
+    if host == "x86_64" and program is not None and is_library_for(program, "i386"):
+        return "i386"
+    return host
 
 
 def is_made_by_kernel(name: str) -> bool:
@@ -182,18 +202,23 @@ def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
 
 
 def _alike(base: str, known: Collection[str], count: int = _NEAR) -> list[str]:
-    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
-
     starts = (f"{base}.so", f"lib{base}.so", f"{base}-", f"lib{base}-")
     near = sorted((n for n in known if n.startswith(starts)), key=lambda n: (not n.startswith(starts[:2]), len(n), n))
-    near += [n for n in get_close_matches(base, list(known), n=count, cutoff=0.75) if n not in near]
+    near += [n for n in near_names(base, known, count, cutoff=0.75) if n not in near]
     return [n for n in near if n != base][:count]
 
 
 def _named_by_path(name: str, pid: int | None) -> Path | None:
     path = Path(name)
-    if pid is not None and path.is_absolute():
-        path = Path(root_of(pid) + name)
+    if pid is not None:
+        # A link of /proc, such as /proc/PID/root, says where it leads as the process sees it.
+        wanted, code = {str(path.absolute()), os.path.realpath(path)}, []
+        with contextlib.suppress(TargetError):  # the process is gone, or not ours to see
+            code = [mapping for mapping in _code_of(pid) if mapping.path in wanted]
+        if code and all(mapping.deleted for mapping in code):
+            return _held_file(code[0], pid)
+        if path.is_absolute():
+            path = Path(root_of(pid) + name)
     try:
         if not path.is_file():
             return None
@@ -208,29 +233,40 @@ def _mapped(name: str, pid: int) -> Path | None:
     code = _code_of(pid)
     found = next((m for m in code if matches(name, root + m.path, None)), None)
     if found is None:
-        found = _mapped_through_path(name, code) or _mapped_by_soname(name, code, root)
+        found = _mapped_through_path(name, code) or _mapped_by_soname(name, code, root, pid)
     if found is None:
         return None
     if not found.deleted:
         return _resolved(Path(root + found.path))
-    program = Path(f"/proc/{pid}/exe")
-    if _inode(program) == found.inode:
-        return program
-    raise replaced_file(found.path, pid)
+    return _held_file(found, pid)
+
+
+def _held_file(mapping: Mapping, pid: int) -> Path:
+    """Return a path to a file that a process has mapped and its own path does not lead to."""
+    for path in held_files(mapping, pid):
+        if _inode(path) == mapping.inode:
+            return path
+    raise replaced_file(mapping.path, pid)
+
+
+def held_files(mapping: Mapping, pid: int) -> tuple[Path, Path]:
+    """Return paths that lead to a file that a process has mapped, whatever has become of its own path, or nowhere."""
+    # The kernel shows the second one to root, or with CAP_CHECKPOINT_RESTORE.
+    return Path(f"/proc/{pid}/exe"), Path(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
 
 
 def replaced_file(path: str, pid: int) -> TargetError:
     """Return the error for a file that a process has mapped, and to which its path does not lead any more."""
     return TargetError(
         f"MISMATCH: '{path}' was replaced or removed while process {pid} uses it",
-        hint="restart the process, so that it uses the file that is there now",
+        hint="run dprobes as root, who sees what the process maps, or restart the process",
     )
 
 
 def _code_of(pid: int) -> list[Mapping]:
     """Return the first mapping of code of each file."""
     first: dict[tuple[str, int], Mapping] = {}
-    for mapping in executable_mappings(read_maps(pid)):
+    for mapping in code_mappings(pid)[0]:
         first.setdefault((mapping.path, mapping.inode), mapping)
     return list(first.values())
 
@@ -246,8 +282,13 @@ def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
     return next((m for m in code if m.path == real and not m.deleted), None)
 
 
-def _mapped_by_soname(name: str, code: list[Mapping], root: str) -> Mapping | None:
-    return next((mapping for mapping in code if has_soname(Path(root + mapping.path), name)), None)
+def _mapped_by_soname(name: str, code: list[Mapping], root: str, pid: int) -> Mapping | None:
+    for mapping in code:
+        with contextlib.suppress(TargetError):
+            path = _held_file(mapping, pid) if mapping.deleted else Path(root + mapping.path)
+            if has_soname(path, name):
+                return mapping
+    return None
 
 
 def _command_named(name: str, command: str) -> Path | None:
@@ -298,6 +339,28 @@ def _is_elf(path: Path) -> bool:
         return False
 
 
+def searched_directories(elf: ElfFile) -> Iterator[Path]:
+    """
+    Give the directories in which the dynamic loader searches first for what a file needs (ld.so(8)).
+
+    These are what the file itself says and, for a program that is started in our environment, LD_LIBRARY_PATH.
+    """
+    own, origin = elf.dynamic.run_path, str(elf.path.parent)
+    text = os.environ.get("LD_LIBRARY_PATH", "")
+    given = text.replace(";", ":").split(":") if text else ()
+    for directory in (*own, *given) if elf.dynamic.is_run_path_first else (*given, *own):
+        yield Path(directory.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))  # an empty one is the current
+
+
+def _candidates_of_command(name: str, command: str | None) -> Iterator[Path]:
+    """Give the paths of a library in the directories that are searched for a command."""
+    from dprobes.target.executables import executable_of
+
+    if command is not None:
+        with contextlib.suppress(TargetError):
+            yield from (directory / name for directory in searched_directories(ElfFile.open(executable_of(command))))
+
+
 def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
     from dprobes.target.ldcache import read_ld_cache
 
@@ -314,8 +377,10 @@ def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
         yield Path("/usr", cross, "lib", name)
 
 
-def _is_for(path: Path, architecture: str) -> bool:
+def is_library_for(path: Path, architecture: str) -> bool:
     """Return whether ``path`` is an ELF file for ``architecture``; true for one that has no known number."""
+    if not path.is_file():
+        return False
     try:
         head = file_head(path, 20)
     except TargetError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.target.names.namepatterns import name_matcher
 from dprobes.target.symbols import Symbol, SymbolTable
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class NeededSymbols(SymbolTable):
 
     def need_matching(self, pattern: str) -> None:
         """Remember all names that match a pattern, and the functions that reach over the beginnings of those."""
-        matches = name_matcher(pattern)
+        matches = self.matcher(pattern)
         functions = self._functions = self._functions or list(self.functions())
         matching = [symbol for symbol in functions if matches(symbol.name)]
         self._need(matching)

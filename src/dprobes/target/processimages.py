@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dprobes.target.processmaps import Mapping
 
@@ -80,12 +81,42 @@ def _first(mappings: Sequence[Mapping]) -> Sequence[Mapping]:
     return mappings[:_MAPPINGS_MAX]
 
 
+class _Index:
+    """The mappings of several images by addresses, each once of those that show the same place of a file."""
+
+    def __init__(self, images: Iterable[ProcessImage]) -> None:
+        rows = {
+            (each.start, each.end, each.offset, each.device, each.inode, "" if each.inode else each.path): (
+                image.pid,
+                image.since,
+            )
+            for image in images
+            for each in image.mappings
+        }
+        self._rows = sorted(rows.items())
+        self._starts = [row[0] for row, _ in self._rows]
+        self._reach = list(accumulate((row[1] for row, _ in self._rows), max))
+        """The furthest end of a mapping and all before it: where a search back may stop."""
+
+    def at(self, address: int) -> list[tuple[int, int]]:
+        """Return the process, and the moment, of each different code at an address."""
+        found = {}
+        number = bisect_right(self._starts, address) - 1
+        while number >= 0 and self._reach[number] > address:
+            (start, end, offset, *file), process = self._rows[number]
+            if address < end:
+                found[start - offset, *file] = process
+            number -= 1
+        return list(found.values())
+
+
 class ProcessImages:
     """The images of processes; engines tell of them, and any thread may ask. Times are of CLOCK_MONOTONIC."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._images: OrderedDict[int, list[ProcessImage]] = OrderedDict()
+        self._index: _Index | None = None
 
     def began(self, pid: int, since: int, mappings: Sequence[Mapping] = (), name: str = "") -> None:
         """Enter what a process executes from a moment on, and what it is called."""
@@ -96,6 +127,7 @@ class ProcessImages:
         with self._lock:
             if (image := self._at(pid, when)) is not None:
                 image.add(mapping)
+                self._index = None
 
     def forked(self, pid: int, parent: int, when: int) -> None:
         """Enter a process that is a copy of one that is known."""
@@ -115,21 +147,20 @@ class ProcessImages:
             images = reversed(self._images.get(pid, []))
             return next((image for image in images if image.covering(address) is not None), None)
 
-    def any_covering(self, address: int) -> tuple[int, int | None] | None:
+    def code_at(self, address: int) -> list[tuple[int, int]]:
         """
-        Return a process that has, or has had, code at an address, and when; None if nobody told of one.
+        Return processes that have, or have had, code at an address, each with the moment since when.
 
-        The time is None of a process that ran before it was known.
+        There is one for each place of a file that any of them shows there: several are different code.
         """
         with self._lock:
-            for pid, images in reversed(self._images.items()):
-                for image in reversed(images):
-                    if image.covering(address) is not None:
-                        return pid, image.since or None
-        return None
+            if self._index is None:
+                self._index = _Index(image for images in self._images.values() for image in images)
+            return self._index.at(address)
 
     def _enter(self, image: ProcessImage) -> None:
         with self._lock:
+            self._index = None
             images = self._images.setdefault(image.pid, [])
             self._images.move_to_end(image.pid)
             insort(images, image, key=attrgetter("since"))

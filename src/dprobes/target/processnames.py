@@ -16,7 +16,7 @@ from dprobes.lazynamedtuple import NamedTuple
 from dprobes.target.allowance import Allowance
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.jitmaps import JitMap
-from dprobes.target.modules import root_of
+from dprobes.target.modules import held_files, root_of
 from dprobes.target.names.codenames import LocatedCode, LocatedFunction, MappedCode, function_at
 from dprobes.target.names.demangled import Demangler
 from dprobes.target.names.modulenames import module_name
@@ -43,9 +43,6 @@ FOREIGN_SIZE = 64 << 20
 
 _FOREIGN_TIME, _FOREIGN_RATE = 5.0, 0.01
 """Seconds that reading one other user's files may take at once, and how much of the time after that."""
-
-_MAPS_MAX = 64 << 20
-"""Bytes that are read of what a process maps: half a million mappings."""
 
 _NANOSECONDS = 1_000_000_000
 _MILLISECOND = 1_000_000
@@ -250,7 +247,7 @@ class _Modules:
         self._allowances: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(_FOREIGN_TIME, _FOREIGN_RATE))
 
     def mapped(self, pid: int, mapping: Mapping) -> tuple[Module | None, str]:
-        """Return what a mapping shows, and its build; None and nothing if the file is gone, replaced, or no module."""
+        """Return what a mapping shows, and its build; None and nothing if no path leads there, or to no module."""
         key = (mapping.device, mapping.inode, mapping.path)
         if key not in self._modules:
             make_room(self._modules, PROCESSES_MAX)
@@ -272,10 +269,9 @@ class _Modules:
 
         if mapping.path == _VDSO:
             return OWN_SYMBOLS.module_of(ElfFile.of_bytes(Path(_VDSO), _memory_of(pid, mapping)))
-        reached = Path(root_of(pid) + mapping.path)
-        status = reached.stat()
-        if mapping.deleted or status.st_ino != mapping.inode:
+        if (found := _file_of(pid, mapping)) is None:
             return None
+        reached, status = found
         if (owner := foreign_owner(status)) is None:
             return Module.load(mapping.path, reached=reached)
         # Records wait meanwhile, and whoever made the file may want them to.
@@ -289,6 +285,16 @@ class _Modules:
             return module
         finally:
             allowance.use(time.monotonic() - began)
+
+
+def _file_of(pid: int, mapping: Mapping) -> tuple[Path, os.stat_result] | None:
+    """Return a path that leads to the file of a mapping, and the state of the file; None if none does any more."""
+    plain = () if mapping.deleted else (Path(root_of(pid) + mapping.path),)
+    for path in (*plain, *held_files(mapping, pid)):
+        with contextlib.suppress(OSError):
+            if (status := path.stat()).st_ino == mapping.inode:
+                return path, status
+    return None
 
 
 def _shows(look: _Look, image: ProcessImage) -> bool:
@@ -305,11 +311,11 @@ def _memory_of(pid: int, mapping: Mapping) -> bytes:
 
 def _look_at(pid: int) -> _Look | None:
     """Return what is seen of a process; None if it is gone or not ours to see."""
-    from dprobes.target.processmaps import command_name, parse_maps, read_maps
+    from dprobes.target.processmaps import command_name, mappings_of
 
     try:
         program = str(Path(f"/proc/{pid}/exe").readlink())
-        return _Look(_start_of(pid), program, parse_maps(read_maps(pid, _MAPS_MAX)), command_name(pid))
+        return _Look(_start_of(pid), program, mappings_of(pid), command_name(pid))
     except (TargetError, OSError, ValueError, IndexError):
         return None
 

@@ -8,12 +8,16 @@ This module knows no file format.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.diagnostics import near_names
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dprobes.target.names.readablenames import ReadableName
 
 __all__ = ["CodeRange", "Symbol", "SymbolSource", "SymbolTable", "familiarity"]
 
@@ -54,6 +58,9 @@ class SymbolSource(Protocol):
 
     def find(self, name: str) -> list[Symbol]:
         """Return the defined symbols called ``name``."""
+
+    def in_files(self, name: str) -> Iterable[tuple[str, Symbol]]:
+        """Give the local symbols called ``name``, each with the source file that it is of, where that is known."""
 
     def imports(self, name: str) -> bool:
         """Return whether ``name`` is used but not defined."""
@@ -115,11 +122,14 @@ class SymbolTable:
         """
         Return the best symbols called ``name`` with distinct addresses; more than one means that it is ambiguous.
 
-        The default version is better than others, then any binding better than ``local``.
+        The default version is better than others, then any binding better than ``local``. A local symbol is also
+        called by the source file that it is of, as in ``file.c:name``.
         """
         found = [symbol for source in self._sources for symbol in source.find(name)]
         if not any(s.default_version and s.binding != "local" for s in found) and self._load_later():
             found = [symbol for source in self._sources for symbol in source.find(name)]
+        if not found:
+            found = self._of_file(name)
         if not found:
             return []
         best = min(_preference(symbol) for symbol in found)
@@ -130,6 +140,23 @@ class SymbolTable:
                 if symbol.size > known.size:
                     distinct[symbol.address] = symbol
         return sorted(distinct.values(), key=lambda symbol: symbol.address)
+
+    def _of_file(self, name: str) -> list[Symbol]:
+        file, colon, plain = name.rpartition(":")
+        if not colon or not file or file.endswith(":"):
+            return []
+        return [
+            replace(symbol, name=name) for known, symbol in self.in_files(plain) if f"/{known}".endswith(f"/{file}")
+        ]
+
+    def in_files(self, name: str) -> list[tuple[str, Symbol]]:
+        """Return the local symbols called ``name`` with the source files that they are of, a place only once."""
+        self._load_later()
+        found: dict[int, tuple[str, Symbol]] = {}
+        for source in self._sources:
+            for file, symbol in source.in_files(name):
+                found.setdefault(symbol.address, (file, symbol))
+        return [found[address] for address in sorted(found)]
 
     def imports(self, name: str) -> bool:
         """Return whether the module uses ``name`` from another one."""
@@ -181,17 +208,36 @@ class SymbolTable:
 
     def near(self, name: str) -> list[str]:
         """Return up to three known names that ``name`` may be a misprint of, the nearest first."""
-        from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
-
         self._load_later()
         names = {n for source in self._sources for n in source.names() if n}
         plain = _plain(name)
-        same = sorted(n for n in names if _plain(n) == plain and n != name)
-        # difflib compares letter by letter: only names that can be near are worth it.
-        slack = max(2, len(plain) // 4)
-        likely = sorted(n for n in names if abs(len(_plain(n)) - len(plain)) <= slack and _plain(n)[:1] == plain[:1])
-        near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same and n != name]
+        same = sorted(n for n in names if len(n) >= len(plain) and _plain(n) == plain and n != name)
+        near = [n for n in near_names(name, sorted(names), _NEAR + 1) if n not in same and n != name]
         return (same + near)[:_NEAR]
+
+    def matcher(self, pattern: str) -> Callable[[str], bool]:
+        """
+        Return what says whether a linker's name is meant by a shell pattern.
+
+        Where something is called as the pattern is written, such as ``main.gen[int]`` or ``Cart::operator*``, that
+        alone is meant.
+        """
+        from dprobes.target.names.namepatterns import name_matcher
+
+        if self.lookup(pattern):
+            return pattern.__eq__
+        is_operator = "operator" in pattern
+        if is_operator or "::" in pattern:
+            named = {each.linker_name for each in self._readable_names(pattern) if each.is_whole or is_operator}
+            if named:
+                return named.__contains__
+        return name_matcher(pattern)
+
+    def _readable_names(self, written: str) -> list[ReadableName]:
+        from dprobes.target.names.readablenames import find_readable
+
+        self._load_later()
+        return find_readable((name for source in self._sources for name in source.names()), written)
 
     def readable(self, name: str) -> list[tuple[str, Symbol]]:
         """
@@ -199,12 +245,8 @@ class SymbolTable:
 
         More than one means that it is ambiguous.
         """
-        from dprobes.target.names.readablenames import find_readable
-
-        self._load_later()
-        names = (linker_name for source in self._sources for linker_name in source.names())
         found: dict[int, tuple[str, Symbol]] = {}
-        for each in find_readable(names, name):
+        for each in self._readable_names(name):
             for symbol in self.lookup(each.linker_name):
                 found.setdefault(symbol.address, (each.readable, symbol))
         return [found[address] for address in sorted(found)]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.arch.arguments import parse_arguments
+from dprobes.diagnostics import near_names
 from dprobes.globs import compile_glob, is_pattern
 from dprobes.lazydataclass import dataclass
 
@@ -148,13 +149,11 @@ def matching_sites(elf: ElfFile, provider: str, name: str) -> list[UsdtSite]:
 
 def near_probes(elf: ElfFile, provider: str, name: str) -> list[str]:
     """Return up to three probes (``PROVIDER:NAME``) of a file that may be meant, the nearest first."""
-    from difflib import get_close_matches
-
     probes = list(dict.fromkeys(site.probe for site in usdt_sites(elf)))
     plain = name.replace("-", "__").lower()
     names = {probe: probe.partition(":")[2] for probe in probes}
     same = [probe for probe in probes if names[probe].lower() in (plain, name.lower())]
-    near = get_close_matches(plain, names.values(), n=_NEAR, cutoff=0.7)
+    near = near_names(plain, names.values(), _NEAR)
     likely = [probe for each in near for probe in probes if names[probe] == each]
     likely.sort(key=lambda probe: probe.partition(":")[0] != provider)
     return list(dict.fromkeys([*same, *likely]))[:_NEAR]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
@@ -27,7 +28,8 @@ class FrameFile:
     Open a trace file, mode 0600, to go on behind what is in it; raise ``SinkError`` if that cannot be.
 
     A failure is kept in ``problem`` until writing succeeds again. ``size`` is that of all whole frames, ``part`` which
-    file of a trace this is. One that cannot be continued is put aside if ``can_replace`` is true.
+    file of a trace this is. One that cannot be continued is put aside if ``can_replace`` is true. A pipe has nothing to
+    go on behind, and gets the same bytes as a new file would.
     """
 
     def __init__(self, path: Path, *, can_replace: bool) -> None:
@@ -35,6 +37,7 @@ class FrameFile:
         self.problem: str | None = None
         self.size = self.part = 0
         self._is_torn = False
+        self._is_stream = False
         try:
             self._file = self._open()
             try:
@@ -46,7 +49,14 @@ class FrameFile:
             raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
 
     def _open(self) -> int:
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(FileNotFoundError):
+            self._is_stream = not stat.S_ISREG(self.path.stat().st_mode)
+        # Who opens a pipe for reading as well is never told that nobody reads it.
+        access = os.O_WRONLY if self._is_stream else os.O_RDWR | os.O_APPEND | os.O_CREAT
+        file = os.open(self.path, access | os.O_CLOEXEC, 0o600)
+        if os.isatty(file):
+            os.close(file)
+            raise SinkError(f"'{self.path}' is a terminal, and a trace file is not text", hint="leave out -o")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -60,6 +70,8 @@ class FrameFile:
 
     def _go_on(self, *, can_replace: bool) -> None:
         """Go on behind what is in the file, without what a writer that was killed has left half written."""
+        if self._is_stream:
+            return
         try:
             sound = sound_part(self._file, str(self.path))
         except SinkError:
@@ -73,15 +85,17 @@ class FrameFile:
         """Write frames, and return whether that was possible; if not, nothing of them is in the file."""
         if not data:
             return True
+        written = 0
         try:
             if self._is_torn:
                 os.ftruncate(self._file, self.size)
                 self._is_torn = False
-            written = 0
             while written < len(data):
                 written += os.write(self._file, data[written:])
         except OSError as error:
             self.problem = f"'{self.path}': {reason_of(error)}"
+            if self._is_stream and not written:
+                return False
             try:
                 os.ftruncate(self._file, self.size)
             except OSError:
@@ -93,6 +107,9 @@ class FrameFile:
 
     def begin_another(self) -> bool:
         """Keep the file as the older part, go on in a new one, and return whether that was possible."""
+        if self._is_stream:
+            self.problem = f"'{self.path}' is a pipe, of which no part can be kept"
+            return False
         try:
             with contextlib.suppress(FileNotFoundError):
                 self.path.replace(older_part(self.path))

@@ -112,12 +112,15 @@ class CarriedNames:
         """Whether some process has executed several programs, so that names depend on the moment."""
         return any(len(images) > 1 for images in self._images.values())
 
-    def any_covering(self, address: int) -> tuple[int, int | None] | None:
-        """Return a process that has code at an address, the last one of the file, at no certain time; None if none."""
-        for pid, images in reversed(self._images.items()):
-            if pid is not None and any(image.covering(address) is not None for image in images.values()):
-                return pid, None
-        return None
+    def code_at(self, address: int) -> list[tuple[int, int]]:
+        """Return a process with code at an address, and since when, for each place of a module that is shown there."""
+        found: dict[tuple[Any, int], tuple[int, int]] = {}
+        for pid, images in self._images.items():
+            for since, image in images.items():
+                if pid is not None and (covering := image.covering(address)) is not None:
+                    module, mapped = covering
+                    found[module, mapped.start - mapped.offset] = pid, since
+        return list(found.values())
 
     def add(self, said: dict[str, Any]) -> None:
         """Take what a frame says."""

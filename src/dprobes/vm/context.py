@@ -135,10 +135,10 @@ class Context(Protocol):
         """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it is not there."""
 
     def entry_time(self) -> int:
-        """Return when the call that returns was entered; raise ``AddressFault`` with 0 if nobody saw that."""
+        """Return when the call that returns was entered; raise ``AddressFault`` (UNSEEN_ENTRY) if nobody saw it."""
 
     def entry_register(self, index: int) -> int:
-        """Return a register as it was then, also one that lies in memory; raise ``AddressFault`` with 0 likewise."""
+        """Return a register as it was then, also one that lies in memory; raise ``AddressFault`` likewise."""
 
     def pid(self) -> int:
         """Return the process id."""

@@ -10,7 +10,7 @@ from dprobes.rpn.decoder import EncodedInstruction, decode_one
 from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, ExceptionCode, OperandKind
 from dprobes.vm import rules_flow, rules_log, rules_stack, rules_tables, rules_world
 from dprobes.vm.context import AddressFault, SelectorFault
-from dprobes.vm.machine import Ending, Machine, Raised
+from dprobes.vm.machine import Ending, LogFull, Machine, Raised
 from dprobes.vm.rules_flow import Reraised
 from dprobes.vm.stacktraces import take_trace
 
@@ -86,6 +86,8 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
             if point.autostacktrace:
                 take_trace(machine)
             _end(machine, raised)
+        elif isinstance(raised, LogFull):
+            machine.close_log()
         return
     machine.last_exception = (raised.code, raised.parm1 & machine.mask, raised.parm2 & machine.mask)
     if not forced:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.vm.context import Context
 
-__all__ = ["Ending", "Frame", "Machine", "Outcome", "Point", "Raised", "read_string"]
+__all__ = ["Ending", "Frame", "LogFull", "Machine", "Outcome", "Point", "Raised", "read_string"]
 
 _CELL_MASK = RPN_STACK_CELLS - 1
 _PAGE = 4096
@@ -44,6 +44,7 @@ class Outcome(NamedTuple):
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
     ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the
     handler, if ``rx`` has not raised it, else 0. ``value`` is what the function is to return after ``skip``, else 0.
+    ``is_cut`` says that the buffer had no room for what the handler logged after ``log``.
     """
 
     ending: Ending
@@ -54,6 +55,7 @@ class Outcome(NamedTuple):
     exit_code: int = 0
     unhandled: int = 0
     value: int = 0
+    is_cut: bool = False
 
 
 class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler
@@ -64,6 +66,10 @@ class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in th
         self.code = code
         self.parm1 = parm1
         self.parm2 = parm2
+
+
+class LogFull(Raised):
+    """The exception LOG_OVERFLOW of an item that the log buffer has no room for."""
 
 
 @dataclass(slots=True)
@@ -100,6 +106,7 @@ class Machine:
         "bits",
         "cells",
         "context",
+        "cut_at",
         "dispatches",
         "elapsed",
         "ending",
@@ -138,6 +145,8 @@ class Machine:
         self.log = bytearray()
         self.lp = 0
         self.plp = 0
+        self.cut_at: int | None = None
+        """Where the log ends, once an item had no room and the handler went on; LP is at the end of the buffer then."""
         self.jumps = 0
         self.frames = [Frame()]
         self.dispatches = 0
@@ -157,8 +166,10 @@ class Machine:
         if self.ending is Ending.ABORT:
             return Outcome(self.ending, b"", b"", self.major, self.minor)
         trace = b"" if self._trace is None else self._trace.contents()
-        log = bytes(self.log[: self.lp])
-        return Outcome(self.ending, log, trace, self.major, self.minor, self.exit_code, self.unhandled, self.value)
+        log = bytes(self.log[: self.lp if self.cut_at is None else self.cut_at])
+        is_cut = self.cut_at is not None or self.unhandled == ExceptionCode.LOG_OVERFLOW
+        codes = self.major, self.minor, self.exit_code, self.unhandled
+        return Outcome(self.ending, log, trace, *codes, self.value, is_cut)
 
     # The RPN stack
 
@@ -221,8 +232,14 @@ class Machine:
         self.log[self.lp : end] = data
         self.lp = end
 
+    def close_log(self) -> None:
+        """Let nothing more be logged: what follows an item that has no room would be taken for that item."""
+        if self.cut_at is None:
+            self.cut_at, self.lp = self.lp, self.point.logmax
+
     def move_lp(self, position: int) -> None:
-        """Set LP; bytes between that nothing wrote are zero."""
+        """Set LP, after which there is room again; bytes between that nothing wrote are zero."""
+        self.cut_at = None
         self.log.extend(bytes(max(0, position - len(self.log))))
         self.lp = position
 

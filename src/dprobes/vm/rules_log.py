@@ -2,7 +2,8 @@
 What the logging instructions do.
 
 PLP is set to LP when a log instruction starts, and to the new LP only when it succeeds. What fits is kept with its true
-length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (language.md, "The log buffer").
+length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (language.md, "The log buffer"). If that is
+ignored, nothing more is logged until ``pop lp``, and the record is marked.
 """
 
 # ruff: noqa: ARG001 - all rules have the same two parameters
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.rpn.isa import KERNEL_FRAMES_MAX, USER_FRAMES_MAX, ExceptionCode, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, KERNEL_FRAMES_MAX, USER_FRAMES_MAX, ExceptionCode, Token
 from dprobes.vm.context import AddressFault, SelectorFault
-from dprobes.vm.machine import Machine, Raised, read_string
+from dprobes.vm.machine import LogFull, Machine, Raised, read_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     Rule = Callable[[Machine, Any], None]
 
 __all__ = ["RULES"]
-
-_PREFIX = 3
 
 
 def _logging(body: Rule) -> Rule:
@@ -37,7 +36,7 @@ def _logging(body: Rule) -> Rule:
 
 
 def _overflow(machine: Machine) -> Raised:
-    return Raised(ExceptionCode.LOG_OVERFLOW, machine.point.logmax)
+    return LogFull(ExceptionCode.LOG_OVERFLOW, machine.point.logmax)
 
 
 def _prefixed(machine: Machine, token: int, length: int, data: bytes) -> None:
@@ -45,7 +44,7 @@ def _prefixed(machine: Machine, token: int, length: int, data: bytes) -> None:
 
 
 def _log_fault(machine: Machine, token: Token, value: int) -> None:
-    if machine.room >= _PREFIX + machine.word_size:
+    if machine.room >= ITEM_PREFIX_SIZE + machine.word_size:
         _prefixed(machine, token, machine.word_size, machine.words([value]))
 
 
@@ -67,10 +66,10 @@ def _cells(width: int) -> Rule:
 
 def _log_popped_count(machine: Machine, operand: int) -> None:
     count = machine.pop()
-    if machine.room < _PREFIX:
+    if machine.room < ITEM_PREFIX_SIZE:
         machine.tsp += count
         raise _overflow(machine)
-    kept = min(count, (machine.room - _PREFIX) // machine.word_size, 0xFFFF)
+    kept = min(count, (machine.room - ITEM_PREFIX_SIZE) // machine.word_size, 0xFFFF)
     _prefixed(machine, Token.STACK_COUNT, kept, machine.words([machine.peek(n) for n in range(kept)]))
     machine.tsp += count
     if kept < count:
@@ -86,9 +85,9 @@ def _physical_memory(machine: Machine, address: int, length: int) -> None:
 
 
 def _bytes(machine: Machine, address: int, length: int, read: Callable[[int, int], bytes]) -> None:
-    if machine.room < _PREFIX:
+    if machine.room < ITEM_PREFIX_SIZE:
         raise _overflow(machine)
-    kept = min(length, machine.room - _PREFIX)
+    kept = min(length, machine.room - ITEM_PREFIX_SIZE)
     try:
         data = read(address, kept) if kept else b""
     except AddressFault as fault:
@@ -100,9 +99,9 @@ def _bytes(machine: Machine, address: int, length: int, read: Callable[[int, int
 
 
 def _string(machine: Machine, address: int, maximum: int, check_length: Callable[[int], None] | None = None) -> None:
-    if machine.room < _PREFIX:
+    if machine.room < ITEM_PREFIX_SIZE:
         raise _overflow(machine)
-    room = machine.room - _PREFIX
+    room = machine.room - ITEM_PREFIX_SIZE
     try:
         # One byte more than fits tells whether the string ends there.
         data = read_string(machine.context, address, min(maximum, room + 1), machine.mask)
@@ -138,7 +137,7 @@ def _segmented(body: Callable[[Machine, int, int, int], None]) -> Rule:
 
 
 def _memory_of_segment(machine: Machine, selector: int, offset: int, length: int) -> None:
-    kept = max(0, min(length, machine.room - _PREFIX))
+    kept = max(0, min(length, machine.room - ITEM_PREFIX_SIZE))
     _memory(machine, machine.context.linear_address(selector, offset, kept), length)
 
 
@@ -154,11 +153,11 @@ def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[
 
     def rule(machine: Machine, operand: int) -> None:
         count, start = machine.pop(), machine.pop()
-        if machine.room < _PREFIX:
+        if machine.room < ITEM_PREFIX_SIZE:
             raise _overflow(machine)
         values = values_of(machine)
         existing = max(0, len(values) - start)
-        fitting = (machine.room - _PREFIX) // machine.word_size
+        fitting = (machine.room - ITEM_PREFIX_SIZE) // machine.word_size
         kept = min(count, existing, fitting)
         _prefixed(machine, token, kept, machine.words([values[start + n] for n in range(kept)]))
         if kept == count:
@@ -174,9 +173,9 @@ def _stack(token: Token, stack_of: Callable[[Machine, int], Sequence[int]], fram
     """Return the rule of ``log kstack|ustack``; ``frames_max`` takes the place of an operand that is not there."""
 
     def rule(machine: Machine, frames: int) -> None:
-        if machine.room < _PREFIX:
+        if machine.room < ITEM_PREFIX_SIZE:
             raise _overflow(machine)
-        room = min(frames_max or frames, (machine.room - _PREFIX) // machine.word_size)
+        room = min(frames_max or frames, (machine.room - ITEM_PREFIX_SIZE) // machine.word_size)
         kept = list(stack_of(machine, room)[:room])
         _prefixed(machine, token, len(kept), machine.words(kept))
 
@@ -218,7 +217,7 @@ def _push_plp(machine: Machine, operand: int) -> None:
 def _pop_lp(machine: Machine, operand: int) -> None:
     position = machine.pop()
     if position > machine.point.logmax:
-        raise _overflow(machine)
+        raise Raised(ExceptionCode.LOG_OVERFLOW, machine.point.logmax)
     machine.move_lp(position)
 
 

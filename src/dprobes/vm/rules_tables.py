@@ -41,12 +41,12 @@ def _popped(machine: Machine, key: Key) -> list[int]:
 def _part(machine: Machine, key: Key, cells: Sequence[int]) -> bytes:
     """Return a key, or what is kept, in memory; ``cells`` were popped for it."""
     match key.kind:
-        case KeyKind.STRING:
+        case KeyKind.STRING | KeyKind.CUT_STRING:
             text = read_string(machine.context, cells[0], key.size, machine.mask).removesuffix(b"\0")
             return text.ljust(key.bytes, b"\0")
         case KeyKind.BYTES:
             return machine.context.read(cells[0], key.size).ljust(key.bytes, b"\0")
-        case KeyKind.TEXT:
+        case KeyKind.TEXT | KeyKind.CUT_TEXT:
             return b"".join([cell.to_bytes(machine.word_size, "little") for cell in cells])
         case KeyKind.LONG | KeyKind.SIGNED_LONG | KeyKind.FRAMES | KeyKind.USER_FRAMES:
             return _words(_wide_numbers(machine, cells), key)

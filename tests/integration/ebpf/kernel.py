@@ -15,7 +15,7 @@ import pytest
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import Alu, Helper, Register, Size
-from dprobes.bpf.layout import ENTRY_HEAD, STATUS_SIZE, Entry, MapName, Status
+from dprobes.bpf.layout import ENTRY_HEAD, SCOPE_VALUE, STATUS_SIZE, Entry, MapName, Status
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.engines.linux.bpfcalls import AttachType, Program, ProgramType, UprobeMulti, link_uprobes, load_program
@@ -121,7 +121,11 @@ class Memory:
 
 @contextlib.contextmanager
 def memory(scope_size: int = 1024) -> Iterator[Memory]:
-    with ArrayMap(STATUS_SIZE) as status, RingBuffer(1 << 16) as ring, HashMap(4, 4, scope_size) as scope:
+    with (
+        ArrayMap(STATUS_SIZE) as status,
+        RingBuffer(1 << 16) as ring,
+        HashMap(4, SCOPE_VALUE.size, scope_size) as scope,
+    ):
         yield Memory(status, ring, scope)
 
 

@@ -188,3 +188,14 @@ def test_without_privileges_every_process_is_refused(build: Builder, tmp_path: P
         "hint: run dprobes as root, or with CAP_BPF and CAP_PERFMON; for one command or process (-c, -p) there is an "
         "engine that needs neither\n"
     )
+
+
+def test_without_privileges_samplers_are_refused_for_a_command_as_well() -> None:
+    words = [*WITHOUT, *DPROBES, "run", "-e", "sample 99hz { @[comm] = count(); }", "--", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"dprobes: error: {MISSING}\n"
+        "hint: run dprobes as root, or with CAP_BPF and CAP_PERFMON; no engine that needs neither has sampler probes; "
+        "probes on functions need neither, and 'perf record -p PID' samples processes of one's own\n"
+    )

@@ -19,7 +19,7 @@ from dprobes.target.code.instructions import decode_at
 from dprobes.target.location import Module
 from dprobes.target.processmaps import run_time_address
 from integration.ebpf.kernel import uprobes, waiting
-from integration.support import DPROBES, TIMEOUT, Builder, await_message, read_memory
+from integration.support import DPROBES, TIMEOUT, Builder, Runner, await_message, await_true, read_memory, tracer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +135,100 @@ def test_other_code_is_a_conflict_in_the_process_that_has_it(module: Module) -> 
         assert PATCHED == "memory differs from the file: another tool has patched this code"
 
 
+@pytest.mark.parametrize(
+    ("jump", "ends"), [(b"\xe9\x00\x01", 5), (b"\x2e\xe9\x00", 6), (b"\xeb\x02", 2)], ids=["jump", "prefix", "short"]
+)
+def test_a_jump_that_ends_in_later_instructions_is_a_conflict_at_those(module: Module, jump: bytes, ends: int) -> None:
+    code, start = module.elf.data, offset_of(module, "first")
+    behind = range(start + 3, start + 8)  # the function is an instruction of three bytes and a return
+    wanted = [Place(offset, code[offset : offset + 1], code[offset - 7 : offset]) for offset in behind]
+    with running(module) as target:
+        target.patch("first", jump)
+        found = find_conflicts(str(module.path), wanted).found
+    covered = tuple(offset for offset in behind if offset < start + ends)
+    assert found == ((Conflict(target.pid, covered, PATCHED),) if covered else ())
+
+
+def test_a_breakpoint_before_it_is_no_conflict(module: Module) -> None:
+    code, start = module.elf.data, offset_of(module, "first")
+    place = Place(start + 3, code[start + 3 : start + 4], code[start - 4 : start + 3])
+    with running(module) as target:
+        target.patch("first", b"\xcc")
+        assert find_conflicts(str(module.path), [place]).found == ()
+
+
+BEHIND = "name = patched\noffset = first+3\nminor = 2\nexit\n"
+AT = "name = patched\noffset = first\nminor = 1\nexit\n"
+
+
+def test_a_uprobe_in_the_bytes_of_a_jump_is_refused(module: Module, run: Runner) -> None:
+    with running(module) as target:
+        client, output = run.start(AT, ["-p", str(target.pid)], ["--engine", "inline"])
+        await_true(lambda: read_memory(target.pid, target.address_of("first"), 1) == b"\xe9", "a jump")
+        refused, _ = run.start(BEHIND, ["-p", str(target.pid)], ["--engine", "ebpf"])
+        await_message(
+            refused,
+            f"CONFLICT in process {target.pid}: a jump of the dprobes of process {client.pid}, which began with a "
+            "program for 'patched', needs its bytes",
+        )
+        target.call()
+        result = run.end(client, output)
+        assert result.counts[1].hits == 100, result.stderr
+        assert "inline (punned jump)" in result.stderr
+
+
+def test_no_jump_takes_the_bytes_of_a_uprobe(module: Module, run: Runner) -> None:
+    with running(module) as target:
+        first, written = run.start(BEHIND, ["-p", str(target.pid)], ["--engine", "ebpf"])
+        await_true(lambda: read_memory(target.pid, target.address_of("first") + 3, 1) == b"\xcc", "a uprobe")
+        second, output = run.start(AT, ["-p", str(target.pid)], ["--engine", "inline"])
+        await_true(lambda: read_memory(target.pid, target.address_of("first"), 1) == b"\xcc", "a breakpoint")
+        target.call()
+        assert run.end(second, output).counts[1].hits == 100
+        assert run.end(first, written).counts[2].hits == 100
+
+
+def test_a_jump_stays_whole_when_a_uprobe_comes_over_it_and_goes(module: Module, run: Runner) -> None:
+    with running(module) as target:
+        client, output = run.start(AT, ["-p", str(target.pid)], ["--engine", "inline"])
+        place, code = target.address_of("first"), module.elf.data[offset_of(module, "first") :][:8]
+        await_true(lambda: read_memory(target.pid, place, 1) == b"\xe9", "a jump")
+        jump = read_memory(target.pid, place, 8)
+        with uprobes(module.path, [offset_of(module, "first")]):
+            await_true(lambda: read_memory(target.pid, place, 8) == jump, "the jump again")
+        assert read_memory(target.pid, place, 8) == jump
+        target.call()
+        result = run.end(client, output)
+        assert result.counts[1].hits == 100, result.stderr
+        assert (
+            f"warning: process {target.pid}: another tool has inserted uprobes over jumps of this run, which have been "
+            "written again\nhint: hits in between may be missing, and the other tool sees none here: --engine ebpf "
+            "shares places\n"
+        ) in result.stderr
+        assert read_memory(target.pid, place, 8) == code
+        target.call()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
+def test_a_run_that_ends_while_a_uprobe_is_over_its_jump_leaves_nothing_of_it(
+    module: Module, run: Runner, *, killed: bool
+) -> None:
+    with running(module) as target:
+        client, output = run.start(AT, ["-p", str(target.pid)], ["--engine", "inline"])
+        place, code = target.address_of("first"), module.elf.data[offset_of(module, "first") :][:8]
+        await_true(lambda: read_memory(target.pid, place, 1) == b"\xe9", "a jump")
+        with uprobes(module.path, [offset_of(module, "first")]):
+            if killed:
+                os.kill(tracer_of(target.pid), signal.SIGKILL)
+                client.communicate(timeout=TIMEOUT)
+            else:
+                run.end(client, output)
+            await_true(lambda: read_memory(target.pid, place + 1, 7) == code[1:], "the code of the file")
+            target.call()
+        assert read_memory(target.pid, place, 8) == code
+        target.call()
+
+
 def test_a_conflict_in_a_process_that_is_not_in_scope_is_said_to_be_one(module: Module) -> None:
     with running(module) as other, running(module) as target:
         other.patch("second", b"\xe9\x00\x01\x00\x00")
@@ -171,6 +265,12 @@ def test_an_instruction_may_differ_in_either_of_its_pages(module: Module, distan
 def test_the_breakpoint_of_a_debugger_is_a_conflict_that_names_it(module: Module) -> None:
     with running(module) as target, gdb(target.pid, "first") as debugger:
         detail = f"a breakpoint of process {debugger} (gdb) is there"
+        assert wait_for_conflicts(module) == (Conflict(target.pid, (offset_of(module, "first"),), detail),)
+
+
+def test_a_breakpoint_inside_of_an_instruction_is_a_conflict_that_names_who_traces(module: Module) -> None:
+    with running(module) as target, gdb(target.pid, "((char *)first+1)") as debugger:
+        detail = f"{PATCHED}; process {debugger} (gdb) traces it"
         assert wait_for_conflicts(module) == (Conflict(target.pid, (offset_of(module, "first"),), detail),)
 
 

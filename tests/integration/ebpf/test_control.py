@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import resource
+import shutil
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +16,11 @@ from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.interface import Counts, Finished, Scope, StateEvent
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
+from dprobes.formatters.tablenames import names_for
+from dprobes.keyed.layout import row_parts
+from dprobes.record.origin import RecordSource
 from dprobes.resolve.probestate import ProbeState
+from dprobes.target.processimages import ProcessImages
 from integration.ebpf.insessions import THREE, followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import await_true, memory_at
@@ -64,6 +70,39 @@ def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
         assert session.cpu_variables() == [[0, 0, 0]] * len(cpus)
         session.remove([0])
         session.stop()
+        assert target.end() == 0
+
+
+def test_tables_are_read_with_what_has_the_addresses_in_them(path: Path) -> None:
+    """Else an address would be that of the program which the process executed before."""
+    images = ProcessImages()
+    source = "table = where, count, address\noffset = both\npush r, rip\ntally where\nexit\n"
+    with EbpfEngine().run(replace(job_for(path, source), images=images)) as session, on_demand(path) as target:
+        # Nobody iterates over the events.
+        target.say("call 1")
+        (table,) = session.tables()
+        ((address, *_),) = [row_parts(table.table, row.key, row.cells) for row in table.rows]
+        assert isinstance(address, int)
+        assert target.process.pid in [pid for pid, _ in images.code_at(address)]
+        assert target.end() == 0
+
+
+def test_no_other_process_names_the_addresses_in_tables(build: Builder, tmp_path: Path) -> None:
+    """Programs that are not relocated have their code at the same addresses."""
+    path, other = build("ondemand.c", "-pthread", "-no-pie"), tmp_path / "other"
+    shutil.copy(path, other)
+    images = ProcessImages()
+    source = "table = where, count, address\noffset = both\npush r, rip\ntally where\nexit\n"
+    with on_demand(path) as target:
+        job = replace(job_for(path, source, Scope(pid=target.process.pid)), images=images)
+        with EbpfEngine().run(job) as session, on_demand(other) as outsider:
+            target.say("call 1")
+            (table,) = session.tables()
+            names = names_for(RecordSource(1, "both", images=images), [table.table])
+            ((address, *_),) = [row_parts(table.table, row.key, row.cells) for row in table.rows]
+            assert isinstance(address, int)
+            assert names.name_of(address, None) == f"both [{path.name}]"
+            assert outsider.end() == 0
         assert target.end() == 0
 
 

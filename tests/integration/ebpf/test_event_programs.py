@@ -12,7 +12,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.corestops import STOPS_SIZE
-from dprobes.bpf.layout import PROBE_ENTRY_SIZE, SAMPLE_SIZE, STATUS_SIZE, MapName
+from dprobes.bpf.layout import PROBE_ENTRY_SIZE, SAMPLE_SIZE, SCOPE_VALUE, STATUS_SIZE, MapName
 from dprobes.bpf.lower import (
     Abilities,
     Filter,
@@ -42,7 +42,7 @@ from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
 from dprobes.engines.tablemaps import zeros_size
-from dprobes.record.layout import Item
+from dprobes.record.layout import ABOUT_RECORDS, Item
 from dprobes.rpn.encoder import encode
 from dprobes.testing import prepare
 from ebpf_abilities import abilities, loop_forms
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.tables import Table
 
 PROGRAMS = 40
-EVERYTHING = ~(Item.WIDE | Item.STACK_TRACE)
+EVERYTHING = ~ABOUT_RECORDS
 SCOPES = (
     Filter(),
     Filter(processes=True),
@@ -75,7 +75,7 @@ def _bpf() -> None:
 def maps() -> Iterator[dict[MapName, int]]:
     with contextlib.ExitStack() as stack:
         hashes = {
-            MapName.SCOPE: HashMap(4, 4, 64),
+            MapName.SCOPE: HashMap(4, SCOPE_VALUE.size, 64),
             MapName.MAPPERS: HashMap(4, 8, 64),
             MapName.BIASES: HashMap(8, 4, 64),
         }
@@ -179,7 +179,8 @@ def test_programs_that_keep_mappers(maps: dict[MapName, int], scope: Filter, sle
     if sleepable and Feature.SLEEPABLE_UPROBE not in Features():
         pytest.skip("this kernel has no sleepable uprobe programs")
     flags = ProgramFlag.SLEEPABLE if sleepable else ProgramFlag.NONE
-    os.close(load(arrival_program(scope, sleepable=sleepable), maps, ProgramType.KPROBE, flags=flags))
+    offered = abilities(sleepable=sleepable)
+    os.close(load(arrival_program(scope, offered), maps, ProgramType.KPROBE, flags=flags))
     os.close(load(departure_program(), maps, ProgramType.KPROBE))
     with KernelTypes() as types:
         for tracepoint, make in {

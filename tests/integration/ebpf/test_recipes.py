@@ -181,8 +181,8 @@ def test_connections_are_seen_from_both_ends(run: Runner) -> None:
         for each in (record["fields"] for record in records)
     }
     syn_sent, syn_received, established = 2, 3, 1
-    assert made[client, server, syn_sent, established]["from"] == [127, 0, 0, 1]
-    assert made[server, client, syn_received, established]["to"] == [127, 0, 0, 1]
+    assert made[client, server, syn_sent, established]["from"] == "127.0.0.1"
+    assert made[server, client, syn_received, established]["to"] == "127.0.0.1"
 
 
 def test_requests_to_disks_have_their_time(run: Runner) -> None:

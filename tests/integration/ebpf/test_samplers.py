@@ -23,7 +23,7 @@ from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_file
 from dprobes.target.location import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
-from integration.support import TIMEOUT, await_line, await_true, executable_segments, running, symbols_of
+from integration.support import TIMEOUT, await_line, await_message, await_true, executable_segments, running, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -89,7 +89,7 @@ def test_other_modules_of_the_process_are_not_sampled(build: Builder, run: Runne
     with spinning(program) as (process, _):
         scope = ["-p", str(process.pid)]
         other, output = run.start(sampler("libc.so.6", "push 1\nlog 1\n"), scope, ["--engine", "ebpf"])
-        # The other one is attached by then: it started earlier, and its own processor time is as long.
+        await_message(other, "1 probepoint is active")
         assert len(sample(run, sampler(program, "log 0\n"), *scope, until=50).records) >= 50
         result = run.end(other, output)
     assert "the probepoints were inserted, but never reached" in result.stderr
@@ -136,6 +136,18 @@ def test_a_star_reads_the_kernel_s_memory(build: Builder) -> None:
     counts = {tuple(row["keys"]): row["value"] for row in rows if row["table"] == "_"}
     assert list(counts) == [(0, 0)]
     assert {row["keys"][0] for row in rows if row["table"] == "by"} >= {"sampled"}
+
+
+def test_what_runs_of_a_process_reads_the_kernel_s_memory_too(build: Builder) -> None:
+    program = build("sampled.c")
+    text = "[maxhits 5] sample 500hz { @[curtask->pid - tid, curtask->tgid] = count(); }"
+    with spinning(program) as (process, _):
+        words = ["run", "-e", text, "-p", str(process.pid), "--format", "json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dprobes", *words], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["keys"] for line in done.stdout.splitlines()] == [[0, process.pid]]
 
 
 def test_the_copies_of_the_cpus_add_up_to_all_samples(build: Builder, run: Runner) -> None:

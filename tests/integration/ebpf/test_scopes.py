@@ -17,6 +17,7 @@ from integration.support import (
     TIMEOUT,
     await_breakpoint,
     await_line,
+    await_message,
     await_true,
     code_is_original,
     read_result,
@@ -132,6 +133,7 @@ def test_a_file_that_comes_later_is_probed_as_well(build: Builder, run: Runner, 
     with running(first, 600, 1) as early:
         await_line(early)
         client, output = run.start(source, [], ["--engine", "ebpf"])
+        await_message(client, "1 probepoint is active")
         await_breakpoint(early.pid, first, "emulated")
         shutil.copy(first, second)
         with running(second, 600, 1) as late:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ from dprobes.formatters.kernelnames import KernelNames
 from dprobes.target.kernel.tracefs import open_trace_files
 from dprobes.target.kernel.tracepoints import KernelTracepoints
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
-from integration.support import await_true
+from integration.support import DPROBES, TIMEOUT, await_true
 
 if TYPE_CHECKING:
     from integration.support import Builder, Result, Runner
@@ -86,6 +87,24 @@ def test_a_program_of_the_other_word_size_is_told_apart(run: Runner, build: Buil
     }
 
 
+@pytest.mark.parametrize("i386", [False, True])
+def test_what_a_system_call_takes_has_the_size_and_sign_of_its_type(build: Builder, tmp_path: Path, i386: bool) -> None:
+    source = tmp_path / "signs.dpc"
+    source.write_text(
+        "return syscall lseek { @failed[retval] = count(); }\n"
+        'syscall lseek when (whence >= 0) { @whence[whence] = count(); printf("%d %u", whence, fd); }\n'
+        'syscall openat when (dfd < 0) { @dfd[dfd] = count(); printf("%s", filename); }\n'
+    )
+    binary = build("systemcalls.c", "-pthread", i386=i386)
+    command = [*DPROBES, "run", str(source), "--engine", "ebpf", "--", str(binary), "40"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"@failed[{-errno.EBADF}]: 42" in done.stdout
+    assert "@whence[2]: 42" in done.stdout
+    assert done.stdout.count(f"  2 {NO_DESCRIPTOR}\n") == 42
+    assert "@dfd[-100]: " in done.stdout
+    assert "libc.so.6" in done.stdout
+
+
 def test_strings_of_arguments_are_read(run: Runner) -> None:
     body = "push tp, filename\npush 200\nxchg\nlog str\npush tp, ret\n"
     source = program(f"offset = syscall:openat\nreturn = yes\nminor = 1\n{body}")
@@ -124,6 +143,27 @@ def test_strings_of_records_are_read_wherever_they_are(run: Runner) -> None:
     assert strings[1, "/usr/bin/env"] == 1
     assert strings[2, "true"] == 2
     assert strings[2, "env"] == 1
+
+
+def test_strings_of_records_are_strings_in_c(tmp_path: Path) -> None:
+    need_kernel_memory()
+    source = tmp_path / "strings.dpc"
+    source.write_text(
+        """
+        tracepoint sched:sched_process_exec { printf("%s is %d", filename, args.pid); @[filename] = count(); }
+        tracepoint task:task_rename {
+            printf("%s, %s of %d", newcomm, args.newcomm, sizeof newcomm);
+            @named[args.newcomm] = count();
+        }
+        """
+    )
+    command = [*DPROBES, "run", str(source), "--engine", "ebpf", "--", "/bin/sh", "-c", "/usr/bin/env true; :"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    texts = [line.split("]  ")[-1] for line in done.stdout.splitlines() if "]  " in line]
+    assert "env, env of 16" in texts
+    assert sum(text.startswith("/usr/bin/env is ") for text in texts) == 1
+    assert "@[/usr/bin/env]: 1" in done.stdout
+    assert "@named[env]: 1" in done.stdout
 
 
 def need_kernel_memory() -> None:

@@ -150,7 +150,7 @@ def test_a_library_that_comes_and_goes(build: Builder, run: Runner, stub: Any) -
     program = stub(str(path), str(library), "6")
     text = f'name = "{library}"\noffset = plugin_call\nminor = 1\npush 1; log 1; exit\n'
     result = run(text, [], program.options)
-    assert result.status == 0, result.stderr
+    assert result.status == 0, f"{result.stderr}\nthe program: {program.output()}"
     assert len(result.records) == result.counts[1].hits == 18
     program.process.wait(TIMEOUT)
     assert program.process.returncode == 0

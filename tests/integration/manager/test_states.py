@@ -55,6 +55,20 @@ def test_a_program_waits_for_its_module(sandbox: Sandbox, build: Builder) -> Non
         assert sandbox.counts("late") == {1: 9}
 
 
+def test_the_return_of_a_function_that_never_returns_waits_for_nothing(
+    sandbox: Sandbox, build: Builder, engine: str
+) -> None:
+    program = build("sampled.c")
+    source = sandbox.write("p.rpn", f'name = "{program}"\noffset = main\nreturn = yes\nminor = 1\nexit\n')
+    with running(program) as process:
+        await_line(process)
+        done = sandbox.shell(f"dprobes insert {source} --engine {engine} -p {process.pid} --as never")
+        assert done.returncode == 1
+        assert done.stdout == "inserted 'never': 0 of 1 probepoints active\n"
+        assert "warning: 'main' never returns\n" in done.stderr
+        assert state(sandbox, "never") == ("COMPILED", "it never returns")
+
+
 def test_conflict_with_a_tracers_breakpoint(sandbox: Sandbox, target: Service) -> None:
     require_bpf()
     require_initial_namespace()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.sinks.collector import Collector
 from integration.sinks.rsyslog import Certificates, Rsyslog
 
 if TYPE_CHECKING:
@@ -47,3 +48,11 @@ def asking_rsyslog(short_path: Path, certificates: Certificates) -> Iterator[Rsy
     server = Rsyslog(short_path, certificates, asks=True)
     yield server
     server.end()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.gate.set()
+    made.kill()

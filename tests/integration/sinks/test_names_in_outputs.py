@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from babeltrace import NEEDS_BABELTRACE, read_trace
-from integration.sinks.test_otlp import Collector
 from integration.support import TIMEOUT, await_true, environment
 from perfetto_reading import read_perfetto
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from integration.sinks.collector import Collector
     from integration.support import Builder
 
 for _library in ("pyarrow", "duckdb", "opentelemetry.exporter.otlp.proto.http"):
@@ -50,14 +50,6 @@ watchpoint = w
 """
 PLACE, CALLER = "get [watched]", r"work\+0x[0-9a-f]+ \[watched\]"
 CALLS = 4
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.gate.set()
-    made.kill()
 
 
 @pytest.fixture

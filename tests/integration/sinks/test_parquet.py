@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -22,6 +23,7 @@ from dprobes.record.origin import RecordSource
 from dprobes.record.probeinfo import Place
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
+from dprobes.tables.database import Database
 from dprobes.tables.parquet import ParquetSink
 from integration.support import TIMEOUT, Builder, Runner, await_true
 
@@ -194,6 +196,7 @@ def test_hostile_names_of_programs(directory: Path) -> None:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
+from dprobes.tables.database import Database
 from dprobes.tables.parquet import ParquetSink
 from integration.sinks.test_parquet import SOURCE, batch
 
@@ -332,6 +335,41 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.dumps(parse_target("parquet:x").text) == '"parquet:x"'
 
 
+def test_spark_reads_what_is_written(tmp_path: Path) -> None:
+    """Its ParquetSchemaConverter refuses a file with one column of a type that it does not know, such as NANOS."""
+    import pyarrow.parquet as pq
+
+    sink = ParquetSink(tmp_path)
+    sink.create_event(SOURCE)
+    sink.log_events(batch(0, 2))
+    sink.close()
+    (file,) = tmp_path.rglob("*.parquet")
+    schema = pq.ParquetFile(file).schema
+    for column in map(schema.column, range(len(schema))):
+        logical = str(column.logical_type)
+        assert column.physical_type in ("BOOLEAN", "INT32", "INT64", "BYTE_ARRAY"), column
+        assert re.match(r"None|String|Int\(|Timestamp\(.*timeUnit=(micro|milli)seconds", logical), column
+        assert re.fullmatch(r"[^ ,;{}()\n\t=]+", column.path), column
+
+
+def test_files_of_older_versions_are_read_beside_new_ones(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = ParquetSink(tmp_path)
+    sink.create_event(SOURCE)
+    sink.log_events(batch(0, 2))
+    sink.close()
+    (file,) = tmp_path.rglob("*.parquet")
+    table = pq.read_table(file)
+    times = table["time_ns"].cast(pa.timestamp("ns"))
+    older = table.drop_columns(["time_ns"]).set_column(0, "time", times)
+    pq.write_table(older, file.with_name("part-older.parquet"))
+    with Database([tmp_path]) as database:
+        rows = database.connection.execute("select epoch_ns(time), count(*) from records group by 1 order by 1")
+        assert rows.fetchall() == [(each, 2) for each in table["time_ns"].to_pylist()]
+
+
 def test_a_file_says_that_its_times_are_utc_and_duckdb_can_calculate_with_them(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -347,11 +385,16 @@ def test_a_file_says_that_its_times_are_utc_and_duckdb_can_calculate_with_them(t
     said = query(tmp_path, f"select decode(value) from parquet_kv_metadata('{file}') where decode(key) = 'dprobes'")
     assert json.loads(said[0][0])["time_zone"] == "UTC"
     column = pc.assume_timezone(pq.read_table(file, columns=["time"])["time"], "UTC")
-    assert column.type == pa.timestamp("ns", "UTC")
-    first, second, third = column.cast(pa.int64()).to_pylist()
+    assert column.type == pa.timestamp("us", "UTC")
+    first, second, third = pq.read_table(file, columns=["time_ns"])["time_ns"].to_pylist()
+    assert column.cast(pa.int64()).to_pylist() == [each // 1000 for each in (first, second, third)]
     assert (second - first, third - first) == (1, 5_000_000_007)
     assert abs(first - before) < 10**9
-    assert query(tmp_path, "select epoch_ns(time) from {} order by 1") == [(first,), (second,), (third,)]
+    assert query(tmp_path, "select time_ns from {} order by 1") == [(first,), (second,), (third,)]
+    with Database([tmp_path]) as database:
+        rows = database.connection.execute("select epoch_ns(time) from records order by 1").fetchall()
+        assert rows == [(first,), (second,), (third,)]
+        assert "time_ns" not in database.tables()[1].columns
     ((took, buckets, earlier),) = query(
         tmp_path,
         "select epoch_us(max(time) - min(time)), count(distinct time_bucket(interval 1 second, time)),"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,6 +111,35 @@ def _compare(result: Result, word: int, rounds: int = 9) -> None:
         bytes_ = struct.pack("<d", n + 0.25)
         assert double == int.from_bytes(bytes_[:word], "little")
         assert single == int.from_bytes(struct.pack("<f", n + 0.25), "little")
+
+
+SIGNED = """
+usdt {program}:demo:many(a, b) when (b < 0) {{ @negative[b] = count(); }}
+usdt {program}:demo:widths {{ @cells[arg8] = count(); printf("%d %u %x", arg8, arg8, arg8); }}
+"""
+
+
+def test_arguments_have_the_sign_that_the_note_says(
+    usdt: Callable[..., Path], any_engine: list[str], tmp_path: Path
+) -> None:
+    program, source = usdt("-O2"), tmp_path / "usdt.dpc"
+    source.write_text(SIGNED.format(program=program))
+    output = tmp_path / "output"
+    command = [*DPROBES, "run", str(source), *any_engine, "-o", str(output), "--", str(program), "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    tables = done.stdout + output.read_text()
+    negative = Counter(line.split()[2] for line in done.stdout.splitlines() if re.match(r"many -?\d+ -\d+$", line))
+    assert {(key, count) for key, count in re.findall(r"@negative\[(\S+)\]: (\d+)", tables)} == {
+        (key, str(count)) for key, count in negative.items()
+    }
+    cells = [int(line.split()[9]) for line in done.stdout.splitlines() if line.startswith("widths ")]
+    assert min(cells) < 0
+    assert dict(re.findall(r"@cells\[(\S+)\]: (\d+)", tables)) == {
+        str(key): str(count) for key, count in Counter(cells).items()
+    }
+    said = [line.split("]  ", 1)[1] for line in output.read_text().splitlines() if "]  " in line]
+    low = [cell & 0xFFFFFFFF for cell in cells]
+    assert sorted(said) == sorted(f"{cell} {bits} {bits:x}" for cell, bits in zip(cells, low, strict=True))
 
 
 IN_C = """

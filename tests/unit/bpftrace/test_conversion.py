@@ -392,6 +392,9 @@ def test_what_a_program_is_run_with() -> None:
         ("fentry:f { @ = sum(args.pid) }",
          ("s.bt:1:20: error: 'pid' is something else in DProbes C\n    fentry:f { @ = sum(args.pid) }\n"
          "                       ^~~~~~~~\nhint: write kprobe:FUNCTION, and arg0, arg1 for its arguments")),
+        ('kprobe:f { printf("%-2000000000s", "a") }',
+         ("s.bt:1:12: error: a width or precision is at most 4095: '%-2000000000s'\n"
+         '    kprobe:f { printf("%-2000000000s", "a") }\n               ^~~~~~~~~~~~~~~~~~~~~~~~~~~~')),
         ("kprobe:f { @[cgroup] = count() }",
          ("s.bt:1:14: error: 'cgroup' has no like in DProbes C: the cgroup of a process\n"
          "    kprobe:f { @[cgroup] = count() }\n                 ^~~~~~\nhint: run it with --cgroup PATH")),
@@ -498,3 +501,20 @@ def test_any_text_is_converted_or_refused() -> None:
             converted(script)
         except SourceError as error:
             assert error.diagnostics  # noqa: PT017 - what else may be raised ends the test
+
+
+DIGITS = "9" * 6000
+"""More than Python makes a number of."""
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (f"kprobe:f {{ @ = {DIGITS}; }}", f"s.bt:1:16: error: '{DIGITS[:8]}"),
+        (f"kprobe:f {{ @ = arg{DIGITS}; }}", f"s.bt:1:16: error: 'arg{DIGITS[:8]}"),
+        (f"profile:hz:{DIGITS} {{ @ = count(); }}", f"s.bt:1:1: error: 'profile:hz:{DIGITS[:8]}"),
+        (f'kprobe:f {{ printf("%{DIGITS}d", 1) }}', "s.bt:1:12: error: a width or precision is at most 4095"),
+    ],
+)
+def test_numbers_have_few_digits(script: str, problem: str) -> None:
+    assert said_of(script).startswith(problem)

@@ -33,7 +33,8 @@ def test_an_example_is_found_by_its_name() -> None:
     assert find_example("leaks.rpn") is None
     assert find_example("no-such-example") is None
     assert find_example("../examples/malloc") is None
-    assert example_templates(EXAMPLES / "malloc.rpn") == EXAMPLES / "templates"
+    assert example_templates(EXAMPLES / "strings.rpn") == EXAMPLES / "templates"
+    assert example_templates(EXAMPLES / "malloc.rpn") is None  # it has no template, and needs none
     assert example_templates(Path("malloc.rpn")) is None
     assert example_templates(EXAMPLES / "leaks.dpc") is None  # what it prints is in the program
 

@@ -59,7 +59,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 WRONG = (
     "wrong/one.fmt:6:9: error: unknown conversion 'y'\n    fmt = \"%y\"\n            ^\n"
-    "hint: conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign\n"
+    "hint: conversions are d u x X o c s p a h e v k T E U I r; '%%' prints a percent sign\n"
 )
 
 
@@ -91,7 +91,7 @@ def test_wrong_templates_in_a_trace_file_are_left_out_and_said_once(capsys: pyte
     assert err == (
         "dprobes: warning: templates of the program 'app' have errors, and are not used\n"
         "one.fmt:4:11: error: unknown conversion 'y'\n    fmt = \"n=%y by %{name}\"\n              ^\n"
-        "hint: conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign\n"
+        "hint: conversions are d u x X o c s p a h e v k T E U I r; '%%' prints a percent sign\n"
     )
     assert outcome(capsys, "format", "t.dpt", "--format", "hex")[2] == ""
 

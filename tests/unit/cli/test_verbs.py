@@ -329,16 +329,59 @@ def test_a_library_of_another_processor_is_not_called_missing(
     )
 
 
-@pytest.mark.parametrize("verb", ["show", "doctor", "locate"])
-def test_a_full_disk_is_one_line(verb: str, program: Path) -> None:
-    argument = {"show": [str(program)], "doctor": [], "locate": ["libc.so.6:malloc"]}[verb]
+PRINTING = {
+    "show": ["{program}"],
+    "doctor": [],
+    "locate": ["libc.so.6:malloc"],
+    "list": ["libc.so.6"],
+    "examples": ["malloc"],
+    "build": ["--emit", "rpn", "{program}"],
+    "convert": ["{script}"],
+    "completion": ["bash"],
+    "log": ["{trace}"],
+    "format": ["{trace}"],
+    "sql": ["{trace}", "SELECT * FROM records"],
+}
+RUN = ["-e", 'libc.so.6:malloc(n) {{ printf("%d", n); }}', "--engine", "ptrace", "--", "{called}"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the files that verbs read."""
+    directory = tmp_path_factory.mktemp("inputs")
+    program = directory / "program.rpn"
+    program.write_text('name = "libc.so.6"\noffset = malloc\nmaxhits = 1\npush r, arg0\nlog 1\nexit\n')
+    (directory / "script.bt").write_text("uprobe:libc:malloc { @ = count(); }\n")
+    code = "#include <stdlib.h>\nvoid *volatile kept;\nint main() { kept = malloc(1); kept = malloc(2); }\n"
+    (directory / "called.c").write_text(code)
+    called, trace = directory / "called", directory / "hits.dpt"
+    subprocess.run(["gcc", "-o", called, directory / "called.c"], check=True)
+    command: list[str | Path] = [sys.executable, "-m", "dprobes", "run", program, "--engine", "ptrace"]
+    subprocess.run([*command, "-o", trace, "--", called], check=True, capture_output=True, timeout=60)
+    return {"program": program, "script": directory / "script.bt", "called": called, "trace": trace}
+
+
+@pytest.mark.parametrize("verb", PRINTING)
+def test_a_full_disk_is_one_line(verb: str, inputs: dict[str, Path]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "dprobes", verb, *argument],
+            [sys.executable, "-m", "dprobes", verb, *(word.format(**inputs) for word in PRINTING[verb])],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "dprobes: error: standard output: no space left on device"
+    assert (done.returncode, done.stderr) == (1, "dprobes: error: standard output: no space left on device\n")
+
+
+@pytest.mark.parametrize("verb", [*PRINTING, "run"])
+def test_a_pipe_that_nobody_reads_is_nothing_to_talk_about(verb: str, inputs: dict[str, Path]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "dprobes", verb, *(word.format(**inputs) for word in PRINTING.get(verb, RUN))],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    said = [line for line in done.stderr.splitlines() if not line.startswith(("probe ", "0,0 "))]  # what a run counts
+    assert (done.returncode, said) == (0 if verb == "run" else 1, [])
 
 
 def test_a_system_call_that_fails_is_not_taken_for_standard_output(
@@ -414,7 +457,7 @@ def test_locate_shows_a_system_call_with_its_fields(capsys: pytest.CaptureFixtur
 def test_locate_lists_system_calls_by_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(capsys, "locate", "syscall:*at2") == (
         0,
-        "syscall:renameat2\nsyscall:openat2\nsyscall:faccessat2\n",
+        "syscall renameat2\nsyscall openat2\nsyscall faccessat2\n",
         "",
     )
 
@@ -429,10 +472,21 @@ def test_locate_shows_both_faces_of_a_tracepoint(capsys: pytest.CaptureFixture[s
 
 def test_locate_lists_tracepoints_by_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = outcome(capsys, "locate", "tracepoint:sched:*_fork")
-    assert (status, out, err) == (0, "tracepoint:sched:sched_process_fork\n", "")
+    assert (status, out, err) == (0, "tracepoint sched:sched_process_fork\n", "")
+
+
+@pytest.mark.parametrize(
+    "what", ["tracepoint sched:sched_process_e*", "tracepoint:sched:sched_process_e*", "syscall openat*"]
+)
+def test_what_is_listed_of_the_kernel_s_events_is_a_place(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = outcome(capsys, "list", what)
+    assert (status, err) == (0, "")
+    for place in out.splitlines():
+        assert outcome(capsys, "check", "-e", place + " { }")[:1] == (0,)
+        assert outcome(capsys, "locate", place)[0] == 0
     status, whole, _ = outcome(capsys, "locate", "tracepoint")
     assert status == 0
-    assert "tracepoint:sched:sched_process_fork\n" in whole
+    assert "tracepoint sched:sched_process_fork\n" in whole
     assert "tracepoint:ftrace:" not in whole
 
 

@@ -37,7 +37,7 @@ def said_of(text: str, *, allow_write: bool = True) -> str:
         ('printf("%d", reg("zip"));', "x86_64 has no register 'zip'"),
         ('reg("rip") = 5;', "'reg(\"rip\")' cannot be changed"),
         ("crash();", "'crash()' is for kernel probes; here it only ends the hit"),
-        ("@[str(arg0, 513)]++;", "a string in a table has at most 512 bytes, not 513"),
+        ("@[str(arg0, 512)]++;", "a string in a table has at most 511 bytes, not 512"),
     ],
 )
 def test_constructs_are_called_as_they_are_written(statement: str, message: str) -> None:

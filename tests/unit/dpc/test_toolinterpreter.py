@@ -136,7 +136,7 @@ def test_functions_and_recursion() -> None:
     f { }
     begin { nothing(0, 1); printf("%d", fib(12)); }
     """
-    assert printed(text) == [("%(fib)qd", [144])]
+    assert printed(text) == [("%(fib)nd", [144])]
 
 
 def test_variables_of_the_program() -> None:
@@ -190,7 +190,7 @@ def test_tables() -> None:
         ("s", 3, [("0200000000000000", -2)]),
         ("s", None, []),
         ("n", None, []),
-        ("%(last)qd %(n)qd", (9).to_bytes(8, "little") + bytes(8)),
+        ("%(last)nd %(n)nd", (9).to_bytes(8, "little") + bytes(8)),
     ]
 
 
@@ -211,8 +211,8 @@ def test_what_tables_keep_is_printed_tested_and_a_key() -> None:
     host.tables[1].keep(b"", stack)
     ToolInterpreter(tool, host).execute(tool.blocks[0])
     assert host.done == [
-        ("%(path)*s%(stack)*k", b"\1\4\0/etc\x09\1\0" + stack[:8]),
-        ("%(path)*s", b"\1\0\0"),
+        ("%(path)*.10~s%(stack)*k", b"\1\4\0/etc\x09\1\0" + stack[:8]),
+        ("%(path)*.10~s", b"\1\0\0"),
         ("n", None, [((path + stack).hex(), 1)]),
     ]
 
@@ -228,20 +228,22 @@ def test_texts_are_kept_as_the_tables_of_handlers_have_them() -> None:
     """
     program, tool = compiled(text)
     assert [str(table) for table in program.tables] == [
-        "path, last, signed, value = str[12]",
+        "path, last, signed, value = cutstr[13]",
         "comm, last, value = comm",
-        "n, count, comm, str[7]",
-        "own, last, value = str[128]",
-        "copy, last, value = text[128]",
-        "more, sum, str",
+        "n, count, comm, cutstr[8]",
+        "own, last, value = cutstr[201]",
+        "copy, last, value = cuttext[201]",
+        "more, sum, cutstr[201]",
         "__faults, count, word, word",
     ]
     host = Host(program)
     ToolInterpreter(tool, host).execute(tool.blocks[0])
     assert host.tables[0].kept((3).to_bytes(8, "little")) == b"/etc".ljust(16, b"\0")
-    assert host.tables[2].value(b"sh".ljust(16, b"\0") + b"x".ljust(8, b"\0")) == 1
+    assert host.tables[2].value(b"sh".ljust(16, b"\0") + b"x".ljust(16, b"\0")) == 1
     items = b"".join(b"\1" + len(each).to_bytes(2, "little") + each for each in (b"/etc", b"sh", b"own", b"in"))
-    assert host.done == [("%(path)*s %(comm)*s %(copy)*s|%(value)*5s|%(more)qd", items + (2).to_bytes(8, "little"))]
+    assert host.done == [
+        ("%(path)*.12~s %(comm)*s %(copy)*.200~s|%(value)*5s|%(more)nd", items + (2).to_bytes(8, "little"))
+    ]
 
 
 def test_keys_are_words_of_the_modules() -> None:

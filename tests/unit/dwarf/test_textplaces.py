@@ -8,7 +8,7 @@ import pytest
 
 from dprobes.dwarf import textplaces
 from dprobes.dwarf.numbers import At, Form, Tag
-from dprobes.dwarf.search import entries_in, entries_named
+from dprobes.dwarf.search import entries_named, found_in
 from dprobes.dwarf.textplaces import units_with
 from unit.dwarf.conftest import read
 from unit.target.conftest import Toolbox
@@ -82,7 +82,7 @@ def test_a_unit_has_what_is_found_in_all(shared: Path) -> None:
     for name in ("page_frames", "counted_pages", "main", "int", "kept", "age_frames"):
         tags = (Tag.STRUCTURE_TYPE, Tag.VARIABLE, Tag.SUBPROGRAM, Tag.BASE_TYPE)
         units = {unit.offset: unit for unit, _ in units_with(file, name.encode())}
-        found = [entry for unit in units.values() for entry in entries_in(file, unit, name, tags)]
+        found = [each.entry for unit in units.values() for each in found_in(file, unit, name, tags)]
         assert sorted(each.offset for each in found) == sorted(
             {each.offset for each in entries_named(file, name, tags)}
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,12 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.capabilities import Capability, requirements
 from dprobes.engines.choice import refuse_unsupported
-from dprobes.engines.registry import engine_row
+from dprobes.engines.registry import engine_row, rows
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
+    from dprobes.engines.registry import EngineRow
     from dprobes.rpn.program import Program
 
 
@@ -59,6 +61,42 @@ def test_other_segment_registers_are_a_capability(register: str) -> None:
 )
 def test_each_instruction_names_all_that_it_needs(handler: str, capabilities: set[Capability]) -> None:
     assert needs(handler) == capabilities
+
+
+@pytest.mark.parametrize("statement", ["pop mem, u32", "pop r, rax"])
+@pytest.mark.parametrize("header", ["name = vmlinux\nmodtype = kernel", "name = dummy\nmodtype = kmod"])
+def test_who_writes_in_the_kernel_needs_an_engine_for_that(header: str, statement: str) -> None:
+    program = parsed(f"{header}\noffset = f\npush 1\npush 2\n{statement}\nexit\n")
+    needed = tuple(requirements(program, architecture("x86_64")))
+    assert Capability.KERNEL_WRITE in {requirement.capability for requirement in needed}
+    diagnostics = Diagnostics()
+    ebpf = engine_row("ebpf")
+    assert ebpf.candidacy is not None
+    able = replace(ebpf, capabilities=ebpf.capabilities | ebpf.candidacy.found_by_trying)
+    refuse_unsupported(needed, able, diagnostics)
+    (found,) = diagnostics
+    assert found.message == (
+        f"'{statement}' needs writing registers or memory at a hit in the kernel, which the ebpf engine lacks"
+    )
+    assert found.hint == "use --engine gdb=ENDPOINT, where a stub stands for such a machine or process"
+    refuse_unsupported(needed, engine_row("gdb"), diagnostics)
+    assert len(list(diagnostics)) == 1
+
+
+def test_the_documentation_says_what_each_engine_can() -> None:
+    text = (Path(__file__).parents[3] / "docs/engines.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    start = next(number for number, line in enumerate(lines) if line[0] == "a program needs")
+    names = [name.strip("`") for name in lines[start][1:]]
+    assert sorted(names) == sorted(row.name for row in rows())
+    said = {line[0]: dict(zip(names, line[1:], strict=True)) for line in lines[start + 1 : start + 1 + len(Capability)]}
+    assert said == {each.value: {row.name: _ability(row, each) for row in rows()} for each in Capability}
+
+
+def _ability(row: EngineRow, capability: Capability) -> str:
+    if capability in row.capabilities:
+        return "yes"
+    return "maybe" if row.candidacy is not None and capability in row.candidacy.found_by_trying else "-"
 
 
 def test_a_refusal_names_the_engine_that_can() -> None:

@@ -61,12 +61,12 @@ def test_the_stack_of_a_process_that_has_ended_is_found_by_what_it_had_mapped() 
 def test_so_is_that_of_one_whose_parent_has_not_asked_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is gone, though older kernels let it be opened: here a process that lives stands for it."""
 
-    def nothing(pid: int, limit: int) -> bytes:
-        raise TargetError(f"process {pid} has no memory; {limit} bytes were asked for")
+    def nothing(pid: int) -> bytes:
+        raise TargetError(f"process {pid} has no memory")
 
     images, own = ProcessImages(), os.getpid()
     images.began(own, 0, executable_mappings(read_maps(own)))
-    monkeypatch.setattr("dprobes.engines.copiedstacks.read_maps", nothing)
+    monkeypatch.setattr("dprobes.engines.copiedstacks.mappings_of", nothing)
     address = a_function()
     found = CopiedStacks(images).follow(own, 8, registers(address), struct.pack("=Q", 0x1234))
     assert found == (address, 0x1234, StackEnd.NO_TABLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -39,4 +40,20 @@ def test_a_program_whose_loader_is_missing_is_told_from_one_that_does_not_exist(
         with pytest.raises(TargetError) as raised:
             command.wait()
         assert raised.value.message == why
+        command.close()
+
+
+def test_a_command_that_is_asked_to_end_does_also_if_it_is_stopped() -> None:
+    command = Command(["/bin/sleep", "1000"])
+    try:
+        assert command.end() is None  # it has not begun
+        command.go()
+        command.check_started()
+        os.kill(command.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, command.pid, os.WSTOPPED)
+        status = command.end()
+        assert status is not None
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        assert command.end() == status
+    finally:
         command.close()

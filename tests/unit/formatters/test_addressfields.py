@@ -108,7 +108,7 @@ def test_json_and_csv_say_the_function_of_samples() -> None:
     templates = ProgramTemplates(FILES)
     records = [LogRecord(1, 2, ip=ip, data=words(1)) for ip in (0x1008, 0x2000, 0x9000)]
     lines = [json.loads(JsonFormatter(0, templates, Names())(record, SAMPLE)) for record in records]
-    assert [line.get("function") for line in lines] == ["f", "\\x1bg", None]
+    assert [line.get("function") for line in lines] == ["f", "\x1bg", None]
     formatter = CsvFormatter(0, templates, Names())
     rows = [
         *csv.reader(formatter(record, place) for record, place in zip(records, (SAMPLE, SAMPLE, CODE), strict=True))

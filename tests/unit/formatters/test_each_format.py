@@ -66,7 +66,7 @@ def test_json_is_one_line_with_the_documented_keys() -> None:
         "pid": 42,
         "tid": 43,
         "uid": 1000,
-        "name": "my prog\\x1b",
+        "name": "my prog\x1b",
         "cs": 0x33,
         "ip": "0x7f0000001234",
         "ss": 0x2B,
@@ -81,11 +81,20 @@ def test_json_is_one_line_with_the_documented_keys() -> None:
     }
 
 
+def test_json_escapes_a_name_once() -> None:
+    record = NARROW._replace(process_name='a"b\\c\x01\udcff\u202eé')
+    place = Place("./m\n\udcfe", "main")
+    line = formatter("json", wall_offset=0, source=RecordSource(1, "p\x1b", "m", 1))(record, place)
+    assert '"name": "a\\"b\\\\c\\u0001\\\\xff\\u202eé"' in line
+    found = json.loads(line)
+    assert (found["name"], found["module"], found["program"]) == ('a"b\\c\x01\\xff\u202eé', "./m\n\\xfe", "p\x1b")
+
+
 def test_json_and_csv_name_the_program_and_the_machine() -> None:
     of = RecordSource(1, "my\nprogram", "libc.so.6", 1)
     place = Place("libc.so.6", "malloc", at_return=True)
     line = json.loads(formatter("json", wall_offset=0, source=of, host="alpha")(NARROW, place))
-    assert (line["host"], line["program"], line["word_size"], line["at_return"]) == ("alpha", "my\\nprogram", 4, True)
+    assert (line["host"], line["program"], line["word_size"], line["at_return"]) == ("alpha", "my\nprogram", 4, True)
     form = formatter("csv", wall_offset=0, source=of, host="alpha")
     (row,) = csv.DictReader(io.StringIO(f"{form.heading}\n{form(NARROW, place)}", newline=""))
     assert (row["host"], row["program"], row["word_size"], row["at_return"]) == ("alpha", "my\\nprogram", "4", "1")

@@ -102,7 +102,18 @@ def test_why_values_found_no_room_is_said() -> None:
     full = TableContents(table, (row, row), 1)
     assert lost_text(full) == "1 value found no room: there are 2 keys already ('room =')"
     more = (
-        "3 values found no room: there are more call stacks than are followed "
-        "(a condition in front, or '--ring-size', helps)"
+        "3 values found no room: call stacks came faster than they are followed "
+        "(a condition that lets fewer hits through helps, or 'sample'; a larger ring puts it off only)"
     )
     assert lost_text(TableContents(table, (row,), 3)) == more
+
+
+def test_numbers_that_came_back_to_0_are_not_among_the_greatest() -> None:
+    store = TableStore(Table("n", TableKind.SUM, (Key(KeyKind.WORD),)))
+    for key, number in ((1, 5), (2, 7), (1, -5)):
+        store.tally(key.to_bytes(8, "little"), number & (1 << 64) - 1)
+    assert list(table_lines(store.contents(), rows=5)) == [
+        "@n: 1 row with a smaller value is not shown",
+        "@n[2]: 7",
+    ]
+    assert list(table_lines(store.contents())) == ["@n[1]: 0", "@n[2]: 7"]

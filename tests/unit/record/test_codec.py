@@ -93,7 +93,7 @@ def test_arbitrary_bytes_decode_or_are_refused(data: bytes) -> None:
     ("data", "message"),
     [
         (b"\1\0", "a record of 2 bytes has no flag word (at byte 0)"),
-        (b"\0\x40\0\0", "unknown flags 0x4000 in a record (at byte 0)"),
+        (b"\0\x80\0\0", "unknown flags 0x8000 in a record (at byte 0)"),
         (b"\3\0\0\0\1\0\0\0", "a record needs 12 bytes, found 8 (at byte 8)"),
         (b"\0\4\0\0abc", "the process name of a record has no end (at byte 4)"),
         (b"\0\x20\0\0abc", "a record ends in its thread id (at byte 4)"),

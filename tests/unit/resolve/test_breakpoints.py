@@ -95,5 +95,15 @@ def test_a_pattern_without_a_place_is_an_error(tasks: Module) -> None:
     )
 
 
+def test_a_name_with_brackets_that_was_taken_for_a_pattern_is_to_be_quoted(tasks: Module) -> None:
+    with pytest.raises(SourceError) as caught:
+        resolved("offset = name[abi:cxx11]*\nexit\n", tasks)
+    first, *_, hint = caught.value.message.splitlines()
+    assert first == f"test.rpn:2:1: error: 'name[abi:cxx11]*' matches no function of '{tasks.path}'"
+    assert hint == (
+        "hint: brackets make a pattern: write a name that has them itself in quotes, as 'dprobes list' has it"
+    )
+
+
 def test_the_path_is_that_of_the_module(tasks: Module) -> None:
     assert {Path(p.path) for p in resolved("offset = task_*\nexit\n", tasks).probepoints} == {tasks.path}

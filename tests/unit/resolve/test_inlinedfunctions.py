@@ -33,7 +33,7 @@ def test_the_places_of_inlined_calls_are_named(module: Module) -> None:
     assert error.message == f"'inner' is no symbol of '{module.path}': its calls were inlined, at {', '.join(places)}"
     assert len(places) == 3
     assert {place.partition("+")[0] for place in places} == {"work"}
-    assert error.hint == f"write 'offset = {places[0]}', or in DProbes C 'inline inlined:inner' for all of them"
+    assert error.hint == f"write 'offset = {places[0]}', or in DProbes C 'inline {module.path}:inner' for all of them"
 
 
 def test_of_many_places_some_are_named() -> None:
@@ -69,4 +69,4 @@ def test_parts_and_clones_are_named_as_well(tmp_path: Path) -> None:
     assert error.message.endswith("; the compiler has also made 'work.part.0' of it")
     assert ": its calls were inlined, at " in error.message
     assert error.hint is not None
-    assert error.hint.endswith("or in DProbes C 'inline parts:work' for all of them")
+    assert error.hint.endswith("/parts:work' for all of them")

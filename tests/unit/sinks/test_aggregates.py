@@ -73,7 +73,7 @@ def test_entry_and_return_have_histograms_of_their_own(capsys: pytest.CaptureFix
 
 def test_what_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     print_aggregates(filled(Aggregates([], ["item0"]), ROWS[:1]))
-    assert capsys.readouterr().out == "item0 at do_read\nand 1 records with no number there\n"
+    assert capsys.readouterr().out == "item0 at do_read\nand 1 record with no number there\n"
 
 
 def test_nothing_to_count(capsys: pytest.CaptureFixture[str]) -> None:

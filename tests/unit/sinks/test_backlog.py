@@ -143,6 +143,7 @@ def test_what_is_given_up_is_lost_once() -> None:
     message = queue.first(2)
     queue.give_up()
     assert (queue.waiting, queue.lost) == (0, 3)
+    queue.settle()
     assert not queue.take(message, 2)
     queue.drop(message)
     queue.put(batch(4))
@@ -204,3 +205,17 @@ def test_only_the_latest_tables_of_a_program_wait() -> None:
     queue.give_up()
     queue.put_tables(sent[0])
     assert not queue
+
+
+def test_what_a_sink_has_taken_when_all_is_given_up_is_not_lost() -> None:
+    queue = RecordQueue()
+    queue.put(batch(0, 1, 2, 3, 4))
+    queue.put(batch(5, lost=3))
+    message = queue.first(5)
+    queue.give_up()
+    assert queue.lost == 6
+    assert queue.keep(message, [1, 4])
+    assert queue.lost == 3
+    assert not queue.keep(message, [])
+    assert not queue.take(message, 5)
+    assert queue.lost == 3

@@ -162,3 +162,46 @@ def test_enumerators_have_their_values(kind: Kind, is_signed: bool) -> None:
     assert {name: btf.enumerator(name) for name in values} == values
     assert btf.enumerator("wide") is None
     assert btf.enumerator("nothing") is None
+
+
+def btf_of(*types: tuple[int, ...]) -> Btf:
+    """Return BTF with types of these words; the string at 1 is ``a``."""
+    words = [word for each in types for word in each]
+    strings = b"\0a\0"
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, 4 * len(words), 4 * len(words), len(strings))
+    return Btf(header + struct.pack(f"<{len(words)}I", *words) + strings)
+
+
+@pytest.mark.parametrize("kind", [Kind.TYPEDEF, Kind.CONST])
+def test_types_that_lead_to_themselves_are_refused(kind: Kind) -> None:
+    btf = btf_of((1, kind << 24, 2), (1, kind << 24, 1))
+    with pytest.raises(FormatError, match=r"^type [12] of BTF is one of a row that does not end$"):
+        btf.value_type(1)
+
+
+def test_pointers_that_lead_to_themselves_have_no_name() -> None:
+    with pytest.raises(FormatError, match=r"^type 1 of BTF is one of a row that does not end$"):
+        btf_of((0, Kind.PTR << 24, 1)).type_name(1)
+
+
+def test_members_without_a_name_are_searched_once_each() -> None:
+    levels = [(0, Kind.STRUCT << 24 | 2, 8, 0, number + 2, 0, 0, number + 2, 0) for number in range(60)]
+    btf = btf_of(*levels, (1, Kind.INT << 24, 4, 32))
+    assert btf.member(1, "missing") is None
+
+
+def test_a_type_that_is_not_there_is_refused() -> None:
+    btf = btf_of((1, Kind.INT << 24, 4, 32))
+    for known, number in ((0, 0), (1, 2)):
+        with pytest.raises(FormatError, match=rf"^BTF has {known} types, and none with the number {number}$"):
+            btf.name(number)
+
+
+def test_a_type_that_ends_behind_the_others_is_refused() -> None:
+    with pytest.raises(FormatError, match=r"^a type of BTF ends behind the other types \(at byte 24\)$"):
+        btf_of((1, Kind.STRUCT << 24 | 5, 4)).name(1)
+
+
+def test_a_name_outside_the_strings_is_refused() -> None:
+    with pytest.raises(FormatError, match=r"^a name of BTF does not end within 1024 bytes \(at byte 140\)$"):
+        btf_of((100, Kind.INT << 24, 4, 32)).name(1)

@@ -89,3 +89,11 @@ def test_first_instructions_of_many_places(tasks: Module) -> None:
     decoded = list(first_instructions(tasks, [f.offset for f in functions]))
     assert [d.address for d in decoded] == [f.address for f in functions]
     assert {d.text for d, f in zip(decoded, functions, strict=True) if f.name == "task_second"} == {"nop"}
+
+
+def test_a_name_that_reads_as_a_pattern_is_meant_itself(tools: Toolbox) -> None:
+    source = '__asm__(".globl \\"main.gen[int]\\", \\"main.geni\\"\\n.type \\"main.gen[int]\\", @function\\n'
+    source += '.type \\"main.geni\\", @function\\n\\"main.gen[int]\\": ret\\n\\"main.geni\\": ret\\n");\n'
+    module = Module.load(tools.build("libbrackets.so", {"brackets.c": source}, "-shared", "-fPIC"))
+    assert [f.name for f in matching_functions(module, "main.gen[int]")[0]] == ["main.gen[int]"]
+    assert [f.name for f in matching_functions(module, "main.gen[hij]")[0]] == ["main.geni"]

@@ -21,6 +21,7 @@ FILE = Path(f"/tmp/perf-{os.getpid()}.map")
 @pytest.fixture(autouse=True)
 def _no_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(jitmaps, "_INTERVAL", -1)
+    monkeypatch.setattr(jitmaps, "_SHARE", 0)
     FILE.unlink(missing_ok=True)
     yield
     FILE.unlink(missing_ok=True)
@@ -38,6 +39,34 @@ def test_functions_are_found_as_they_come() -> None:
         file.write("1000 10 moved\n3000 4 late\n")
     assert listed.function_at(0x3000) == LocatedFunction(0x3000, 0x3004, "late")
     assert listed.function_at(0x1000) == LocatedFunction(0x1000, 0x1010, "moved")
+
+
+def test_what_is_appended_is_read_alone_and_what_is_written_anew_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = JitMap(os.getpid())
+    FILE.write_text("".join(f"{0x1000 + 16 * n:x} 10 first{n}\n" for n in range(1000)))
+    assert listed.function_at(0x1000) == LocatedFunction(0x1000, 0x1010, "first0")
+    sizes: list[int] = []
+    pattern = jitmaps._LINE
+
+    class Counting:
+        def finditer(self, data: bytes) -> object:
+            sizes.append(len(data))
+            return pattern.finditer(data)
+
+    monkeypatch.setattr(jitmaps, "_LINE", Counting())
+    with FILE.open("a") as file:
+        file.write("90000 10 late\n91000 10 half")
+    assert listed.function_at(0x90000) == LocatedFunction(0x90000, 0x90010, "late")
+    assert listed.function_at(0x91000) is None
+    with FILE.open("a") as file:
+        file.write(" a line\n")
+    assert listed.function_at(0x91000) == LocatedFunction(0x91000, 0x91010, "half a line")
+    assert sizes == [14, 21]
+    assert listed.function_at(0x1000) == LocatedFunction(0x1000, 0x1010, "first0")
+    FILE.write_text("".join(f"{0x1000 + 16 * n:x} 10 second{n}\n" for n in range(2000)))
+    assert listed.function_at(0x1000 + 16 * 1999) == LocatedFunction(0x8CF0, 0x8D00, "second1999")
+    assert listed.function_at(0x1000) == LocatedFunction(0x1000, 0x1010, "second0")
+    assert listed.function_at(0x90000) is None
 
 
 def test_links_and_other_kinds_of_files_are_not_read(tmp_path: Path) -> None:

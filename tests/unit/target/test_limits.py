@@ -43,6 +43,19 @@ def test_a_file_that_is_mostly_a_hole_is_not_read(pie: Path, tmp_path: Path, kin
     assert len(file_contents(path, "a file")) == contents.READ_LIMIT + 1
 
 
+@pytest.mark.parametrize(("mode", "is_mapped"), [(0o644, True), (0o622, False)])
+def test_only_a_file_that_nobody_else_can_truncate_is_mapped(
+    pie: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, *, is_mapped: bool
+) -> None:
+    monkeypatch.setattr(contents, "READ_LIMIT", 0)
+    path = tmp_path / "large"
+    path.write_bytes(pie.read_bytes())
+    path.chmod(mode)
+    data = file_contents(path, "a file")
+    assert isinstance(data, bytes) is not is_mapped
+    assert data[:] == pie.read_bytes()
+
+
 def test_a_file_without_any_data_is_a_hole(tmp_path: Path) -> None:
     path = tmp_path / "hole"
     with path.open("wb") as file:

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dprobes.target.linkedfiles import linked_files, preloaded_files
+from dprobes.target.modules import find_module
 
 if TYPE_CHECKING:
     from unit.target.conftest import Toolbox
@@ -30,6 +34,23 @@ def test_libraries_are_those_of_ldd(tools: Toolbox) -> None:
     expected = found_by_ldd(program)
     assert {"libbeside.so", "libc.so.6"} == expected.keys()
     assert expected == {name: linked_files(program)[name] for name in expected}
+
+
+@pytest.mark.parametrize("tag", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_a_directory_of_the_environment_counts_as_the_loader_has_it(
+    tools: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
+) -> None:
+    """Before DT_RUNPATH, and after DT_RPATH."""
+    library = tools.build("libtwice.so", {"twice.c": "int twice(void) { return 1; }"}, "-shared", "-fPIC")
+    main = {"user.c": "int twice(void); int main(void) { return twice(); }"}
+    program = tools.build(f"user{tag}", main, f"-L{library.parent}", "-ltwice", f"-Wl,-rpath,$ORIGIN,{tag}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
+    shutil.copy(library, tmp_path)
+    found = linked_files(program)["libtwice.so"]
+    assert found_by_ldd(program)["libtwice.so"] == found
+    assert found == find_module("libtwice.so", command=str(program))
+    assert found == (tmp_path if tag == "--enable-new-dtags" else library.parent) / "libtwice.so"
+    assert find_module("libtwice.so") is None
 
 
 def test_preloaded_files_are_named_by_blanks_or_colons(tools: Toolbox) -> None:

@@ -123,9 +123,46 @@ def test_data_is_no_place_of_code(pie: Path, error_of: ErrorOf) -> None:
 def test_ambiguous_symbol_lists_the_offsets(tools: Toolbox, twice: Path, error_of: ErrorOf) -> None:
     listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.MULTILINE))
     first, second = (ElfFile.open(twice).file_offset(address) for address in listed)
-    message = f"'helper' stands for 2 places in '{twice}', at file offsets 0x{first:x}, 0x{second:x}"
-    hint = f"write the intended one as a number: offset = 0x{first:x}"
+    message = f"'helper' stands for 2 places in '{twice}', at file offsets 0x{first:x} (main.c), 0x{second:x} (other.c)"
+    hint = f'write the intended one as "main.c:helper" or offset = 0x{first:x}'
     assert (message, hint) == error_of(lambda: Module.load(twice).address_of("helper"))
+    assert [Module.load(twice).address_of(f"{file}:helper") for file in ("main.c", "other.c")] == listed
+    missing = f"'{twice}' has no symbol 'third.c:helper'"
+    assert error_of(lambda: Module.load(twice).address_of("third.c:helper"))[0] == missing
+
+
+TAGGED = """
+#include <string>
+namespace ns {
+std::string named(const std::string &s) { return s + "!"; }
+std::string made() { return "made"; }
+struct Base { virtual ~Base() {} virtual int f(int a) { return a; } };
+struct Other { virtual ~Other() {} virtual int g(int a) { return a; } };
+struct Both : Base, Other { int g(int a) override { return a + 1; } };
+}
+int main() {
+    ns::Both b; ns::Other *o = &b; auto l = [](int a) { return a + 1; };
+    return o->g(ns::named(ns::made()).size()) + l(2);
+}
+"""
+
+
+def test_names_of_cpp_with_tags_thunks_and_lambdas(tools: Toolbox, error_of: ErrorOf) -> None:
+    program = tools.directory / "tagged"
+    (tools.directory / "tagged.cc").write_text(TAGGED)
+    tools.run("g++", "-g", "-O0", "-o", program, tools.directory / "tagged.cc")
+    module = Module.load(program)
+    listed = nm(tools, program)
+    for name in ("made", "ns::made", "ns::made[abi:cxx11]", "ns::made()", "ns::made[abi:cxx11]()"):
+        assert module.address_of(name) == listed["_ZN2ns4madeB5cxx11Ev"]
+    for name in ("named", "ns::named(const std::string &)"):
+        assert module.address_of(name) == listed["_ZN2ns5namedERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"]
+    assert module.address_of("ns::Both::g(int)") == listed["_ZN2ns4Both1gEi"]
+    assert module.address_of("non-virtual thunk to ns::Both::g(int)") == listed["_ZThn8_N2ns4Both1gEi"]
+    assert module.address_of("main::{lambda(int)#1}::operator()(int) const") == listed["_ZZ4mainENKUliE_clEi"]
+    message = f"'ns::named' in '{program}' has not the parameters '(char*)'"
+    (readable,) = [name for name, _ in module.symbols.readable("named")]
+    assert (message, f"there is '{readable}'") == error_of(lambda: module.address_of("ns::named(char*)"))
 
 
 def test_function_chosen_at_run_time_is_an_error_that_names_the_choices(

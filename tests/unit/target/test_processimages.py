@@ -89,3 +89,17 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     image = ProcessImage(1, 0, [mapping(16 * n, 16 * n + 16) for n in range(9)])
     image.add(mapping(1600, 1616))
     assert len(image.mappings) == 4
+
+
+def test_different_code_at_an_address_is_told_of_once_each() -> None:
+    images = ProcessImages()
+    images.began(1, 100, [mapping(0x1000, 0x3000)])
+    images.forked(2, 1, 150)
+    assert images.code_at(0x1800) == [(2, 150)]
+    other = Mapping(0x1000, 0x2000, "r-xp", 0, 1, 3, "/lib/a.so", deleted=False)
+    images.began(3, 200, [other])
+    assert sorted(images.code_at(0x1800)) == [(2, 150), (3, 200)]
+    assert images.code_at(0x2800) == [(2, 150)]
+    assert images.code_at(0x3000) == []
+    images.mapped(3, 250, mapping(0x3000, 0x4000))
+    assert images.code_at(0x3000) == [(3, 200)]

@@ -1,6 +1,8 @@
 # ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -10,10 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
+from dprobes.target import processmaps
 from dprobes.target.processmaps import (
+    PAGE_SIZE,
+    Growth,
     Mapping,
+    code_mappings,
     executable_mappings,
     file_offset_at,
+    free_ranges,
+    mapping_at,
+    mappings_of,
     parse_maps,
     read_maps,
     run_time_address,
@@ -56,6 +65,34 @@ def test_special_paths_are_understood() -> None:
     assert [maps[5]] == [m for m in maps if m.deleted]
 
 
+@pytest.mark.parametrize(
+    ("limits", "stack"),
+    [((8 << 20, 64 << 20), 16 << 30), ((20 << 30, 30 << 30), 30 << 30), ((-1, -1), None)],
+    ids=["small", "large", "none"],
+)
+def test_how_far_a_process_may_grow_is_known(limits: tuple[int, int], stack: int | None) -> None:
+    code = (
+        "import os, resource\n"
+        "from dprobes.target.processmaps import growth_of, parse_maps, read_maps\n"
+        f"resource.setrlimit(resource.RLIMIT_STACK, {limits})\n"
+        "heap = next(m for m in parse_maps(read_maps(os.getpid())) if m.path == '[heap]')\n"
+        "found = growth_of(os.getpid())\n"
+        "print(found.heap == heap.start, found.stack)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert f"True {stack}\n" == done.stdout
+
+
+def test_what_is_free_is_neither_mapped_nor_where_memory_grows() -> None:
+    maps = parse_maps(TEXT)[:5]
+    heap = maps[3].start
+    free = free_ranges(maps, Growth(heap, None), 0x1000, 1 << 47)
+    limit = heap + (1 << 40)
+    assert [
+        (0x1000, maps[0].start), (maps[2].end, heap), (limit, maps[4].start), (maps[4].end, 1 << 47)
+    ] == free  # fmt: skip
+
+
 def test_executable_mappings_are_the_code_of_files() -> None:
     expected = [m for m in parse_maps(TEXT) if m.executable and m.path.startswith("/")]
     assert 3 == len(expected)
@@ -69,6 +106,81 @@ def test_own_mappings_are_read_like_the_file_says() -> None:
     assert [m for m in maps if m.executable and m.is_file] == executable_mappings(text)
     program = next(m for m in maps if m.executable and m.is_file)
     assert Path(program.path).stat().st_ino == program.inode
+
+
+@pytest.fixture(params=["asked", "read"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A kernel that can be asked about mappings, and one that cannot."""
+    if request.param == "read":
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+
+        monkeypatch.setattr(processmaps, "ioctl", refuse)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_the_kernel_is_asked_for_what_its_text_says(tmp_path: Path) -> None:
+    path = tmp_path / "a\nfile (deleted) named\\so"
+    path.write_bytes(bytes(3 * PAGE_SIZE))
+    with path.open("rb") as file:
+        parts = [
+            mmap.mmap(file.fileno(), PAGE_SIZE, flags=mmap.MAP_PRIVATE, prot=protection, offset=PAGE_SIZE)
+            for protection in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_EXEC, mmap.PROT_READ | mmap.PROT_WRITE)
+        ]
+        path.unlink()
+        maps = mappings_of(os.getpid())
+        code = [each for each in maps if each.executable and each.is_file]
+        assert (code, True) == code_mappings(os.getpid())
+        assert (code[:2], False) == code_mappings(os.getpid(), 2)
+        assert str(path) in [each.path for each in code if each.deleted]
+        for each in maps:
+            # The heap may have grown since.
+            if each.path not in ("[heap]", "") and each.path != "[vsyscall]":
+                assert each == mapping_at(os.getpid(), each.start) == mapping_at(os.getpid(), each.end - 1)
+        assert mapping_at(os.getpid(), 0) is None
+        for part in parts:
+            part.close()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_maps_nothing_is_named_by_each(error_of: ErrorOf) -> None:
+    said = ("process 2 has no memory: it is a kernel thread or has ended", None)
+    if b"kthreadd" not in Path("/proc/2/comm").read_bytes():
+        pytest.skip("there are no kernel threads in this namespace")
+    assert said == error_of(lambda: mappings_of(2))
+    assert said == error_of(lambda: code_mappings(2))
+    assert said == error_of(lambda: mapping_at(2, 4096))
+
+
+def test_only_lines_that_are_new_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse_line = processmaps._parse_line
+
+    def parse(line: str) -> Mapping:
+        parsed.append(line)
+        return parse_line(line)
+
+    monkeypatch.setattr(processmaps, "_parse_line", parse)
+    processmaps._parsed.cache_clear()
+    text = TEXT + "".join(
+        f"{n << 13:x}-{(n << 13) + 4096:x} rw-p 00000000 00:00 0 \n" for n in range(1 << 34, (1 << 34) + 1000)
+    )
+    assert parse_maps(text) == [parse_line(line) for line in text.splitlines()]
+    parsed.clear()
+    changed = text.replace("rw-p", "r--p", 1)
+    assert len(parse_maps(changed)) == len(text.splitlines())
+    assert len(parsed) == 1
+    parse_maps(changed + f"10000000-10001000 r-xp 00000000 00:00 1 /{'d' * PAGE_SIZE}\n" * 2)
+    assert len(parsed) == 3  # long ones are not kept
+
+
+def test_a_process_that_maps_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, error_of: ErrorOf) -> None:
+    monkeypatch.setattr(processmaps, "MAPS_MAX", PAGE_SIZE)
+    pid = os.getpid()
+    said = f"process {pid} maps more than can be looked at (0 MiB of text)"
+    assert (said, None) == error_of(lambda: mappings_of(pid))
 
 
 def test_offsets_and_run_time_addresses_are_each_others_inverse() -> None:

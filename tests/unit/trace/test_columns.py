@@ -101,8 +101,8 @@ def test_a_damaged_record_is_refused_or_has_other_values(encoded: list[bytes], d
     [
         (b"", "pid", "a frame of 'trace.dpt' holds a damaged record: a record of 0 bytes has no flag word (at byte 0)"),
         (
-            b"\0\x40\0\0", "pid",
-            "a frame of 'trace.dpt' holds a damaged record: unknown flags 0x4000 in a record (at byte 0)",
+            b"\0\x80\0\0", "pid",
+            "a frame of 'trace.dpt' holds a damaged record: unknown flags 0x8000 in a record (at byte 0)",
         ),
         (
             b"\3\0\0\0\1\0\0\0", "cpu",
@@ -134,7 +134,7 @@ def test_each_defect_is_named_with_the_file(record: bytes, name: str, message: s
 
 
 def test_a_defect_is_at_its_own_frame_where_several_were_put_together() -> None:
-    sound, odd = encode_record(LogRecord(pid=1)), b"\0\x40\0\0"
+    sound, odd = encode_record(LogRecord(pid=1)), b"\0\x80\0\0"
     start = trace_files.header() + trace_files.program(1)
     frames = [trace_files.records(1, (0, sound))] * 40
     (block,) = TraceParser("trace.dpt").feed(b"".join([start, *frames, trace_files.records(1, (0, odd)), *frames]))

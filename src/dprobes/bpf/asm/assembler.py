@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.bpf.asm.insn import WIDE_LOAD, Insn
+from dprobes.bpf.asm.insn import CALL, WIDE_LOAD, Insn
 from dprobes.bpf.asm.isa import Alu, Atomic, CallKind, Class, Jump, LoadImmediate, Mode, Register, Size, X
 from dprobes.lazydataclass import dataclass
 
@@ -61,6 +61,11 @@ class Assembled:
     maps: tuple[MapReference, ...]
     origins: tuple[int, ...]
     functions: tuple[int, ...]
+
+    @property
+    def end_of_main(self) -> int:
+        """The index behind the main function."""
+        return self.functions[1] if len(self.functions) > 1 else len(self.code)
 
 
 _R0 = Register.R0
@@ -196,6 +201,11 @@ class Assembler:
         """Call a helper."""
         self.emit(Class.JMP | Jump.CALL, src=CallKind.HELPER, imm=helper)
 
+    def call_function(self, label: Label) -> None:
+        """Call a function of the program."""
+        self._targets[len(self._code)] = label
+        self.emit(CALL, src=CallKind.LOCAL)
+
     def call_kfunc(self, btf_id: int) -> None:
         """Call a kernel function by the id of its type in the kernel's BTF."""
         self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
@@ -223,14 +233,32 @@ class Assembler:
         self.emit(WIDE_LOAD, dst, kind, imm=_signed32(low))
         self.emit(0, imm=_signed32(high))
 
-    def include(self, assembled: Assembled) -> None:
-        """Append code that was assembled already, and that has no functions; it begins here."""
+    def include(self, assembled: Assembled, functions: Sequence[Label] = ()) -> None:
+        """Append the main function of code that was assembled; the labels are to be those of its other functions."""
+        end = assembled.end_of_main
+        starts = dict(zip(assembled.functions[1:], functions, strict=True))
         first = len(self._code)
-        self._code += assembled.code
-        self._origins += assembled.origins
+        for index, insn in enumerate(assembled.code[:end]):
+            if insn.is_function_reference:
+                self._targets[first + index] = starts[index + 1 + insn.imm]
+        self._append(assembled, 0, end)
+
+    def include_functions(self, assembled: Assembled, functions: Sequence[Label]) -> None:
+        """Append the functions of code that was assembled, but for the main one; each has its label then."""
+        end, first = assembled.end_of_main, len(self._code)
+        for start, label in zip(assembled.functions[1:], functions, strict=True):
+            self._places[label] = first + start - end
+            self._functions.append(label)
+        self._append(assembled, end, len(assembled.code))
+
+    def _append(self, assembled: Assembled, start: int, end: int) -> None:
+        first = len(self._code)
+        self._code += assembled.code[start:end]
+        self._origins += assembled.origins[start:end]
         self._included.append(range(first, len(self._code)))
         for reference in assembled.maps:
-            self._maps[first + reference.index] = reference.map
+            if start <= reference.index < end:
+                self._maps[first + reference.index - start] = reference.map
 
     # Changes of what has been written
 
@@ -273,7 +301,7 @@ class Assembler:
         return Assembled(tuple(code), maps, tuple(self._origins[index] for index in kept), (0, *functions))
 
     def _resolved(self, insn: Insn, distance: int) -> Insn:
-        if insn.opcode == WIDE_LOAD:
+        if insn.opcode in (WIDE_LOAD, CALL):
             return insn._replace(imm=distance)
         if not -(1 << 15) <= distance < 1 << 15:
             raise OverflowError(f"a jump over {abs(distance)} eBPF instructions is too long: 32767 is the most")

@@ -18,6 +18,7 @@ from dprobes.quickenum import Enum, IntEnum
 __all__ = [
     "LOOPS_MAX",
     "NO_OVERWRITE",
+    "OVERWRITE",
     "Alu",
     "Atomic",
     "CallKind",
@@ -168,8 +169,8 @@ class RingOutput(IntEnum):
     FORCE_WAKEUP = 2
 
 
-NO_OVERWRITE = 1
-"""The flag of MAP_UPDATE_ELEM that leaves a key alone which is there already (BPF_NOEXIST)."""
+OVERWRITE, NO_OVERWRITE = 0, 1
+"""The flags of MAP_UPDATE_ELEM; the second one leaves a key alone which is there already (BPF_NOEXIST)."""
 
 
 class CallKind(IntEnum):

@@ -247,6 +247,7 @@ class _Recorder:
         asm.place(self._out)
         asm.mov(_R.R0, 0)
         asm.exit()
+        self.host.write_functions()
 
     def _keep_registers(self) -> None:
         asm = self._asm
@@ -260,13 +261,21 @@ class _Recorder:
                 asm.store(_R.R10, place, _R.R1)
                 continue
             asm.store(_R.R10, place, 0)
+            self._read_word(place, distance)
+            asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+
+    def _read_word(self, place: int, distance: int) -> None:
+        """Read a word that is at a distance from the stack pointer to a place of our stack."""
+        asm = self._asm
+
+        def arguments() -> None:
             asm.mov(_R.R1, _R.R10)
             asm.alu(Alu.ADD, _R.R1, place)
             asm.mov(_R.R2, self._word_size)
             asm.load(_R.R3, _R.R10, _FRAME)
             asm.alu(Alu.ADD, _R.R3, distance)
-            self.host.read_memory()
-            asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+
+        self.host.read_memory(arguments)
 
     def _load_register(self, name: str) -> None:
         """Load a register to R1. How far the breakpoint was moved is not in a state here, but in the cookie (R8)."""

@@ -78,12 +78,7 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
             asked.register(_R.R1, name)
             asm.store(_KEPT_SLOT, REGISTERS + 8 * number, _R.R1)
             continue
-        asm.mov(_R.R1, _KEPT_SLOT)
-        asm.alu(Alu.ADD, _R.R1, REGISTERS + 8 * number)
-        asm.mov(_R.R2, architecture.word_size)
-        asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["esp"])
-        asm.alu(Alu.ADD, _R.R3, distance)
-        asked.read_memory()
+        _read_word(asm, asked, architecture.word_size, REGISTERS + 8 * number, distance)
         asm.jump_if(Jump.JNE, _R.R0, 0, forget)
     asm.call(Helper.KTIME_GET_NS)
     asm.store(_KEPT_SLOT, TIME, _R.R0)
@@ -94,6 +89,19 @@ def table_entry_program(architecture: Architecture, request: Request, host: type
     asm.mov(_R.R0, 0)
     asm.exit()
     return Lowered(asm.assemble(), StateLayout(1), asked.sleeps, architecture.word_size)
+
+
+def _read_word(asm: Assembler, asked: Host, size: int, place: int, distance: int) -> None:
+    """Read a word that is at a distance from the stack pointer to a place in the slot that is kept."""
+
+    def arguments() -> None:
+        asm.mov(_R.R1, _KEPT_SLOT)
+        asm.alu(Alu.ADD, _R.R1, place)
+        asm.mov(_R.R2, size)
+        asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+        asm.alu(Alu.ADD, _R.R3, distance)
+
+    asked.read_memory(arguments)
 
 
 def _table_of(request: Request) -> CallTable:

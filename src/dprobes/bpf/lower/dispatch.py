@@ -11,12 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
-from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register
+from dprobes.bpf.asm.insn import CALL
+from dprobes.bpf.asm.isa import Alu, CallKind, Helper, Jump, Register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.asm.insn import Insn
 
 __all__ = ["COOKIE", "SHARED_MAX", "can_share", "dispatch"]
 
@@ -36,8 +38,8 @@ _R = Register
 
 
 def can_share(assembled: Assembled) -> bool:
-    """Return whether a handler can stand in a program with others: it has no functions that the kernel calls."""
-    return len(assembled.functions) == 1
+    """Return whether a handler can stand in a program with others: its frame is that of the program."""
+    return not any((insn.opcode, insn.src, insn.imm) == (CALL, CallKind.HELPER, Helper.LOOP) for insn in assembled.code)
 
 
 def dispatch(handlers: Sequence[tuple[int, Assembled]], mask: int) -> Assembled:
@@ -54,9 +56,15 @@ def dispatch(handlers: Sequence[tuple[int, Assembled]], mask: int) -> Assembled:
     asm.alu(Alu.AND, _R.R0, mask)
     leaves = [asm.label() for _ in handlers]
     _choose(asm, [number for number, _ in handlers], leaves)
+    behind: dict[tuple[Insn, ...], tuple[Assembled, list[Label]]] = {}
     for leaf, (_, assembled) in zip(leaves, handlers, strict=True):
         asm.place(leaf)
-        asm.include(assembled)
+        functions = assembled.code[assembled.end_of_main :]
+        if functions not in behind:
+            behind[functions] = assembled, [asm.label() for _ in assembled.functions[1:]]
+        asm.include(assembled, behind[functions][1])
+    for assembled, labels in behind.values():
+        asm.include_functions(assembled, labels)
     return asm.assemble()
 
 

@@ -15,7 +15,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.effects import stack_effect
-from dprobes.rpn.isa import Flow
+from dprobes.rpn.isa import LOG_WIDTHS, Flow
 from dprobes.rpn.program import Instruction
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.tables import Table
 
-__all__ = ["HandlerFlow", "Known", "analyse"]
+__all__ = ["LOSES_DEPTH", "HandlerFlow", "Known", "analyse"]
 
 
 class Known(NamedTuple):
@@ -39,10 +39,8 @@ class Known(NamedTuple):
 
 _NOTHING = Known(None, None)
 
-_LOSES_DEPTH = ("restore tsp", "dup", "log", "callk", "callk <name>")
+LOSES_DEPTH = ("restore tsp", "dup", "log", "callk", "callk <name>")
 """The instructions after which nothing is known of the depth."""
-
-_LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
 
 
 @dataclass
@@ -73,6 +71,11 @@ class HandlerFlow:
         """Return whether an instruction with one of these syntaxes can be reached."""
         return not self._syntaxes.isdisjoint(syntaxes)
 
+    @property
+    def keeps_base(self) -> bool:
+        """Whether SBP is what it was at the start of the handler wherever an instruction reads it."""
+        return not self.uses("restore sbp", "callk", "callk <name>")
+
     def effect(self, instruction: EncodedInstruction, architecture: Architecture) -> StackEffect:
         """Return what an instruction of the handler does to the depth of the stack."""
         effect = self._effects.get(instruction.offset)
@@ -81,6 +84,18 @@ class HandlerFlow:
             effect = stack_effect(Instruction(instruction.row, instruction.operand), architecture, self.tables)
             self._effects[instruction.offset] = effect
         return effect
+
+    def log_bound(self, word_size: int) -> int | None:
+        """Return how many bytes the handler logs at most without a loop; None if that depends on what it finds."""
+        bound = 0
+        for instruction in self.instructions.values():
+            row = instruction.row
+            if row is None or row.operator != "log":
+                continue
+            if row.syntax not in LOG_WIDTHS:
+                return None
+            bound += (LOG_WIDTHS[row.syntax] or word_size) * int(instruction.operand)
+        return bound
 
     def loop_heads(self) -> set[int]:
         """Return the instructions to which another one goes back that stands behind them, or itself."""
@@ -148,7 +163,7 @@ class _Analysis:
             return [(instruction.end, False), (target, True)]
         match row.flow:
             case Flow.NEXT:
-                return [(instruction.end, row.syntax in _LOSES_DEPTH)]
+                return [(instruction.end, row.syntax in LOSES_DEPTH)]
             case Flow.JUMP:
                 assert isinstance(target, int)
                 return [(target, True)]
@@ -221,13 +236,13 @@ class _Analysis:
         if row is None:
             return _NOTHING
         depth, lp = known
-        if row.syntax in _LOSES_DEPTH:
+        if row.syntax in LOSES_DEPTH:
             depth = None
         elif depth is not None:
             effect = self._found.effect(instruction, self._architecture)
             depth += effect.pushed - effect.popped
-        if row.syntax in _LOG_WIDTHS and lp is not None:
-            width = _LOG_WIDTHS[row.syntax] or self._architecture.word_size
+        if row.syntax in LOG_WIDTHS and lp is not None:
+            width = LOG_WIDTHS[row.syntax] or self._architecture.word_size
             lp += width * int(instruction.operand)
             if lp > self._logmax:
                 lp = None

@@ -90,7 +90,7 @@ def lower(
     with _limits(asm):
         if not is_small:
             handler.write()
-        handler.write_functions()
+            handler.write_functions()
         assembled = asm.assemble()
     return Lowered(assembled, handler.state, handler.sleeps, architecture.word_size)
 
@@ -234,7 +234,7 @@ class _Handler:
         return self._host.sleeps
 
     def write(self) -> None:
-        """Write the program, without the functions that the kernel calls."""
+        """Write the program, without its other functions."""
         writer = self._writer
         around = writer, RingEntries(writer), ticket_of(writer), _overload_of(writer), writer.asm.label()
         Prologue(*around).write()
@@ -242,15 +242,16 @@ class _Handler:
         Epilogue(*around).write()
 
     def write_small(self) -> bool:
-        """Write the program with its state on the stack; return whether that could be done."""
+        """Write all of the program with its state on the stack; return whether that could be done."""
         begin_small(self._writer)
         self.write()
+        self.write_functions()
         return move_to_stack(self._writer)
 
     def write_functions(self) -> None:
-        """Write the functions that the kernel calls."""
+        """Write the functions that it or the kernel calls."""
         self._writer.loops.write_behind(self._write_body)
-        self._host.write_callbacks()
+        self._host.write_functions()
 
     def _write_body(self) -> None:
         writer = self._writer
@@ -367,5 +368,9 @@ def _check(instruction: EncodedInstruction, architecture: Architecture, request:
     if not is_supported(row, register, _abilities_at(request)):
         raise NotSupportedError(
             f"'{row.syntax}' at byte {instruction.offset} of the program cannot be compiled to eBPF",
-            hint="no engine of this version can do that in the kernel" if request.in_kernel else "use --engine ptrace",
+            hint=(
+                "use --engine gdb=ENDPOINT, where a stub stands for the machine"
+                if request.in_kernel
+                else "use --engine ptrace"
+            ),
         ).of_instruction(instruction.offset)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.handlerstate import LOG, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
-from dprobes.rpn.isa import ExceptionCode, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
@@ -26,6 +26,7 @@ __all__ = [
     "end",
     "move_back",
     "move_to",
+    "open_again",
     "overflow",
     "overflow_if",
     "room",
@@ -47,17 +48,52 @@ end = begin
 
 
 def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand, ignored: Label) -> None:
-    """Raise LOG_OVERFLOW under a condition, or go to ``ignored`` if that exception is ignored."""
+    """Raise LOG_OVERFLOW under a condition; if that is ignored, close the log and go to ``ignored``."""
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
-        w.asm.jump_if(condition, register, operand, ignored)
+        full = w.asm.label()
+
+        def close() -> None:
+            w.asm.place(full)
+            _close(w)
+            w.asm.jump(ignored)
+
+        w.asm.jump_if(condition, register, operand, full)
+        w.defer(close)
     else:
         w.throw_if(condition, register, operand, ExceptionCode.LOG_OVERFLOW, w.point.logmax, wide=True)
 
 
 def overflow(w: Writer) -> None:
-    """Raise LOG_OVERFLOW, unless that is ignored."""
-    if not w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+    """Raise LOG_OVERFLOW; if that is ignored, close the log."""
+    if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+        _close(w)
+    else:
         w.throw(ExceptionCode.LOG_OVERFLOW, w.point.logmax)
+
+
+def _close(w: Writer) -> None:
+    """Let nothing more be logged (``Machine.close_log``); takes R1."""
+    closed = w.asm.label()
+    w.asm.load(_R.R1, SCRATCH, Field.CUT_AT)
+    w.asm.jump_if(Jump.JNE, _R.R1, 0, closed)
+    w.asm.load(_R.R1, SCRATCH, Field.LP)
+    w.asm.alu(Alu.ADD, _R.R1, 1)
+    w.asm.store(SCRATCH, Field.CUT_AT, _R.R1)
+    w.asm.store(SCRATCH, Field.LP, w.point.logmax)
+    w.asm.place(closed)
+
+
+def open_again(w: Writer) -> None:
+    """Let LP be where the log ends, if it is closed; takes R1."""
+    if not w.may_cut:
+        return
+    is_open = w.asm.label()
+    w.asm.load(_R.R1, SCRATCH, Field.CUT_AT)
+    w.asm.jump_if(Jump.JEQ, _R.R1, 0, is_open)
+    w.asm.alu(Alu.SUB, _R.R1, 1)
+    w.asm.store(SCRATCH, Field.LP, _R.R1)
+    w.asm.store(SCRATCH, Field.CUT_AT, 0)
+    w.asm.place(is_open)
 
 
 def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
@@ -89,21 +125,22 @@ def write_prefix(w: Writer, token: Token, length: int) -> None:
     asm.store(_R.R1, LOG, int(token), Size.B)
     asm.store(_R.R1, LOG + 1, _R.R2, Size.H)
     asm.load(_R.R1, SCRATCH, Field.LP)
-    asm.alu(Alu.ADD, _R.R1, PREFIX_SIZE)
+    asm.alu(Alu.ADD, _R.R1, ITEM_PREFIX_SIZE)
     asm.store(SCRATCH, Field.LP, _R.R1)
 
 
 def check_prefix(w: Writer, ignored: Label) -> None:
     """Write that there is an overflow if not even a prefix fits; takes R1."""
-    if w.point.logmax < PREFIX_SIZE:
+    if w.point.logmax < ITEM_PREFIX_SIZE:
         if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+            _close(w)
             w.asm.jump(ignored)
             return
         w.asm.mov(_R.R1, 1)
         w.throw_if(Jump.JNE, _R.R1, 0, ExceptionCode.LOG_OVERFLOW, w.point.logmax, wide=True)
         return
     w.asm.load(_R.R1, SCRATCH, Field.LP)
-    overflow_if(w, Jump.JGT, _R.R1, w.point.logmax - PREFIX_SIZE, ignored)
+    overflow_if(w, Jump.JGT, _R.R1, w.point.logmax - ITEM_PREFIX_SIZE, ignored)
 
 
 def advance(w: Writer, field: int) -> None:

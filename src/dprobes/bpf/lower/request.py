@@ -72,6 +72,23 @@ class VmaLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class PagingLayout:
+    """
+    Say where the kernel has what tells who delivers a page, in bytes from the start of the structure.
+
+    ``end``, ``file`` and ``userfault`` (None: there is none) are members of ``vm_area_struct``; from there it goes on
+    by ``inode`` of ``file``, ``super_block`` of ``inode``, and ``magic`` of ``super_block``.
+    """
+
+    end: int
+    file: int
+    userfault: int | None
+    inode: int
+    super_block: int
+    magic: int
+
+
+@dataclass(frozen=True, slots=True)
 class NestingLayout:
     """
     Say where the kernel has what it knows of the uretprobes of a thread, in bytes from the start of the structure.
@@ -127,6 +144,9 @@ class Abilities:
     knows where stacks end. ``overrides_returns`` says that a program at a KPROBE can let a function return. With
     ``task`` a program reads of the thread what it would otherwise ask of a helper for each.
 
+    In processes of ``user`` handlers may wait for all memory that they read, in others for that of which ``paging``
+    tells that it comes.
+
     With ``small_states`` handlers that need little of a state have it on their stack (``smallstate``), and with
     ``verified`` only such as the kernel's verifier takes. With ``polled`` nobody sleeps until a record comes, and who
     reads records counts them: handlers neither wake anybody nor count what they have put into the ring. With
@@ -145,6 +165,8 @@ class Abilities:
     nesting: NestingLayout | None = None
     task: TaskLayout | None = None
     stack: StackLayout | None = None
+    user: int = 0
+    paging: PagingLayout | None = None
     small_states: bool = False
     verified: bool = True
     polled: bool = False

@@ -44,8 +44,8 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
         places.append(w.state.key + end)
         end += key.bytes
     parts = list(zip(keys, places, strict=True))
-    read = [place for key, place in parts if key.kind in (KeyKind.STRING, KeyKind.BYTES)]
-    has_strings = any(key.kind is KeyKind.STRING for key in keys)
+    read = [place for key, place in parts if key.kind is KeyKind.BYTES or key.kind.is_string_in_memory]
+    has_strings = any(key.kind.is_string_in_memory for key in keys)
     word_size = 8 if w.wide else 4
     for key, place in reversed(parts):
         for number in range(key.popped(word_size)):
@@ -67,7 +67,7 @@ def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
         w.stack.settle()
     for key, place in parts:
         match key.kind:
-            case KeyKind.STRING:
+            case KeyKind.STRING | KeyKind.CUT_STRING:
                 clear(w, place, key.bytes)
                 _read_string(w, place, key.size, w.work(_ADDRESS + read.index(place)))
             case KeyKind.BYTES:
@@ -108,10 +108,13 @@ def clear(w: Writer, place: int, size: int) -> None:
 def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
     """Read ``size`` bytes at the address that a field holds; zeros are behind them already."""
     asm, fault = w.asm, w.asm.label()
-    _point_to(w, _R.R1, place)
-    asm.mov(_R.R2, size)
-    asm.load(_R.R3, SCRATCH, address)
-    w.host.read_memory()
+
+    def arguments() -> None:
+        _point_to(w, _R.R1, place)
+        asm.mov(_R.R2, size)
+        asm.load(_R.R3, SCRATCH, address)
+
+    w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     w.defer(lambda: throw_fault(w, fault, size, address, in_loop=in_loop))
 
@@ -148,10 +151,13 @@ def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label)
     w.loops.head(head)
     asm.load(_R.R1, SCRATCH, read)
     asm.jump_if(Jump.JGE, _R.R1, size, ended)
-    _point_to_byte(w, place, read)
-    asm.mov(_R.R2, 1)
-    asm.load(_R.R3, SCRATCH, position)
-    w.host.read_memory()
+
+    def arguments() -> None:
+        _point_to_byte(w, place, read)
+        asm.mov(_R.R2, 1)
+        asm.load(_R.R3, SCRATCH, position)
+
+    w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     _point_to_byte(w, place, read)
     asm.load(_R.R1, _R.R1, 0, Size.B)

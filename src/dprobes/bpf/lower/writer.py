@@ -14,6 +14,7 @@ The rules that make the verifier's work linear:
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
@@ -227,8 +228,20 @@ class Writer:
         return bool(code & self.point.exception_mask)
 
     def is_ignored(self, code: ExceptionCode) -> bool:
-        """Return whether an exception has no effect at all."""
+        """Return whether a handler goes on after an exception as if there were none."""
         return not self.is_enabled(code) and not code & NON_MASKABLE
+
+    @cached_property
+    def may_overflow(self) -> bool:
+        """Whether the log may lack room for an item, or there may not be a position that LP or STP is set to."""
+        bound = self.flow.log_bound(self.word_size)
+        is_once = not self.flow.has_cycle and not self.flow.uses("pop lp", "pop stp")
+        return bound is None or not is_once or bound > self.point.logmax
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether the log may lack room for an item after which the handler goes on."""
+        return self.may_overflow and self.is_ignored(ExceptionCode.LOG_OVERFLOW)
 
     def throw_if(
         self,

@@ -77,7 +77,7 @@ def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterato
     with contextlib.suppress(DprobesError, OSError):
         if (path := find_module(program.name)) is not None:
             for row in inventory.function_rows(Module.load(path, None), place):
-                yield row[0], row[-1]
+                yield row[0], row[3]
 
 
 def _of_c(word: str) -> str:

@@ -148,7 +148,11 @@ def _print_sums(table: SumTable) -> None:
     else:
         print_line(f"no numbers of {table.field} to sum up")
     if table.odd:
-        print_line(f"and {table.odd} records with no number there")
+        print_line(_without_number(table.odd))
+
+
+def _without_number(count: int) -> str:
+    return f"and {count} record{'s' * (count != 1)} with no number there"
 
 
 def _columns_of(found: Sum) -> tuple[str, ...]:
@@ -161,4 +165,4 @@ def _print_histogram(histogram: Histogram) -> None:
     for line in bar_lines([(power_bucket_label(bucket), count) for bucket, count in histogram.buckets]):
         print_line(line)
     if histogram.odd:
-        print_line(f"and {histogram.odd} records with no number there")
+        print_line(_without_number(histogram.odd))

@@ -25,6 +25,9 @@ _REASONS = {
     ExceptionCode.SEG_FAULT: "a segment that is not there",
 }
 
+_ENTRIES = ("push entry", "push elapsed")
+"""Instructions that raise INVALID_ADDR where the entry of a call was not seen, too."""
+
 
 def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[str]:
     """Iterate over lines that say how many hits an exception has ended at which line of the program."""
@@ -33,6 +36,9 @@ def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[s
         return
     span = program.spans.get("name")
     name = span.file.name if span is not None else program.name
+    reasons = dict(_REASONS)
+    if any(each.row.syntax.startswith(_ENTRIES) for code in program.bodies() for each in code.instructions):
+        reasons[ExceptionCode.INVALID_ADDR] += ", or an entry that was not seen"
     found = []
     for row in contents.rows:
         code, line = key_parts(contents.table.keys, row.key)
@@ -42,7 +48,7 @@ def fault_lines(program: Program, tables: Sequence[TableContents]) -> Iterator[s
     for line, code, count in sorted(found):
         try:
             known = ExceptionCode(code)
-            reason = _REASONS.get(known, known.name)
+            reason = reasons.get(known, known.name)
         except ValueError:
             reason = f"exception {code:#x}"
         yield f"{count} fault{'s' if count != 1 else ''} at {name}:{line}: {reason}"

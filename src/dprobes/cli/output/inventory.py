@@ -11,9 +11,8 @@ from dprobes.cli.output.placecost import costs_at
 from dprobes.errors import TargetError
 from dprobes.globs import compile_glob, is_pattern
 from dprobes.target.code.instructions import first_instructions
-from dprobes.target.functions import matching_functions
-from dprobes.target.names.demangled import Demangler
-from dprobes.target.processmaps import command_name, executable_mappings, read_maps
+from dprobes.target.functions import matching_functions, written_names
+from dprobes.target.processmaps import code_mappings, command_name
 
 if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 MODULE_HEADER = ("module", "usdt probes", "path")
-FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start")
+FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start", "reads as")
 KERNEL_HEADER = ("function", "a hit at its start")
 
 
@@ -42,7 +41,7 @@ def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
     from dprobes.target.usdt import usdt_sites
 
     root, called = root_of(pid), (_started_as(pid), command_name(pid))
-    paths = dict.fromkeys(mapping.path for mapping in executable_mappings(read_maps(pid)) if mapping.is_file)
+    paths = dict.fromkeys(mapping.path for mapping in code_mappings(pid)[0] if mapping.is_file)
     matches = compile_glob(pattern).match
     rows: list[tuple[str, ...]] = []
     for path in paths:
@@ -65,10 +64,18 @@ def _started_as(pid: int) -> str:
 
 
 def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
-    """Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none."""
+    """
+    Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none.
+
+    The first column is what a program says for exactly that function. Where that is not how people read its name, that
+    stands in the last column.
+    """
     named = [] if is_pattern(pattern) else [symbol.name for _, symbol in module.symbols.readable(pattern)]
     found = [matching_functions(module, each) for each in named or [pattern]]
     functions = [function for functions, _ in found for function in functions]
+    if not functions and (of_file := {symbol.address for symbol in module.symbols.lookup(pattern)}):
+        same, _ = matching_functions(module, pattern.rpartition(":")[2])
+        functions = [function for function in same if function.address in of_file]
     left_out = [left for _, others in found for left in others]
     if not functions:
         if not left_out and not is_pattern(pattern):
@@ -77,10 +84,10 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
         why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
         raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
     instructions = list(first_instructions(module, [each.offset for each in functions]))
-    demangler = Demangler()
+    names = written_names(module, functions)
     return [
-        (demangler.name_of(each.name), str(each.size) if each.size else "?", f"{each.offset:#x}", cost.text)
-        for each, cost in zip(functions, costs_at(module, instructions), strict=True)
+        (written, str(each.size or "?"), f"{each.offset:#x}", cost.text, "" if written.endswith(name) else name)
+        for (written, name), each, cost in zip(names, functions, costs_at(module, instructions), strict=True)
     ]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 from dprobes.target.code.instructions import MAX_LENGTH, decode
 from dprobes.target.kernel.kprobeways import KprobeWay, KprobeWays
-from dprobes.target.kernel.runningkernel import KERNEL_NAMES, RunningKernel, module_name
+from dprobes.target.kernel.modulefiles import module_name
+from dprobes.target.kernel.runningkernel import KERNEL_NAMES, RunningKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -176,6 +176,15 @@ class Outputs:
         self._failed = sink
         self.problem = error.message
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether records wait for who reads standard output or a file."""
+        return self._stream is not None and self._stream.is_holding
+
+    def give_up(self) -> bool:
+        """Wait no longer for who reads standard output or a file; return whether something waited for that."""
+        return self._stream is not None and self._stream.give_up()
+
     def abandon(self) -> None:
         """Give up standard output, which nobody reads any more."""
         if self._stream is not None:

@@ -118,7 +118,12 @@ def write_profile(collector: StackCollector, options: StacksOptions) -> None:
         return
     data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options.weight))
     _write(target, data)
-    console.note(f"'{target}' has {profile.total} {profile.unit} in {len(profile.weights)} stacks")
+    console.note(f"'{target}' has {profile.total} {profile.unit} in {_stacks(profile)}")
+
+
+def _stacks(profile: StackProfile) -> str:
+    count = len(profile.weights)
+    return f"{count} stack{'s' * (count != 1)}"
 
 
 def is_perfetto(target: str) -> bool:
@@ -131,7 +136,8 @@ def _trace(collector: StackCollector, profile: StackProfile) -> bytes:
 
     if collector.left_out:
         console.warning(f"{collector.left_out} samples found no room in the trace")
-    console.note(f"the trace has {len(collector.samples)} samples of {len(profile.weights)} stacks")
+    samples = len(collector.samples)
+    console.note(f"the trace has {samples} sample{'s' * (samples != 1)} of {_stacks(profile)}")
     return perfetto_samples(collector.samples, profile.title, profile.unit, collector.wall_offset)
 
 

@@ -25,8 +25,8 @@ _NAMED = 3
 """How many names the summary gives for each reason to leave functions out."""
 
 _MISSED = (
-    "there was no room for one more at that moment, the processor ran a handler, or the process was changing its "
-    "mappings"
+    "there was no room for one more at that moment, the processor ran a handler, the process was changing its "
+    "mappings, or no breakpoint could be where a tail call returns to"
 )
 
 _PLACE = 1
@@ -70,7 +70,7 @@ def summary(program: Program, session: Session, counts: Sequence[Counts], width:
     if unused:
         text += f"\nnothing was hit in {escaped(', '.join(unused))}"
     if hidden := len(lines) - len(rows):
-        text += f"\nand {hidden} probepoints that were not hit"
+        text += f"\nand {f'{hidden} probepoints that were' if hidden > 1 else '1 probepoint that was'} not hit"
     for number, place, count in lines:
         if count.missed:
             what = f"{count.missed} hit{'s' if count.missed > 1 else ''}"

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.cli.output.textoutput import print_lines
+from dprobes.engines.registry import engine_row
 from dprobes.errors import reason_of
 from dprobes.keyed.parts import NO_NAMES
+from dprobes.keyed.quantities import quantity
+from dprobes.keyed.rows import shown_rows
 from dprobes.lazydataclass import dataclass
+from dprobes.rpn.tables import TableKind, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.contents import TableContents
     from dprobes.keyed.parts import Names
 
-__all__ = ["TableOptions", "TableOutput", "lines_of"]
+__all__ = ["TableOptions", "TableOutput", "lines_of", "short_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,13 @@ class TableOptions:
     """
     Hold what the command line says of tables.
 
-    ``rows`` is how many rows of each are shown, ``interval`` and ``duration`` are seconds. With ``as_json`` each row
+    ``rows`` is how many rows of each are shown, ``interval`` is in seconds. With ``as_json`` each row
     is an object in a line; with ``aside`` standard output is others', and tables go to standard error. ``prometheus``
     is a file that gets them as well.
     """
 
     rows: int | None = None
     interval: float | None = None
-    duration: float | None = None
     as_json: bool = False
     aside: bool = False
     prometheus: Path | None = None
@@ -62,27 +65,19 @@ class TableOutput:
         """What gets the tables besides every so many seconds."""
 
     @contextlib.contextmanager
-    def shown(self, lead: float = 0.0) -> Iterator[None]:
-        """
-        Print the tables every so many seconds, and end the session after its time, until the end of the context.
-
-        Of its time ``lead`` seconds have passed already.
-        """
-        interval, duration = self._options.interval, self._options.duration
-        left = None if duration is None else max(0.0, duration - lead)
-        timers = [
-            threading.Thread(target=work, args=(seconds,), daemon=True)
-            for work, seconds in ((self._repeat, interval), (self._end, left))
-            if seconds is not None
-        ]
-        for timer in timers:
-            timer.start()
+    def shown(self) -> Iterator[None]:
+        """Print the tables every so many seconds, until the end of the context."""
+        interval = self._options.interval
+        if interval is None:
+            yield
+            return
+        timer = threading.Thread(target=self._repeat, args=(interval,), daemon=True)
+        timer.start()
         try:
             yield
         finally:
             self._over.set()
-            for timer in timers:
-                timer.join()
+            timer.join()
 
     def _repeat(self, seconds: float) -> None:
         while not self._over.wait(seconds):
@@ -90,10 +85,6 @@ class TableOutput:
                 self.print()
             if self.also is not None and self._count:
                 self.also(self._session.tables()[: self._count])
-
-    def _end(self, seconds: float) -> None:
-        if not self._over.wait(seconds):
-            self._session.stop()
 
     def print(self) -> None:
         """Print what the tables hold now."""
@@ -103,6 +94,19 @@ class TableOutput:
         if self._options.prometheus is not None:
             self._write_exposition(self._options.prometheus, contents, self._names)
         self._print([each for each in contents if each.table.name not in self._left_out], self._options.rows)
+
+    def note_short_times(self, engine: str) -> None:
+        """Print a note if what tables keep of ``elapsed`` is of the order of what hits cost the engine."""
+        row = engine_row(engine)
+        found = short_time(self._session.tables()[: self._count] if self._count else (), row.hit_time)
+        if found is not None:
+            console.note(
+                f"times such as {quantity(found, Unit.NANOSECONDS)} are of the order of what hits cost with the "
+                f"{engine} engine, which is in them",
+                "'--engine inline' costs a hundredth of it, with -c or -p and in programs and libraries"
+                if row.candidacy is not None
+                else None,
+            )
 
     def show(self, number: int, rows: int | None) -> None:
         """Print at most ``rows`` rows of a table, or as many as the command line says."""
@@ -128,6 +132,24 @@ class TableOutput:
             new.replace(path)
         except OSError as error:
             console.error(f"'{path}' cannot be written: {reason_of(error)}")
+
+
+def short_time(contents: Sequence[TableContents], most: int) -> int | None:
+    """Return the shortest time of a call that tables of times have, if it is at most ``most`` nanoseconds."""
+    found: list[int] = []
+    for each in contents:
+        if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:
+            continue
+        for row in shown_rows(each):
+            match row.value:
+                case {"buckets": [(low, high, *_), *_]}:
+                    found.append(low if high is None else high)
+                case {"min": least}:
+                    found.append(least)
+                case {"average": time} | {"value": time}:
+                    found.append(int(time))
+    shortest = min(found, default=most + 1)
+    return shortest if shortest <= most else None
 
 
 def lines_of(

@@ -12,7 +12,7 @@ from dprobes.target.kernel.tracepoints import KernelTracepoints
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["describe_traced", "is_traced"]
+__all__ = ["describe_traced", "is_traced", "split_traced"]
 
 _TRACEPOINT, _SYSTEM_CALL = "tracepoint", "syscall"
 _WILD = "*?["
@@ -20,16 +20,23 @@ _WILD = "*?["
 
 def is_traced(place: str) -> bool:
     """Return whether a place is one of a tracepoint or system call, or a pattern of such."""
-    return place.partition(":")[0] in (_TRACEPOINT, _SYSTEM_CALL)
+    return split_traced(place)[0] in (_TRACEPOINT, _SYSTEM_CALL)
+
+
+def split_traced(place: str) -> tuple[str, str]:
+    """Return the kind and the name, which a blank separates as in DProbes C, or a colon."""
+    kind, _, name = place.replace(" ", ":", 1).partition(":")
+    return kind, name.strip()
 
 
 def describe_traced(place: str) -> Iterator[str]:
     """
-    Iterate over the lines about ``tracepoint:SUBSYSTEM:NAME`` or ``syscall:NAME``, or what matches a pattern.
+    Iterate over the lines about ``tracepoint SUBSYSTEM:NAME`` or ``syscall NAME``, or what matches a pattern.
 
-    Without a name all are listed. Raise ``TargetError`` if there is no such thing.
+    Lists have each as a program in DProbes C names it. Without a name all are listed.
+    Raise ``TargetError`` if there is no such thing.
     """
-    kind, _, name = place.partition(":")
+    kind, name = split_traced(place)
     if kind == _SYSTEM_CALL:
         yield from _system_calls(name)
     else:
@@ -42,7 +49,7 @@ def _system_calls(name: str) -> Iterator[str]:
         found = [each for each in calls if fnmatchcase(each, name or "*")]
         if not found:
             raise TargetError(f"no system call matches '{name}'")
-        yield from (f"{_SYSTEM_CALL}:{each}" for each in found)
+        yield from (f"{_SYSTEM_CALL} {each}" for each in found)
         return
     known = KernelTracepoints()
     known.find_system_call(name, (), at_return=False)
@@ -75,7 +82,7 @@ def _tracepoints(name: str) -> Iterator[str]:
         found = [each for each in all_names if fnmatchcase(each, pattern)]
         if not found:
             raise TargetError(f"this kernel has no tracepoint that matches '{pattern}'")
-        yield from (f"{_TRACEPOINT}:{each}" for each in found)
+        yield from (f"{_TRACEPOINT} {each}" for each in found)
         return
     known.find(subsystem, event, ())
     yield f"tracepoint  {name}"

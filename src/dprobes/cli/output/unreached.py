@@ -96,9 +96,11 @@ def _in_others(functions: Sequence[tuple[str, str]], loaded: Sequence[Path]) -> 
         others = [each for each in loaded if not _is_same(path, each)]
         for name, files in providers_of([name for its, name in functions if its == path], others).items():
             names_in.setdefault(tuple(files), []).append(name)
+    probed = {Path(path).name for path, _ in functions}
     for those, names in names_in.items():
+        written = str(those[0]) if those[0].name in probed else those[0].name
         what = f"{_quoted(names)} {'is' if len(names) == 1 else 'are'} in {_quoted([str(each) for each in those])}"
-        yield f"{what}, too, which may be called instead: probe '{those[0].name}:{names[0]}'"
+        yield f"{what}, too, which may be called instead: probe '{written}:{names[0]}'"
 
 
 def _elsewhere(path: str, name: str) -> Iterator[str]:
@@ -124,13 +126,13 @@ def _loaded(scope: Scope, mapped: Mapping[str, str]) -> Iterator[Path]:
     """Give the files that a process of the run has mapped as code, or is linked with."""
     from dprobes.target.linkedfiles import linked_files, preloaded_files
     from dprobes.target.modules import root_of
-    from dprobes.target.processmaps import executable_mappings, read_maps
+    from dprobes.target.processmaps import code_mappings
 
     yield from map(Path, mapped.values())
     if scope.pid is not None and scope.endpoint is None:
         with contextlib.suppress(TargetError):  # it has ended
             root = root_of(scope.pid)
-            yield from (Path(root + each.path) for each in executable_mappings(read_maps(scope.pid)) if each.is_file)
+            yield from (Path(root + each.path) for each in code_mappings(scope.pid)[0] if each.is_file)
     elif scope.command and not mapped:
         from dprobes.target.executables import executable_of
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
-from dprobes.cli.enginechoice import check_scope, note_engine, note_running_cpus
+from dprobes.cli.enginechoice import check_scope, note_engine, note_process, note_running_cpus
 from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure
 from dprobes.cli.optionvalues import compile_options, names_of, program_of
@@ -16,9 +16,7 @@ from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
 from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import files_of, load_program, module_of
-from dprobes.cli.runs.headstarts import HeadStart
 from dprobes.cli.runs.interrupts import EarlyInterrupt
-from dprobes.cli.runs.keptcompilation import KeptCompilation
 from dprobes.cli.scopechoice import scope_of, words_of
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems
 from dprobes.cli.usageerror import usage_error
@@ -53,16 +51,16 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 """The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
 
 
-def carry_out(given: RunOptions, head_start: HeadStart | None) -> int:
-    """Run what a line says, whose probes may have a head start, and return the exit status."""
+def carry_out(given: RunOptions) -> int:
+    """Run what a line says, and return the exit status."""
     progress = Progress()
     try:
-        return _run(given, head_start or HeadStart(()), progress)
+        return _run(given, progress)
     finally:
         progress.end()  # before an error is printed
 
 
-def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
+def _run(given: RunOptions, progress: Progress) -> int:
     chosen = program_of(given.file, given.text)
     scope = scope_of(given.command_line, given.arguments, given.pid, given.cgroup, given.user, follow=given.follow)
     if given.exit_status and not scope.command:
@@ -103,31 +101,26 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
     if given.stop_cpus:
         note_running_cpus(engine_name)
     where = insertion(engine_name, scope, options, allow_self=given.allow_self)
+    note_process(scope, where.scope)
+    scope = where.scope
     progress.begin("looking for the probepoints")
-    how_compiled, module = (
+    loaded = load_program(
+        chosen,
         compile_options(given.defines, given.includes, given.cpp, allow_write=given.allow_write),
-        module_of(scope),
+        symbols=given.symbols,
+        groups=names_of(given.groups),
+        types=names_of(given.types),
+        verify_build_id=not given.dont_verify_build_id,
+        verify_opcodes=not given.dont_verify_opcodes,
+        module=module_of(scope),
+        files=files_of(chosen, given.symbols, scope, engine=engine_name, kernel_types=given.kernel_types),
     )
-    others = given.symbols, given.kernel_types, given.filters, given.groups, given.types, given.dont_verify_opcodes
-    kept = KeptCompilation(chosen, how_compiled, module, engine_name, where.vantage, others=others)
-    with kept.noting():
-        loaded = kept.loaded or load_program(
-            chosen,
-            how_compiled,
-            symbols=given.symbols,
-            groups=names_of(given.groups),
-            types=names_of(given.types),
-            verify_build_id=not given.dont_verify_build_id,
-            verify_opcodes=not given.dont_verify_opcodes,
-            module=module,
-            files=files_of(chosen, given.symbols, scope, engine=engine_name, kernel_types=given.kernel_types),
-        )
     if (directory := given.templates or _templates_beside(given.file)) is not None:
         loaded = loaded.with_templates(directory)
     elif loaded.templates:
         from dprobes.formatters.templates.collection import templates_of
 
-        say_problems(templates_of(loaded.templates), f"'{given.file}'")
+        say_problems(templates_of(loaded.templates), "the program" if given.file is None else f"'{given.file}'")
     items |= printed_items(loaded.templates)
     if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
         note_addresses(loaded.templates, items)
@@ -159,20 +152,11 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
         joined = prepared_companions(where, loaded.programs, loaded.diagnostics, loaded.all_symbols, given.filters)
     else:
         program = views.at_the_hit(program, source, carries=carries, verbose=given.verbose)
-    with kept.noting():
-        prepared = joined or where.prepare(
-            program,
-            loaded.diagnostics,
-            loaded.symbols,
-            filters=given.filters,
-            known=kept.places_of(program),
-            keeps=True,
-        )
-        engine = prepared.engine.name
+    prepared = joined or where.prepare(program, loaded.diagnostics, loaded.symbols, filters=given.filters)
+    engine = prepared.engine.name
     source = replace(source, kernel=prepared.engine.records_kernel)
     compiled = prepared.compiled
     progress.end()
-    head_start.settle(is_possible=engine == "ebpf" and not loaded.is_joined)
     note_engine(engine, prepared.reason, verbose=given.verbose)
     # That the module is not there yet is of interest where it may still come.
     waits = compiled.resolved is None and engine_row(engine).waits_for_modules
@@ -180,9 +164,7 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
         console.write(text)
     progress.begin("inserting the probepoints")
     inserted = prepared.session(items, images=source.images)
-    how = TableOptions(
-        given.rows, given.interval, given.duration, as_json=as_json, aside=aside, prometheus=given.prometheus
-    )
+    how = TableOptions(given.rows, given.interval, as_json=as_json, aside=aside, prometheus=given.prometheus)
     printed = loaded.tool.shown if loaded.tool is not None else ()
     tables = TableOutput(how, inserted, len(tables_shown), names_for(source, tables_shown), printed)
     blocks: ToolBlocks | None = None
@@ -198,30 +180,38 @@ def _run(given: RunOptions, head_start: HeadStart, progress: Progress) -> int:
         if named:
             outputs = stack.enter_context(_outputs_of(given, source, views))
         early = stack.enter_context(EarlyInterrupt(deferred=not scope.command))
-        stack.enter_context(head_start.noting())
         session = stack.enter_context(inserted)
         from dprobes.cli.runs.runfollower import Run
 
         # Standard output is there in any case: probes are armed before the modules for it are imported.
         outputs = outputs or stack.enter_context(_outputs_of(given, source, views))
-        kept.keep(loaded, compiled)
-        head_start.keep(scope.pid, *kept.sources)
         tables.also = outputs.send_tables
         if given.top:
             progress.end()  # the table is redrawn in its place
         run = Run(
-            compiled.program, session, outputs, scope, progress, exit_status=given.exit_status, filters=given.filters
+            compiled.program,
+            session,
+            outputs,
+            scope,
+            progress,
+            exit_status=given.exit_status,
+            filters=given.filters,
+            duration=given.duration,
         )
-        with views.shown(compiled.program, session), tables.shown(head_start.lead):
+        with views.shown(compiled.program, session), tables.shown():
             if blocks is None:
                 finished = run.follow(early)
             else:
-                with blocks.repeated():
+                with blocks.repeated(run.await_beginning):
                     finished = run.follow(early)
                 blocks.end()
+        if run.is_over_in_time or (blocks is not None and blocks.has_quit):
+            finished = run.end_command(finished)
         views.collect(session, compiled.architecture.word_size)
         views.print()
         tables.print()
+        if compiled.kernel is None:
+            tables.note_short_times(engine)
         if tables_shown:
             outputs.write_tables(session.tables()[: len(tables_shown)])
         return run.conclude(finished)

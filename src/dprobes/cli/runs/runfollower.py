@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import threading
 import time
 from collections import Counter, deque
 from dataclasses import replace
@@ -19,7 +21,7 @@ from dprobes.rpn.tables import FAULTS
 from dprobes.target.modules import advice_on_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from dprobes.cli.output.outputs import Outputs
@@ -34,13 +36,89 @@ _IMPATIENCE = 1.0
 """Seconds within which a second Ctrl-C means that the first one was not enough."""
 
 
+_BEGINNING = 5.0
+"""Seconds for which a run with a command waits for its first probepoint before its time counts."""
+
 _HELD_MAX = 1 << 17
 """More records than outputs hold back."""
 
 
+class _Time:
+    """
+    The time that a run takes at most, in seconds or None, from when its probepoints are in.
+
+    A command is probed as it maps files, after it has begun: there the time counts from the first probepoint that is
+    in, if that comes within some seconds.
+    """
+
+    def __init__(self, duration: float | None, session: ControlledSession, *, is_command: bool) -> None:
+        self._duration = duration
+        self._session = session
+        self._awaits_first = is_command
+        self._until: float | None = None
+        self._starts: float | None = None
+        """From when it counts at the latest."""
+        self._is_ended = False
+        self.is_over = False
+        self._changed = threading.Condition()
+
+    def begin(self, *, has_probepoints: bool) -> None:
+        """Let the time count: all is in that can be."""
+        self._awaits_first = self._awaits_first and not has_probepoints
+        self._set(_BEGINNING if self._awaits_first else 0.0)
+
+    def first(self) -> None:
+        """Note that the first probepoint is in."""
+        if self._awaits_first and self._starts is not None:
+            self._awaits_first = False
+            self._set(0.0)
+
+    def _set(self, delay: float) -> None:
+        with self._changed:
+            now = time.monotonic()
+            self._starts = now + delay
+            self._until = None if self._duration is None else now + max(self._duration, delay)
+            self._changed.notify_all()
+
+    def await_beginning(self) -> None:
+        """Wait until it counts, or the run is over."""
+        with self._changed:
+            while not self._is_ended:
+                remaining = None if self._starts is None else self._starts - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    break
+                self._changed.wait(remaining)
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """End the session when its time is over, until the end of the context."""
+        thread = threading.Thread(target=self._count, daemon=True)
+        if self._duration is not None:
+            thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_ended = True
+                self._changed.notify_all()
+            if self._duration is not None:
+                thread.join()
+
+    def _count(self) -> None:
+        with self._changed:
+            while not self._is_ended:
+                remaining = None if self._until is None else self._until - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    self.is_over = True
+                    break
+                self._changed.wait(remaining)
+        if self.is_over:
+            self._session.stop()
+
+
 class Run:
     """
-    Follow the session of a program to its end.
+    Follow the session of a program to its end, or for ``duration`` seconds.
 
     ``outputs`` take the records; ``progress`` shows what takes long before the first and behind the last. With
     ``exit_status`` the run ends as the command does. Hits that ``filters`` do not hold for make no records, as is said
@@ -57,6 +135,7 @@ class Run:
         *,
         exit_status: bool,
         filters: Sequence[str] = (),
+        duration: float | None = None,
     ) -> None:
         self._program = program
         self._filters = filters
@@ -65,6 +144,13 @@ class Run:
         self._outputs = outputs
         self._scope = scope
         self._argv = scope.command
+        self._time = _Time(duration, session, is_command=bool(scope.command))
+        self._gone: set[int] = set()
+        """The probepoints that have been removed or disabled."""
+        self._may_end_itself = not scope.command and not any(
+            instruction.row.syntax == "exit <code>" for code in program.bodies() for instruction in code.instructions
+        )
+        """Whether the run is over with its last probepoint: nothing else goes on, such as a dump."""
         self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
         self._has_met_obstacle = False
@@ -96,15 +182,34 @@ class Run:
         gc.freeze()
         gc.enable()
         try:
-            for event in self._session.events():
-                try:
-                    finished = self._on_event(event) or finished
-                except BrokenPipeError:
-                    self._stop_writing()
+            with self._time.counting():
+                for event in self._session.events():
+                    try:
+                        finished = self._on_event(event) or finished
+                    except BrokenPipeError:
+                        self._stop_writing()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return finished
+
+    @property
+    def is_over_in_time(self) -> bool:
+        """Whether its time has ended the run."""
+        return self._time.is_over
+
+    def await_beginning(self) -> None:
+        """Wait until all is probed that is there, a command's first probepoint for some seconds; or for the end."""
+        self._time.await_beginning()
+
+    def end_command(self, finished: Finished | None) -> Finished | None:
+        """Ask a command that is still there to end, and return the end of the run with its status."""
+        if finished is None or finished.exit_status is not None or not self._argv:
+            return finished
+        status = self._session.end_command()
+        if status is None and self._scope.endpoint is None:
+            console.warning("the command goes on: it does not end when it is asked to (SIGTERM)")
+        return replace(finished, exit_status=status)
 
     def _on_event(self, event: Event) -> Finished | None:
         match event:
@@ -117,12 +222,18 @@ class Run:
             case Begun():
                 self._progress.end()
                 self._has_begun = True
+                self._time.begin(has_probepoints=self._inserted)
                 self._announce()
+                self._end_without_probepoints()
             case Notice(message, hint, is_warning, details):
                 (console.warning if is_warning else console.note)(message, hint, details)
             case Finished():
                 self._progress.end()
+                self._asked_to_stop = True
                 if not self._reader_is_gone:
+                    self._flush()
+                    if self._outputs.is_waiting:
+                        console.note("records wait until standard output is read; Ctrl-C gives them up")
                     self._flush(is_last=True)
                 return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
         return None
@@ -135,6 +246,8 @@ class Run:
         self._last_signal = now
         if number == signal.SIGTERM:
             self._ended_by = number
+        if self._asked_to_stop and self._outputs.give_up():
+            return
         if self._session.hurry():
             return
         if number == signal.SIGINT and self._argv and not recent:
@@ -191,8 +304,12 @@ class Run:
     def _on_state(self, event: StateEvent) -> None:
         if event.state is ProbeState.ACTIVE:
             self._inserted = True
+            self._time.first()
             self._active += len(event.probes)
             self._announce()
+        if event.state in (ProbeState.DISABLED, ProbeState.REMOVED):
+            self._gone.update(event.probes)
+            self._end_without_probepoints()
         if event.state is ProbeState.COMPILED:
             self._awaited = event.detail
         if event.state.is_obstacle:
@@ -202,6 +319,19 @@ class Run:
         if event.state is ProbeState.CONFLICT and not self._named_holders:
             self._named_holders = True
             note_uprobe_holders()
+
+    def _end_without_probepoints(self) -> None:
+        """End the run if nothing can be hit any more: every definition had probepoints, and all are gone."""
+        probes = self._session.probes
+        is_last = self._may_end_itself and self._has_begun and not self._asked_to_stop and not self._time.is_over
+        never = {index for index, probe in enumerate(probes) if probe.never_returns}
+        if not is_last or not probes or len(self._gone | never) < len(probes):
+            return
+        if {probe.number for probe in probes} == set(range(len(self._program.definitions))):
+            self._asked_to_stop = True
+            if self._gone:
+                console.note("all probepoints have been removed or disabled: the run ends")
+            self._session.stop()
 
     def _announce(self) -> None:
         """Say once that what happens from now on is recorded, as soon as all is probed that was there."""
@@ -244,7 +374,13 @@ class Run:
             console.note(f"the probepoints have never been active: {self._awaited}")
         elif not self._inserted:
             # Why those that were found were not inserted has been said.
-            if self._session.probes:
+            if (probes := self._session.probes) and all(probe.never_returns for probe in probes):
+                functions = list(dict.fromkeys(f"'{escaped(probe.function)}'" for probe in probes))
+                returns = "never returns" if len(functions) == 1 else "never return"
+                console.error(f"no probepoint was inserted: {', '.join(functions)} {returns}")
+            elif self._time.is_over and probes and not self._has_met_obstacle:
+                console.error("no probepoint was inserted before the time was over (--duration)")
+            elif probes:
                 console.error("no probepoint was inserted")
             else:
                 name = self._program.name

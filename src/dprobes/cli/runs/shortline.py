@@ -55,7 +55,10 @@ def options_of(arguments: Sequence[str]) -> RunOptions | None:
         for word in words:
             if word in VALUES:
                 name, made = VALUES[word]
-                values[name] = made(next(words))
+                value = made(next(words))
+                if name == "text" and name in values:
+                    value = f"{values[name]}\n{value}"  # as click joins them
+                values[name] = value
             elif word in FLAGS:
                 values[FLAGS[word]] = True
             elif word == "--":

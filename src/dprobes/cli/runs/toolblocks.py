@@ -61,6 +61,8 @@ class ToolBlocks:
         self._executing = threading.Lock()
         self._block: TypedBlock | None = None
         self._over = threading.Event()
+        self.has_quit = False
+        """Whether a block has asked for the end of the run."""
         self._system: dict[str, Callable[[], int]] = {
             "pid": os.getpid,
             "tid": threading.get_native_id,
@@ -74,10 +76,14 @@ class ToolBlocks:
         self._execute_all(BlockKind.BEGIN)
 
     @contextlib.contextmanager
-    def repeated(self) -> Iterator[None]:
-        """Execute what comes every so often, until the end of the context."""
+    def repeated(self, await_beginning: Callable[[], None]) -> Iterator[None]:
+        """
+        Execute what comes every so often, until the end of the context.
+
+        Its time counts when ``await_beginning`` has returned, which it does at the end of the run at the latest.
+        """
         blocks = [each for each in self._tool.blocks if each.block.kind is BlockKind.EVERY]
-        thread = threading.Thread(target=self._repeat, args=(blocks,), daemon=True)
+        thread = threading.Thread(target=self._repeat, args=(blocks, await_beginning), daemon=True)
         if blocks:
             thread.start()
         try:
@@ -96,7 +102,8 @@ class ToolBlocks:
             if block.block.kind is kind:
                 self._execute(block)
 
-    def _repeat(self, blocks: list[TypedBlock]) -> None:
+    def _repeat(self, blocks: list[TypedBlock], await_beginning: Callable[[], None]) -> None:
+        await_beginning()
         now = time.monotonic_ns()
         due = [(now + block.block.period, number) for number, block in enumerate(blocks)]
         heapq.heapify(due)
@@ -211,6 +218,7 @@ class ToolBlocks:
 
     def quit(self) -> None:
         """Ask for the end of the run; blocks are not repeated any more."""
+        self.has_quit = True
         self._over.set()
         self._session.stop()
 

@@ -15,10 +15,13 @@ from dprobes.cli.resolvedprogram import compile_programs
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
 from dprobes.diagnostics import Severity
 from dprobes.engines.choice import note_unsupported
+from dprobes.errors import TargetError
 from dprobes.formatters.templates.directory import DIRECTORY_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dprobes.cli.resolvedprogram import Compiled
 
 __all__ = ["command"]
 
@@ -61,11 +64,26 @@ def command(
         found = compile_programs(program, options, symbols=symbols, architecture_name=arch, kernel_types=kernel_types)
     for compiled in found:
         note_unsupported(compiled)
+        _note_foreign_debug_file(compiled)
         if templates is not None:
             check_program_templates(templates, compiled.program, compiled.diagnostics)
     if said := found[0].render(*Severity):
         console.write(said)
     return 0
+
+
+def _note_foreign_debug_file(compiled: Compiled) -> None:
+    """Note that what is installed as the debug file of the module is that of another build."""
+    from dprobes.target.elf.debugfiles import lack_of_debug_file
+
+    if compiled.resolved is None:
+        return
+    try:
+        problem = lack_of_debug_file(compiled.resolved.module.elf)
+    except TargetError:
+        return  # damaged: whoever needs it says so
+    if problem is not None:
+        compiled.diagnostics.note(compiled.program.spans.get("name"), problem, hint="install that of this build")
 
 
 def _is_of_templates(file: Path) -> bool:

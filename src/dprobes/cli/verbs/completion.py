@@ -16,7 +16,8 @@ def command(shell: str) -> int:
     Print the script with which SHELL completes verbs, options, files, groups, types, modules, symbols and names.
 
     For bash put 'eval "$(dprobes completion bash)"' into ~/.bashrc; for zsh put the same with zsh into ~/.zshrc, after
-    compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish.
+    compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish. Where dprobes is installed below a
+    prefix that the shell looks in, as /usr/local, the scripts are there already.
     """
     from dprobes.cli import COMPLETE_VARIABLE
     from dprobes.cli.commandgroup import command_group

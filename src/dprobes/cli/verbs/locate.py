@@ -11,6 +11,7 @@ from dprobes.cli.options import PROCESS_ID, symbols_option
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
 from dprobes.errors import TargetError
+from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["command", "not_there"]
 
 _BEFORE, _AFTER = 3, 6
+
+_LISTED_NAME = lazy_pattern(r"(?P<name>[A-Za-z_].*[:\[].*?)(?: ?(?P<distance>[+-](?:0[xX][0-9a-fA-F]+|[0-9]+)))?")
+"""A name with a source file before it, or with brackets, as 'list' has it."""
 
 
 @click.command("locate")
@@ -40,8 +44,8 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     'MODULE:FILE:LINE', as in 'bash:shell.c:400' or 'bash:shell.c:400-410', lists the instructions that begin lines of
     the source, by the debug information of the module.
 
-    'syscall:NAME' and 'tracepoint:SUBSYSTEM:NAME' show the fields of a system call or of a tracepoint of the kernel;
-    patterns, as in 'tracepoint:sched:*', list them.
+    'syscall NAME' and 'tracepoint SUBSYSTEM:NAME' show the fields of a system call or of a tracepoint of the kernel;
+    patterns, as in 'tracepoint sched:*', list them.
 
     'MODULE:usdt:PROVIDER:NAME' shows the sites of a USDT probe with their arguments; both may be patterns.
     """
@@ -81,7 +85,7 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
     if path is None:
         if (in_kernel := kernel_module(name)) is not None:
             return list(describe_kernel_place(*in_kernel, expression))
-        raise not_there(name, pid)
+        raise not_there(name, pid, place)
     module = _load(path, symbols)
     described = _describe_module(module, name)
     if expression is not None:
@@ -91,11 +95,8 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
 
 def _split(place: str) -> tuple[str, Expression | None]:
     """Return the module and the parsed expression of ``MODULE[:SYMBOL[±N]]``."""
-    scopes = re.search(r"(?<!:):(?!:)", place) if "::" in place else None
-    if scopes is not None:
-        name, colon, text = place[: scopes.start()], ":", place[scopes.end() :]
-    else:
-        name, colon, text = place.rpartition(":")
+    first = re.search(r"(?<!:):(?!:)", place)
+    name, colon, text = (place[: first.start()], ":", place[first.end() :]) if first is not None else ("", "", "")
     if not colon:
         name, text = place, ""
     if not name:
@@ -110,6 +111,7 @@ def _split(place: str) -> tuple[str, Expression | None]:
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.expressions import ExpressionError, parse_expression
     from dprobes.rpn.lexer import Lexer
+    from dprobes.rpn.program import Expression
     from dprobes.source import SourceFile
 
     diagnostics = Diagnostics()
@@ -118,16 +120,31 @@ def _split(place: str) -> tuple[str, Expression | None]:
     try:
         return name, parse_expression(tokens)
     except ExpressionError as error:
+        if (found := _LISTED_NAME.fullmatch(text)) is not None:
+            return name, Expression(int(found["distance"] or "0", 0), found["name"])
         raise click.UsageError(
             f"'{text}' is not a symbol, a number, or a symbol and a number: {error.message}"
         ) from None
 
 
-def not_there(name: str, pid: int | None) -> TargetError:
-    """Return the error that says that there is no module of a name, with one that may be meant."""
+def not_there(name: str, pid: int | None, place: str | None = None) -> TargetError:
+    """Return the error that says that there is no module of a name, with one that may be meant by a place."""
     from dprobes.target.modules import suggestion
 
-    return TargetError(f"there is no module '{name}' on this machine", hint=suggestion(name, pid=pid))
+    hint = suggestion(name, pid=pid)
+    if place is not None:
+        from dprobes.dpc.tracerwords import place_hint
+
+        known = place_hint(place)
+        if name == "usdt" and place.count(":") == 1:
+            hint = f"write '{place.removeprefix('usdt:')}:usdt:*'"
+        elif name in ("syscalls", "tracepoints", "syscall", "tracepoint"):
+            hint = f"write '{name.removesuffix('s')}', or '{name.removesuffix('s')}:*'"
+        elif known is not None:
+            written = known[1].removeprefix("return ")
+            kind, _, rest = written.partition(" ")
+            hint = f"write '{written if kind in ('tracepoint', 'syscall') else rest or written}'"
+    return TargetError(f"there is no module '{name}' on this machine", hint=hint)
 
 
 def _load(path: Path, symbols: Path | None) -> Module:
@@ -208,7 +225,15 @@ def _arguments(module: Module, function: str | None) -> Iterator[str]:
 
 
 def _offset_text(expression: Expression, offset: int) -> str:
-    return f"{offset:#x}" if expression.symbol is None else f"{expression}          // file offset {offset:#x}"
+    from dprobes.globs import is_pattern
+    from dprobes.rpn.program import Expression
+
+    symbol = expression.symbol
+    if symbol is None:
+        return f"{offset:#x}"
+    is_plain = re.fullmatch(r"[\w.$@]+", symbol, re.ASCII) or ("::" in symbol and not is_pattern(symbol))
+    written = expression if is_plain else Expression(expression.addend, f'"{symbol}"')
+    return f"{written}          // file offset {offset:#x}"
 
 
 def _instruction_lines(module: Module, instructions: Sequence[DecodedInstruction], offset: int) -> Iterator[str]:

@@ -25,7 +25,6 @@ from dprobes.cli.options import (
     verification_options,
 )
 from dprobes.cli.optionvalues import word_of_program
-from dprobes.cli.runs.headstarts import HeadStart
 from dprobes.cli.runs.programrun import carry_out
 from dprobes.cli.runs.runoptions import RunOptions
 from dprobes.cli.scopeoptions import scope_options
@@ -137,4 +136,4 @@ def command(**values: Any) -> int:
     """  # fmt: skip
     if values["text"] is not None and values["file"] is not None:
         values |= {"file": None, "arguments": (word_of_program(), *values["arguments"])}
-    return carry_out(RunOptions(**values), click.get_current_context().find_object(HeadStart))
+    return carry_out(RunOptions(**values))

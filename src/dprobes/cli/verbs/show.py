@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.location import Module
 
-__all__ = ["command", "listing"]
+__all__ = ["command", "json_lines", "listing"]
 
 
 @click.command("show")
@@ -39,6 +39,7 @@ __all__ = ["command", "listing"]
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
 @click.option("--engine", metavar="NAME", help="Say for each probepoint what this engine does with it.")
 @click.option("--bpf", "as_bpf", is_flag=True, help="Print the handlers as eBPF, as the ebpf engine compiles them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for each probepoint.")
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's."
 )
@@ -53,6 +54,7 @@ def command(
     pid: int | None,
     engine: str | None,
     as_bpf: bool,
+    as_json: bool,
     arch: str | None,
 ) -> int:
     """
@@ -66,6 +68,8 @@ def command(
     With --bpf: the eBPF that the handlers are compiled to for this kernel, with the program's instructions in between.
     A jump shows its distance and the number of its target instruction.
 
+    With --json: the probepoints alone, one JSON object a line.
+
     For a compiled program (dprobes build): everything that the file contains, and nothing about this machine.
     """
     program = program_of(file, text)
@@ -78,6 +82,8 @@ def command(
             )
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     if file is not None and is_compiled(file):
+        if as_json:
+            raise click.UsageError("--json shows the probepoints of a program here: a compiled one has none yet")
         from dprobes.cli.output.ppdfcontents import ppdf_listing
 
         loaded = load_program(file, options, symbols=symbols)
@@ -88,6 +94,9 @@ def command(
         found = compile_programs(program, options, symbols=symbols, pid=pid, architecture_name=arch)
     if said := found[0].render(Severity.WARNING, Severity.NOTE):
         console.write(said)
+    if as_json:
+        print_lines([line for compiled in found for line in json_lines(compiled)])
+        return 0
     for number, compiled in enumerate(found):
         if number:
             print_lines([""])
@@ -132,6 +141,28 @@ def listing(compiled: Compiled, engine: str | None = None) -> Iterator[str]:
             yield f"// {line}"
         yield from code.handler(number)
     yield from code.procedures()
+
+
+def json_lines(compiled: Compiled) -> Iterator[str]:
+    """Iterate over the probepoints of a program as JSON; offsets and addresses are numbers."""
+    import json
+
+    resolved = compiled.resolved or compiled.kernel
+    for probe in resolved.probepoints if resolved is not None else compiled.everywhere:
+        fields: dict[str, str | int] = {
+            "major": compiled.program.major,
+            "minor": probe.definition.minor,
+            "module": probe.path,
+            "place": place_of(probe),
+            "kind": probe.kind.value,
+            "state": probe.state.value,
+        }
+        if probe.is_in_code:
+            fields |= {"offset": probe.offset, "address": probe.instruction.address, "opcode": probe.instruction.raw[0],
+                       "instruction": probe.instruction.text}  # fmt: skip
+        elif probe.kind is ProbeKind.WATCHPOINT:
+            fields |= {"address": probe.memory.address, "length": probe.memory.length}
+        yield json.dumps(fields, ensure_ascii=False)
 
 
 def _notes(compiled: Compiled, engine: str | None) -> dict[int, str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.folder import integer_of
 from dprobes.dpc.typedtree.valueproperties import does_something, fails_otherwise, is_item
-from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG, Stack, size_of
+from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG, Array, Stack, String, size_of
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, KERNEL_FRAMES_MAX, USER_FRAMES_MAX
+from dprobes.rpn.tables import Key, KeyKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,11 +17,12 @@ if TYPE_CHECKING:
     from dprobes.dpc.emitters.faultemitter import FaultExits
     from dprobes.dpc.emitters.valueemitter import ValueEmitter
     from dprobes.dpc.emitters.writer import Writer
+    from dprobes.dpc.types.ctype import CType
 
-__all__ = ["LogEmitter"]
+__all__ = ["LogEmitter", "logged_size"]
 
-_LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
-"""What instructions that log numbers of less than a word have before their number."""
+_LETTERS = {1: "b, ", 2: "w, ", 4: "d, ", 8: ""}
+"""The width in an instruction that logs numbers, by their bytes in programs of 64 bits."""
 
 _NO_NUMBERS = (
     typed.Text, typed.Bytes, typed.Literal, typed.TextChoice, typed.CommName, typed.StackTrace, typed.Kept,
@@ -26,8 +30,45 @@ _NO_NUMBERS = (
 )  # fmt: skip
 """What is logged and is no number."""
 
+
+_NETWORK_ADDRESS = 16
+"""Bytes of the longest address of the Internet."""
+
 _GROUP_MAX = 16
 """Numbers that are put on the stack to be logged together."""
+
+
+def logged_size(item: typed.Argument, word_size: int) -> int:
+    """Return how many bytes an argument of a ``printf`` takes in a record at most, also as a fault."""
+    size = word_size
+    match item:
+        case typed.CommName() | typed.Literal():
+            return 0
+        case typed.Text(_, limit):
+            size = limit
+        case typed.Bytes(_, typed.Constant(count)):
+            size = count
+        case typed.Bytes(_, _, Array(shown=shown)):
+            size = shown + 1
+        case typed.StackTrace(is_kernel, frames):
+            size = word_size * (frames or (KERNEL_FRAMES_MAX if is_kernel else USER_FRAMES_MAX))
+        case typed.Kept(_, _, cells) | typed.TextChoice(type=String(limit=cells)):
+            size = word_size * cells if isinstance(item, typed.Kept) else Key(KeyKind.TEXT, cells).bytes
+        case typed.NetworkAddress():
+            size = _NETWORK_ADDRESS
+        case typed.Memory(_, type_):
+            size = size_of(type_) or word_size
+        case _ if not is_item(item):
+            return max(size_of(item.type) or word_size, word_size)
+        case _:
+            size = max(size_of(item.type) or word_size, word_size)
+    return ITEM_PREFIX_SIZE + max(size, word_size)
+
+
+def _width_in_64(type_: CType) -> int:
+    """Return how many bytes a number has in programs of 64 bits."""
+    integer = integer_of(type_)
+    return (UNSIGNED_LONG_LONG if integer is None else integer).bits_of_64 // 8
 
 
 class LogEmitter:
@@ -56,16 +97,14 @@ class LogEmitter:
             return 0
         if self._values.wide.is_wide(item.type) or does_something(item):
             return 0
-        return size_of(item.type) or self._word_size
+        return _width_in_64(item.type)
 
     def _log_numbers(self, items: Sequence[typed.Argument]) -> None:
         """Log numbers of one width, the first of which goes to the top of the stack."""
-        width = self._width_of(items[0])
         for item in reversed(items):
             assert not isinstance(item, _NO_NUMBERS)
-            self._values.low(item, 8 * width)
-        letter = _LETTERS.get(width if width < self._word_size else 0, "")
-        self._w.op(f"log {letter}{len(items)}", -len(items))
+            self._values.low(item, 8 * (size_of(item.type) or self._word_size))
+        self._w.op(f"log {_LETTERS[self._width_of(items[0])]}{len(items)}", -len(items))
 
     def _log_item(self, item: typed.Argument) -> None:
         w = self._w
@@ -88,10 +127,9 @@ class LogEmitter:
             case _ if is_item(item):
                 self._log_caught(item)
             case _:
-                width, cells = size_of(item.type) or self._word_size, self._values.wide.width(item.type)
-                self._values.low(item, 8 * width)
-                letter = _LETTERS.get(width if width < self._word_size else 0, "")
-                w.op(f"log {letter}{cells}", -cells)
+                cells = self._values.wide.width(item.type)
+                self._values.low(item, 8 * (size_of(item.type) or self._word_size))
+                w.op(f"log {_LETTERS[_width_in_64(item.type)]}{cells}", -cells)
 
     def _log_network_address(self, item: typed.NetworkAddress) -> None:
         size = item.size

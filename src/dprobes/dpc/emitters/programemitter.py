@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
+from dprobes.dpc.emitters.logemitter import logged_size
 from dprobes.dpc.emitters.minorcodes import MinorCodes, minor_codes
 from dprobes.dpc.emitters.statementemitter import StatementEmitter
 from dprobes.dpc.emitters.valueemitter import ValueEmitter
@@ -16,15 +18,16 @@ from dprobes.dpc.typers.programtyper import VARIABLE_COUNTS
 from dprobes.dpc.types.ctype import Void, size_of
 from dprobes.lazydataclass import dataclass
 from dprobes.lazypattern import lazy_pattern
+from dprobes.rpn.isa import LOGMAX
+from dprobes.rpn.keywords import LOGMAX_MAX
 from dprobes.rpn.tables import FAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.typedtree.typedprogram import TypedFunction, TypedProbe
     from dprobes.dpc.typers.programtyper import ProgramTyper
-    from dprobes.dpc.typers.typetable import TypeTable
     from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
 
@@ -34,9 +37,12 @@ KERNEL_KINDS = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_C
 """Points that are in no module."""
 
 _JMPMAX = 10_000
-
-_SLASHED = lazy_pattern(r'(?P<name>[^"*?\[]*/[^"*?\[]*?)(?P<offset>(?:[+-](?:0x[0-9a-fA-F]+|[0-9]+))?)\Z')
 """How many jumps a hit may take: loops are bounded by it."""
+
+_SCOPED = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+\Z")
+_SLASHED = lazy_pattern(
+    r'(?P<name>[^"*?\[]*(?:/|(?<!:):(?!:))[^"*?\[]*?)(?P<offset>(?:[+-](?:0x[0-9a-fA-F]+|[0-9]+))?)\Z'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,16 @@ class Compilation:
     major: int
     lines: tuple[Line, ...]
     templates: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_in_kernel(self) -> bool:
+        """Whether it is about the kernel, a module of it, or its tracepoints."""
+        return any(line.text.startswith("modtype =") for line in self.lines[:2])
+
+    def for_words_of(self, size: int) -> Compilation:
+        """Return the program as one for processors whose words have ``size`` bytes, and for no others."""
+        name, *rest = self.lines
+        return replace(self, lines=(name, Line(f"wordsize = {size}", name.span), *rest))
 
     @property
     def source(self) -> str:
@@ -144,20 +160,24 @@ class ProgramEmitter:
             return "kernel tracepoint"
         if point.module == "kernel":
             return "kernel kernel"
+        if point.kind is programtree.PointKind.SAMPLE:
+            return point.module or self._program.module or "*"  # whatever runs, of a process and its command, too
         if point.module or self._module:
             return point.module or self._module
-        if point.kind is programtree.PointKind.SAMPLE:
-            return "*"
         if point.kind is programtree.PointKind.WATCH and point.place[:1].isdigit():
             return "kernel kernel"  # an address of every process, as programs about the kernel have it
         return ""
 
     def _refuse_unknown_module(self, point: programtree.Point) -> None:
-        self._diagnostics.error(
-            point.span,
-            f"the module of '{point.place}' is not known",
-            hint=f"write MODULE:{point.place}, or 'module NAME;'",
-        )
+        hint = f"write MODULE:{point.place}, or 'module NAME;'"
+        neighbours = (pair for each in self._probes for pair in pairwise(each.at))
+        before = next((each for each, other in neighbours if other is point), None)
+        if before is not None and (before.module or before.kind is not programtree.PointKind.CODE):
+            joined = f"{before.module}:{point.place}" if before.module else f"{before.kind.value} {point.place}"
+            hint = f"each place is written whole: {'return ' if before.at_return else ''}{joined}"
+        if point.place.startswith(("/", "./", "../")):
+            hint = "write MODULE:FUNCTION; a path with ',' or ':' in it stands in double quotes: \"./a,b.so\":FUNCTION"
+        self._diagnostics.error(point.span, f"the module of '{point.place}' is not known", hint=hint)
 
     def _attribute(self, attributes: Sequence[programtree.Attribute], name: str) -> int | str | None:
         return next((each.value for each in attributes if each.name == name), None)
@@ -173,7 +193,7 @@ class ProgramEmitter:
             name, modtype = module.removeprefix("kmod "), "kmod"
         major = self._attribute(self._program.attributes, "major") or 0
         with w.at(place):
-            w.header(f'name = "{name}"')
+            w.header(f"name = {_quoted(name)}")
         if modtype:
             with w.at(place):
                 w.header(f"modtype = {modtype}")
@@ -185,6 +205,8 @@ class ProgramEmitter:
             with w.at(table.span):
                 w.header(table.statement)
         w.header(f"jmpmax = {jmpmax_of(self._program)}")
+        if (logmax := self._logmax(module)) > LOGMAX:
+            w.header(f"logmax = {logmax}")
         for definer, attribute in (("groupdef", "group"), ("typedef", "type")):
             if defined := self._names_of(attribute):
                 with w.at(defined[1]):
@@ -208,6 +230,23 @@ class ProgramEmitter:
                 w.header(line)
         assert isinstance(major, int)
         return Compilation(name, major, tuple(w.lines), templates)
+
+    def _logmax(self, module: str) -> int:
+        """Return for how many bytes the records of a module need room, however long what they print is."""
+        largest = 0
+        for each in self._probes:
+            if not any(self._module_of(point) == module for point in each.at):
+                continue
+            sizes = {
+                log.number: sum(logged_size(item, self._word_size) for item in log.items) for log in _logs_in(each.body)
+            }
+            wanted = max((sum(map(sizes.__getitem__, sequence)) for sequence in each.paths.ends), default=0)
+            if wanted > LOGMAX_MAX:
+                message = f"this may print {wanted} bytes in one record, which has at most {LOGMAX_MAX}"
+                hint = "print less: str(p, n) or mem(p, n) with a smaller n"
+                self._diagnostics.error(each.at[0].span, message, hint=hint)
+            largest = max(largest, min(wanted, LOGMAX_MAX))
+        return largest
 
     def _names_of(self, name: str) -> tuple[str, Span] | None:
         """
@@ -252,7 +291,7 @@ class ProgramEmitter:
         with w.at(point.span):
             w.header("")
             w.header(f"// {' '.join(point.span.text.split())}")
-            for statement in _placed(point, self._typer.types):
+            for statement in _placed(point, self._typer):
                 w.header(statement)
             w.header(f"minor = {minor}")
             for attribute in each.probe.attributes:
@@ -289,15 +328,16 @@ def _templates(each: TypedProbe, codes: MinorCodes) -> dict[int, str]:
     return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in codes.of.items()}
 
 
-def _placed(point: programtree.Point, types: TypeTable) -> list[str]:
+def _placed(point: programtree.Point, typer: ProgramTyper) -> list[str]:
     """Return the statements of a probepoint's header that say where it is."""
     match point.kind:
         case programtree.PointKind.SAMPLE:
             return [f"sampler = {point.number}hz"]
         case programtree.PointKind.WATCH:
-            size = 1 if point.type is None else size_of(types.of(point.type)) or 1
-            end = f":{point.place} + {size - 1}" if size > 1 else ""
-            return [f"address = {point.place}{end}", f"watchpoint = {point.access}"]
+            size = 1 if point.type is None else size_of(typer.types_at(point).of(point.type)) or 1
+            place = _SCOPED.sub(r'"\g<0>"', _symbol(point.place))
+            end = f":{place} + {size - 1}" if size > 1 else ""
+            return [f"address = {place}{end}", f"watchpoint = {point.access}"]
         case programtree.PointKind.SYSTEM_CALL:
             return [f"offset = syscall:{point.place}"]
         case programtree.PointKind.USDT:
@@ -306,9 +346,13 @@ def _placed(point: programtree.Point, types: TypeTable) -> list[str]:
 
 
 def _symbol(place: str) -> str:
-    """Return a place in a module as RPN has it: a name with a slash, as in Go, in quotes."""
+    """Return a place in a module as RPN has it: a name with a slash, as in Go, or with a source file, in quotes."""
     match = _SLASHED.match(place)
     return place if match is None else f'"{match["name"]}"{match["offset"]}'
+
+
+def _logs_in(body: typedstatement.Statement) -> Iterator[typedstatement.Log]:
+    return (each for each in typedstatement.statements_in(body) if isinstance(each, typedstatement.Log))
 
 
 def _collect(statement: typedstatement.Statement | None, templates: dict[int, str]) -> None:

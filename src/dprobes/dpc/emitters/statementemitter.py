@@ -8,7 +8,7 @@ from dprobes.dpc.emitters.faultemitter import FaultExits
 from dprobes.dpc.emitters.logemitter import LogEmitter
 from dprobes.dpc.typedtree import typed, typedstatement
 from dprobes.dpc.typedtree.folder import integer_of
-from dprobes.dpc.types.ctype import UNSIGNED_LONG_LONG
+from dprobes.dpc.types.ctype import LONG_RANK, Integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,6 +51,7 @@ class StatementEmitter:
         self._codes = codes
         self._minor = minor
         self._result = result
+        self._word_size = word_size
         self._trail: int | None = None
         self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
         self._items = LogEmitter(writer, values, self.faults, word_size)
@@ -194,7 +195,7 @@ class StatementEmitter:
 
     def _trail_cell(self) -> typed.Local:
         assert self._trail is not None
-        return typed.Local(self._trail, UNSIGNED_LONG_LONG)
+        return typed.Local(self._trail, Integer("unsigned long", self._word_size, is_signed=False, rank=LONG_RANK))
 
     # Control
 

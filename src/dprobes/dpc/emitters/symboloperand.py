@@ -14,7 +14,9 @@ _NUMBERED = lazy_pattern(r"[a-z]{1,5}[0-9]{1,3}\Z")
 
 
 def symbol_operand(name: str) -> str:
-    """Return a symbol's name, in parentheses if ``push`` knows the word, or if it may be a register."""
+    """Return a symbol's name for ``push``: in quotes with scopes, in parentheses if ``push`` may know the word."""
+    if "::" in name:
+        return f'"{name}"'
     word = name.lower()
     return f"({name})" if word in _known_words() or _NUMBERED.match(word) else name
 

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ValueEmitter"]
 
+_BITS_MAX = 64
+"""The bits of the largest word."""
+
 
 class ValueEmitter:
     """
@@ -218,13 +221,13 @@ class ValueEmitter:
     def cut(self, type_: CType) -> None:
         """Let the top cell, of which only as many low bits count as a type has, hold a number of that type."""
         integer = integer_of(type_)
-        if integer is not None and integer.bits < self._bits:
+        if integer is not None and integer.bits_of_64 < _BITS_MAX and integer.bits <= self._bits:
             self._w.op(f"{'pbl' if integer.is_signed else 'pzl'} {integer.bits}")
 
     def _extend(self, type_: CType) -> None:
         """Extend a number that was loaded with zeros above it."""
         integer = integer_of(type_)
-        if integer is not None and integer.is_signed and integer.bits < self._bits:
+        if integer is not None and integer.is_signed and integer.bits_of_64 < _BITS_MAX:
             self._w.op(f"pbl {integer.bits}")
 
     def displacement(self, slot: int) -> int:
@@ -310,11 +313,12 @@ class ValueEmitter:
         assert target is not None
         assert source is not None
         most = greatest(operand)
+        wanted, given = target.bits_of_64, source.bits_of_64
         if target.is_bool:
             self._truth(operand)
         elif most is not None and target.holds(most) and not self.wide.is_wide(operand.type):
             self.exact(operand)
-        elif target.bits < source.bits or (target.bits == source.bits and target.is_signed != source.is_signed):
+        elif wanted < given or (wanted == given and target.is_signed != source.is_signed):
             self.low(operand, target.bits)
             self.cut(type_)
         else:

@@ -10,17 +10,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.modules.btftypes import BtfTypes, damage_reported
+from dprobes.dpc.modules.debugvalues import Machine, part_of, returned_value
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
-from dprobes.dpc.typedtree.scope import ModuleVariable
-from dprobes.dpc.types.ctype import INT, UNSIGNED, Integer, is_scalar, size_of
+from dprobes.dpc.typedtree.scattered import NotKnownError
+from dprobes.dpc.typedtree.scope import ModuleVariable, NamedTypes
+from dprobes.dpc.types.ctype import INT, UNSIGNED, Integer, Void, is_scalar, size_of
 from dprobes.errors import TargetError
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.dpc.types.ctype import CType, Record
+    from dprobes.dpc.typedtree.scattered import Scattered
+    from dprobes.dpc.types.ctype import CType, Member, Record
     from dprobes.target.btf import Btf
 
 __all__ = ["BtfModule", "BtfNames"]
@@ -29,6 +32,7 @@ _WORD = 8
 _LONG = Integer("unsigned long", _WORD, is_signed=False, rank=4)
 _ARGUMENTS = 6
 """Words that are passed in registers."""
+_MACHINE = Machine(_LONG, "little", {}, lambda _address: None, lambda _address: None)
 
 
 class BtfModule:
@@ -55,8 +59,25 @@ class BtfModule:
 
     def names_at(self, place: str | None, *, at_return: bool) -> BtfNames:
         """Return what names mean at a function; behind its first instruction arguments may be elsewhere."""
-        function = place if place is not None and place.isidentifier() else None
+        name = None if place is None else place.strip('"')
+        function = name if name is not None and name.isidentifier() else None
         return BtfNames(self, function, at_return=at_return)
+
+
+class _TypesNear:
+    """The types of a kernel by their names (``NamedTypes``): of several of a name that with a number in ``near``."""
+
+    def __init__(self, types: BtfTypes, near: frozenset[int]) -> None:
+        self._types = types
+        self._near = near
+
+    def named(self, name: str) -> CType | None:
+        """Return the type that ``typedef`` gives a name."""
+        return self._types.named(name, self._near)
+
+    def tagged(self, kind: str, tag: str) -> CType | None:
+        """Return a structure, union or enumeration by its tag."""
+        return self._types.tagged(kind, tag, self._near)
 
 
 class BtfNames:
@@ -101,11 +122,34 @@ class BtfNames:
             word += words
         return found
 
-    @property
-    def result(self) -> CType | None:
-        """The type of what the function returns."""
+    arguments = _ARGUMENTS
+    """How many arguments have names of registers."""
+
+    @cached_property
+    def types(self) -> NamedTypes | None:
+        """The types, of several with one name that of a parameter; None if the kernel shows none."""
         signature, types = self._signature, self._module.types
-        return None if signature is None or types is None else types.of(signature[1])
+        if types is None or signature is None:
+            return types
+        return _TypesNear(types, types.reached_from([number for _, number in signature[0]] + [signature[1]]))
+
+    def returned(self) -> ModuleVariable | None:
+        """Return what the function returns; None if it is not known."""
+        signature, types = self._signature, self._module.types
+        if signature is None or types is None:
+            return None
+        type_ = types.of(signature[1])
+        if isinstance(type_, Void):
+            raise NotKnownError("the function returns nothing")
+        return returned_value(type_, _MACHINE, is_x86=True)
+
+    def names(self) -> list[str]:
+        """Return the names of the parameters."""
+        return [name for name, _, _ in self._parameters if name]
+
+    def member_of(self, scattered: Scattered, member: Member) -> typed.Value | Scattered:
+        """Return a member of a structure that is not in memory."""
+        return part_of(scattered, member, _MACHINE)
 
     def parameter_type(self, number: int) -> CType | None:
         """Return the type of a parameter; None if it is not known, or not in a register of its own."""

@@ -19,13 +19,14 @@ from dprobes.dpc.types.ctype import (
     Pointer,
     Record,
     Void,
+    is_same_layout,
     size_of,
 )
 from dprobes.errors import FormatError, TargetError
 from dprobes.target.btf import COMPOSITES, WRAPPERS, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dprobes.dpc.types.ctype import CType
     from dprobes.target.btf import Btf
@@ -61,25 +62,50 @@ class BtfTypes:
 
     # By names
 
-    def named(self, name: str) -> CType | None:
-        """Return the type that ``typedef`` gives a name."""
-        return self._found(name, (Kind.TYPEDEF, Kind.INT))
+    def named(self, name: str, near: Collection[int] = ()) -> CType | None:
+        """Return the type that ``typedef`` gives a name; of several that of a number in ``near``."""
+        return self._found(name, (Kind.TYPEDEF, Kind.INT), near, name)
 
-    def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag."""
-        return self._found(tag, _TAGGED[kind])
+    def tagged(self, kind: str, tag: str, near: Collection[int] = ()) -> CType | None:
+        """Return a structure, union or enumeration by its tag; of several that of a number in ``near``."""
+        return self._found(tag, _TAGGED[kind], near, f"{kind} {tag}")
 
     def enumerator(self, name: str) -> int | None:
         """Return the value of an enumerator."""
         with damage_reported():
             return self._btf.enumerator(name)
 
-    def _found(self, name: str, kinds: tuple[Kind, ...]) -> CType | None:
+    def _found(self, name: str, kinds: tuple[Kind, ...], near: Collection[int], written: str) -> CType | None:
         with damage_reported():
-            for kind in kinds:
-                with contextlib.suppress(TargetError):
-                    return self.of(self._btf.find(kind, name))
-        return None
+            numbers = [number for kind in kinds for number in self._btf.all_of(kind, name)]
+            if len(numbers) > 1:
+                numbers = [number for number in numbers if number in near] or numbers
+            different: list[CType] = []
+            for type_ in map(self.of, numbers):
+                if not any(is_same_layout(type_, known) for known in different):
+                    different.append(type_)
+        if len(different) > 1:
+            sizes = ", ".join(str(size_of(type_) or 0) for type_ in different)
+            raise TargetError(
+                f"the kernel has {len(different)} types '{written}', of {sizes} bytes",
+                hint="a parameter or member of it means its own; or declare the one that is meant",
+            )
+        return different[0] if different else None
+
+    def reached_from(self, numbers: Iterable[int]) -> frozenset[int]:
+        """Return the numbers of the types that others lead to, by pointers, qualifiers and names."""
+        found: set[int] = set()
+        with damage_reported():
+            for number in numbers:
+                each = number
+                for _ in range(_CHAIN_MAX):
+                    if not each or each in found:
+                        break
+                    found.add(each)
+                    if self._btf.kind(each) not in (*WRAPPERS, Kind.PTR):
+                        break
+                    each = self._btf.target(each)
+        return frozenset(found)
 
     # By numbers
 
@@ -159,11 +185,11 @@ class BtfTypes:
             return declared
 
         def define(record: Record) -> None:
-            with damage_reported():
-                for kind in COMPOSITES:
-                    with contextlib.suppress(TargetError):
-                        return self._define(record, self._btf.find(kind, tag))
-            return None
+            for kind in ("struct", "union"):
+                found = self.tagged(kind, tag)
+                if isinstance(found, Record) and (members := found.members) is not None:
+                    record.define(members, found.size, found.alignment)
+                    return
 
         return Record(tag, definition=define)
 

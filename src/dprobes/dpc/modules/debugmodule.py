@@ -14,10 +14,11 @@ from dprobes.dpc.types.ctype import Integer
 from dprobes.errors import TargetError
 from dprobes.lazypattern import lazy_pattern
 from dprobes.target.elf.symboltable import elf_symbols
+from dprobes.target.gobinary import Convention, convention_of, passes_in_registers
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dprobes.dpc.modules.debugtypes import DebugTypes
     from dprobes.dpc.modules.debugvalues import Machine
@@ -33,7 +34,10 @@ __all__ = ["DebugModule", "is_entry_by_name"]
 _PLACE = lazy_pattern(r"(?P<name>.+?)(?:\s*\+\s*(?P<distance>0[xX][0-9a-fA-F]+|[0-9]+))?\Z", re.DOTALL)
 _NUMBER = lazy_pattern(r"0[xX][0-9a-fA-F]+\Z|[0-9]+\Z")
 _ARGUMENTS = {5: "arg0", 4: "arg1", 1: "arg2", 2: "arg3", 8: "arg4", 9: "arg5"}
-"""The registers of arguments of x86-64, by DWARF's numbers."""
+"""The registers of arguments of x86-64, by DWARF's numbers; those of functions of Go have other numbers."""
+_VECTORS = {17 + n: f"xmm{n}" for n in range(16)}
+_GO_ARGUMENTS = 9
+_C_ARGUMENTS = 6
 
 
 def is_entry_by_name(place: str) -> bool:
@@ -59,8 +63,8 @@ class DebugModule:
         return debug_file_of(self.elf)
 
     @cached_property
-    def types(self) -> DebugTypes | None:
-        """The types; None if there is no debug information."""
+    def entry_types(self) -> DebugTypes | None:
+        """The types by their entries; None if there is no debug information."""
         if self.file is None:
             return None
         from dprobes.dpc.modules.debugtypes import DebugTypes
@@ -79,7 +83,7 @@ class DebugModule:
         if match is None:
             return None
         try:
-            address = self._module.address_of(match["name"])
+            address = self._module.address_of(match["name"].strip('"'))
         except TargetError:
             return None  # whoever resolves the program says what is wrong
         return address + int(match["distance"] or "0", 0)
@@ -88,6 +92,12 @@ class DebugModule:
         """Return the link address of a symbol; None if there is none of that name, or several."""
         found = self._module.symbols.lookup(name)
         return found[0].address if len(found) == 1 else None
+
+    def is_chooser(self, place: str) -> bool:
+        """Return whether a place is written as a symbol whose code chooses the function at run time."""
+        match = _PLACE.match(place)
+        name = "" if match is None else match["name"].strip('"')
+        return any(symbol.kind == "ifunc" for symbol in self._module.symbols.lookup(name))
 
     def is_thread_local(self, name: str) -> bool:
         """Return whether a symbol is that of a variable of which each thread has one."""
@@ -102,6 +112,7 @@ class DebugModule:
         """Return the link address at which a function has its arguments where it keeps them: its second line begins."""
         from dprobes.dwarf.linetable import LineProgram, LineSections
         from dprobes.dwarf.numbers import At
+        from dprobes.dwarf.ranges import ranges_of
 
         unit = function.unit if function.unit.skeleton is None else function.unit.skeleton
         offset = unit.root.offset_in_section(At.STMT_LIST)
@@ -110,25 +121,62 @@ class DebugModule:
         found = [unit.file.section(name) for name in (".debug_line", ".debug_str", ".debug_line_str")]
         lines, strings, line_strings = (bytes(each.data[each.start : each.end]) for each in found)
         sections = LineSections(lines, strings, line_strings, self.elf.byte_order == "big")
+        end = max((end for start, end in ranges_of(function) if start <= entry < end), default=entry)
+        second: int | None = None
         seen = False
         for row in LineProgram(sections, offset).rows():
             if row.address == entry:
                 seen = True
-            elif seen and row.address > entry and (row.begins_statement or row.ends_prologue or row.ends):
-                return row.address
-        return entry
+            elif seen and row.address >= end:
+                break
+            elif seen and row.address > entry:
+                if row.ends_prologue:
+                    return row.address
+                if second is None and (row.begins_statement or row.ends):
+                    second = row.address
+        return entry if second is None else second
+
+    def are_untouched(self, registers: Sequence[str], start: int, end: int) -> bool:
+        """Return whether the instructions between two link addresses leave registers of arguments as they are."""
+        if start == end:
+            return True
+        if self.elf.machine != "x86_64":
+            return False
+        from dprobes.target.code.instructions import registers_written
+
+        names = {name: self._registers[number] for number, name in _ARGUMENTS.items()}
+        written = registers_written(self._module, start, end)
+        return written is not None and not any(names.get(each, each) in written for each in registers)
+
+    @property
+    def is_go(self) -> bool:
+        """Whether Go has made the module, so that functions of Go take their arguments in registers of their own."""
+        return passes_in_registers(self.elf)
+
+    def arguments_at(self, place: str | None) -> int:
+        """Return how many arguments have names of registers at a place: those of Go are more."""
+        if place is None or not self.is_go or (address := self.address_of(place)) is None:
+            return _C_ARGUMENTS
+        return _GO_ARGUMENTS if convention_of(self.function_symbol(address)) is Convention.GO else _C_ARGUMENTS
 
     # For values
 
-    def machine(self, *, at_entry: bool) -> Machine:
-        """Return what is needed to compute values; ``at_entry`` at the first instruction of a function."""
+    def machine(self, *, at_entry: bool = False, at_return: bool = False) -> Machine:
+        """
+        Return what is needed to compute values; ``at_entry`` at the first instruction of a function.
+
+        ``at_return`` is for values of that instruction when the function has returned.
+        """
         from dprobes.dpc.modules.debugvalues import Machine
 
         word = Integer("unsigned long", self.elf.word_size, is_signed=False, rank=4)
         names = dict(self._registers)
-        if at_entry and self.elf.machine == "x86_64":
-            names |= _ARGUMENTS
-        return Machine(word, self.elf.byte_order, names, self._symbol_near, self._frame)
+        if self.elf.machine == "x86_64":
+            if (at_entry or at_return) and not self.is_go:
+                names |= _ARGUMENTS
+            if not at_return:
+                names |= _VECTORS
+        return Machine(word, self.elf.byte_order, names, self._symbol_near, self._frame, at_return)
 
     @cached_property
     def _registers(self) -> Mapping[int, str]:

@@ -82,7 +82,7 @@ def _instructions(
         return ()
     try:
         if lines is None:
-            found = [(0, place) for place in finder.of_inlined(module, point.place)]
+            found = [(0, place) for place in finder.of_inlined(module, point.place.strip('"'))]
         else:
             first = int(lines["first"])
             by_line = finder.of_lines(module, lines["path"], first, int(lines["last"] or first))
@@ -118,6 +118,7 @@ class DebugPlaces:
 
     def _described(self, name: str) -> tuple[Module, DebugFile]:
         from dprobes.dwarf.debugfile import debug_file_of
+        from dprobes.target.elf.debugfiles import foreign_debug_file
         from dprobes.target.location import OWN_SYMBOLS
         from dprobes.target.modules import suggestion
 
@@ -125,6 +126,9 @@ class DebugPlaces:
         if elf is None:
             raise TargetError(f"there is no module '{name}' on this machine", hint=suggestion(name))
         debug = debug_file_of(elf)
+        if debug is None and (problem := foreign_debug_file(elf)) is not None:
+            hint = "install the debug file of this build, or compile the module with -g"
+            raise TargetError(f"'{elf.path}' has no debug information: {problem}", hint=hint)
         if debug is None:
             raise TargetError(
                 f"'{elf.path}' has no debug information, and no separate file with it is installed",

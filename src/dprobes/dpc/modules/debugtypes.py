@@ -26,10 +26,9 @@ from dprobes.dpc.types.ctype import (
     size_of,
 )
 from dprobes.dwarf.numbers import At, Encoding, Tag
-from dprobes.dwarf.search import entries_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dprobes.dpc.types.ctype import CType
     from dprobes.dwarf.debugfile import DebugFile
@@ -47,18 +46,16 @@ _NO_ELEMENTS = (-1, (1 << 32) - 1, (1 << 64) - 1)
 
 _PLUS_CONSTANT = 0x23
 
+_PASS_BY_REFERENCE = 4
+_CPP_LANGUAGES = frozenset((0x04, 0x1A, 0x21, 0x2B, 0x3A))
+_NESTED_MAX = 64
+"""Members in members that are looked at."""
+
 _RECORDS = {Tag.STRUCTURE_TYPE: "struct", Tag.CLASS_TYPE: "struct", Tag.UNION_TYPE: "union"}
 _QUALIFIERS = frozenset((Tag.CONST_TYPE, Tag.VOLATILE_TYPE, Tag.RESTRICT_TYPE, Tag.ATOMIC_TYPE, Tag.IMMUTABLE_TYPE))
 _POINTERS = frozenset((Tag.POINTER_TYPE, Tag.REFERENCE_TYPE, Tag.RVALUE_REFERENCE_TYPE))
 _SIGNED = frozenset((Encoding.SIGNED, Encoding.SIGNED_CHAR))
 _FLOATS = frozenset((Encoding.FLOAT, Encoding.COMPLEX_FLOAT))
-
-_TAGS = {
-    "struct": (Tag.STRUCTURE_TYPE, Tag.CLASS_TYPE),
-    "union": (Tag.UNION_TYPE,),
-    "enum": (Tag.ENUMERATION_TYPE,),
-}
-_NAMED = (Tag.TYPEDEF, Tag.STRUCTURE_TYPE, Tag.CLASS_TYPE, Tag.UNION_TYPE, Tag.ENUMERATION_TYPE, Tag.BASE_TYPE)
 
 
 class DebugTypes:
@@ -76,32 +73,6 @@ class DebugTypes:
         self.declared = declared
         self._types: dict[Entry, CType] = {}
         self._records: dict[Entry, Record] = {}
-
-    # By names
-
-    def named(self, name: str) -> CType | None:
-        """Return the type that ``typedef`` gives a name, or in C++ a class."""
-        found = self._best(name, _NAMED)
-        return None if found is None else self.of(found)
-
-    def tagged(self, kind: str, tag: str) -> CType | None:
-        """Return a structure, union or enumeration by its tag."""
-        found = self._best(tag, _TAGS[kind])
-        return None if found is None else self.of(found)
-
-    def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator."""
-        found = next(self._search(name, (Tag.ENUMERATOR,)), None)
-        return None if found is None else found.number(At.CONST_VALUE)
-
-    def _best(self, name: str, tags: tuple[int, ...]) -> Entry | None:
-        """Return the first definition of a name."""
-        found = self._search(name, tags, declarations=False)
-        return next((entry for entry in found if not entry.flag(At.DECLARATION)), None)
-
-    def _search(self, name: str, tags: tuple[int, ...], *, declarations: bool = True) -> Iterator[Entry]:
-        for file in self._file.all_files():
-            yield from entries_named(file, name, tags, declarations=declarations)
 
     # By entries
 
@@ -123,6 +94,8 @@ class DebugTypes:
         return known
 
     def _made(self, entry: Entry, depth: int) -> CType:
+        if entry.has(At.SIGNATURE) and (whole := entry.reference(At.SIGNATURE)) is not None:
+            return self._of(whole, depth + 1)  # it has a unit of its own
         tag = entry.tag
         if tag in _QUALIFIERS or tag == Tag.TYPEDEF:
             return self._of(entry.type, depth + 1)
@@ -195,14 +168,19 @@ class DebugTypes:
         kind, tag = _RECORDS[entry.tag], entry.text(At.NAME) or ""
         if tag and (declared := self.declared(kind, tag)) is not None:
             return declared
-        return Record(tag, is_union=kind == "union", definition=lambda record: self._define(record, entry))
+        return Record(
+            tag,
+            is_union=kind == "union",
+            definition=lambda record: self._define(record, entry),
+            is_passed_by_address=_is_passed_by_address(entry, 0),
+        )
 
     def _define(self, record: Record, entry: Entry) -> None:
         whole: Entry | None = entry
-        if entry.has(At.SIGNATURE):
-            whole = entry.reference(At.SIGNATURE)
-        elif entry.flag(At.DECLARATION):
-            whole = self._best(record.tag, (entry.tag,)) if record.tag else None
+        if entry.flag(At.DECLARATION):
+            from dprobes.dpc.modules.debugscope import definition_of
+
+            whole = definition_of(entry, self._file, self.of)
         if whole is None:
             return
         members: list[Member] = []
@@ -221,7 +199,8 @@ class DebugTypes:
         offset = entry.number(At.DATA_MEMBER_LOCATION) or 0
         if (expression := entry.block(At.DATA_MEMBER_LOCATION)) is not None:
             if expression[:1] != bytes([_PLUS_CONSTANT]):
-                return None  # a virtual base
+                # A virtual base: where it is, each object says in its table. Its members are not known here.
+                return Member("", Record(type_.tag), 0) if isinstance(type_, Record) else None
             from dprobes.dwarf.bytenumbers import unsigned_at
 
             try:
@@ -264,6 +243,58 @@ def _count(subrange: Entry) -> int | None:
             return None
         count = 0 if upper in _NO_ELEMENTS else upper + 1 - (subrange.number(At.LOWER_BOUND) or 0)
     return count if 0 <= count <= _COUNT_MAX else None
+
+
+def _is_passed_by_address(entry: Entry, depth: int) -> bool:
+    """
+    Return whether functions of C++ get the address of an object of a class, and not its bytes.
+
+    Some compilers say so. Else it is a class with a destructor, a copy constructor or a virtual function of its own, or
+    with a base or member of such a class (Itanium C++ ABI, 1.1, "non-trivial for the purposes of calls").
+    """
+    whole = entry.reference(At.SIGNATURE) if entry.has(At.SIGNATURE) else entry
+    if whole is None or depth > _NESTED_MAX:
+        return False
+    if (convention := whole.number(At.CALLING_CONVENTION)) is not None:
+        return convention == _PASS_BY_REFERENCE
+    if whole.unit.root.number(At.LANGUAGE) not in _CPP_LANGUAGES:
+        return False
+    name = (whole.text(At.NAME) or "").partition("<")[0]
+    for child in whole.children():
+        if child.tag == Tag.SUBPROGRAM and _makes_non_trivial(child, name, whole):
+            return True
+        if child.tag in (Tag.MEMBER, Tag.INHERITANCE) and not (child.flag(At.EXTERNAL) or child.flag(At.DECLARATION)):
+            type_ = child.type
+            while type_ is not None and type_.tag in (*_QUALIFIERS, Tag.TYPEDEF, Tag.ARRAY_TYPE):
+                type_, depth = type_.type, depth + 1
+                if depth > _CHAIN_MAX:
+                    return False
+            if child.number(At.VIRTUALITY) or (
+                type_ is not None and type_.tag in _RECORDS and _is_passed_by_address(type_, depth + 1)
+            ):
+                return True
+    return False
+
+
+def _makes_non_trivial(function: Entry, name: str, whole: Entry) -> bool:
+    """Return whether a function of a class is a destructor, copies or moves an object, or is virtual."""
+    if function.number(At.VIRTUALITY):
+        return True
+    own = function.text(At.NAME) or ""
+    if own == f"~{name}":
+        return not function.flag(At.ARTIFICIAL)
+    if own != name:
+        return False
+    parameters = [child for child in function.children() if child.tag == Tag.FORMAL_PARAMETER]
+    if len(parameters) < 2 or function.flag(At.ARTIFICIAL):  # the first is the object
+        return False
+    type_ = parameters[1].type
+    if type_ is None or type_.tag not in (Tag.REFERENCE_TYPE, Tag.RVALUE_REFERENCE_TYPE):
+        return False
+    target = type_.type
+    while target is not None and target.tag in _QUALIFIERS:
+        target = target.type
+    return target == whole
 
 
 def plain_name(name: str) -> str:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typedtree.scattered import NotKnownError, Part, Scattered
-from dprobes.dpc.types.ctype import LONG_LONG, UNSIGNED_LONG_LONG, Integer, is_scalar, size_of
+from dprobes.dpc.typedtree.scope import ModuleVariable
+from dprobes.dpc.types.argumentplaces import ResultPart, result_parts
+from dprobes.dpc.types.ctype import INT, LONG_LONG, UNSIGNED_LONG_LONG, Integer, is_scalar, size_of
 from dprobes.dwarf.locationtree import (
     Choice,
     Computed,
@@ -27,13 +29,19 @@ from dprobes.dwarf.locationtree import (
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dprobes.arch import ByteOrder
     from dprobes.dpc.types.ctype import CType, Member
     from dprobes.dwarf.locationtree import Location, Node
 
-__all__ = ["Machine", "part_of", "value_at"]
+__all__ = ["GONE", "Machine", "in_registers", "part_of", "returned_value", "value_at", "value_of"]
+
+GONE = (
+    "not known any more at the return: at the entry it is in no register",
+    "keep it at the entry, in a thread variable",
+)
+"""Why a parameter is not known at a return, and what to do."""
 
 _COMPARISONS = {"==": ("==", False), "!=": ("==", True), "<s": ("<", False), ">=s": ("<", True)}
 
@@ -44,6 +52,7 @@ class Machine(NamedTuple):
 
     ``registers`` are the names of registers by DWARF's numbers. ``symbol_near`` gives a symbol for a link address, and
     how far behind it that is. ``frame`` gives register and offset of the canonical frame address at an instruction.
+    ``at_return`` says that registers are meant as they were at the entry of the function that has returned.
     """
 
     word: Integer
@@ -51,6 +60,7 @@ class Machine(NamedTuple):
     registers: Mapping[int, str]
     symbol_near: Callable[[int], tuple[str, int] | None]
     frame: Callable[[int], tuple[int, int] | None]
+    at_return: bool = False
 
     @property
     def long(self) -> Integer:
@@ -64,11 +74,41 @@ def value_at(location: Location, type_: CType, machine: Machine) -> typed.Value 
         case Unavailable(reason):
             raise NotKnownError(reason)
         case InMemory(address):
-            return typed.Memory(_value(address, machine), type_)
+            if machine.at_return and not isinstance(address, LinkAddress):
+                raise NotKnownError(*GONE)
+            return typed.Memory(value_of(address, machine), type_)
     parts = tuple(_parts(location, 0, size_of(type_) or machine.word.size, machine))
     if not is_scalar(type_):
         return Scattered(parts, type_)
     return _scalar(parts, type_, machine)
+
+
+def in_registers(type_: CType, parts: Sequence[ResultPart], machine: Machine) -> ModuleVariable:
+    """Return an argument or a result that is in registers; raise ``NotKnownError`` without ``parts``."""
+    if not parts:
+        raise NotKnownError("in no register that a handler can read")
+    made = tuple(
+        Part(part.offset, part.size, typed.Register(part.register, machine.word, at_entry=machine.at_return))
+        for part in parts
+    )
+    if not is_scalar(type_):
+        return ModuleVariable(Scattered(made, type_), type_)
+    if len(made) > 1:
+        wide = UNSIGNED_LONG_LONG
+        low, high = (folded(typed.Convert(part.value, wide)) for part in made[:2] if part.value is not None)
+        above = typed.Arithmetic("<<", high, typed.Constant(32, INT), wide)
+        return ModuleVariable(folded(typed.Convert(typed.Arithmetic("|", low, above, wide), type_)), type_)
+    return ModuleVariable(_scalar(made, type_, machine), type_)
+
+
+def returned_value(type_: CType, machine: Machine, *, is_x86: bool) -> ModuleVariable:
+    """Return what a function has returned; raise ``NotKnownError`` where that is not known."""
+    if not is_x86 and (not is_scalar(type_) or (size_of(type_) or 0) > machine.word.size):
+        raise NotKnownError(f"where a function returns '{type_}' is known of x86 only")
+    parts = result_parts(type_, machine.word.size) if is_x86 else (ResultPart(0, size_of(type_) or 8, "retval"),)
+    if parts is None:
+        return ModuleVariable(typed.Memory(typed.Register("retval", machine.word), type_), type_)
+    return in_registers(type_, parts, machine)
 
 
 def part_of(scattered: Scattered, member: Member, machine: Machine) -> typed.Value | Scattered:
@@ -142,14 +182,16 @@ def _parts(location: Location, offset: int, size: int, machine: Machine) -> list
         case InRegister(number):
             return [Part(offset, min(size, word), _register(number, machine))]
         case Computed(node):
-            return [Part(offset, min(size, word), _value(node, machine))]
+            return [Part(offset, min(size, word), value_of(node, machine))]
         case Known(data):
             return [
                 Part(offset + at, min(word, size - at), typed.Constant(_number(data, at, machine), machine.word))
                 for at in range(0, min(size, len(data)), word)
             ]
+        case InMemory() if machine.at_return:
+            return [Part(offset, size, None)]
         case InMemory(address):
-            return list(_memory_parts(_value(address, machine), offset, size, machine))
+            return list(_memory_parts(value_of(address, machine), offset, size, machine))
         case Pieces(pieces):
             found: list[Part] = []
             for piece in pieces:
@@ -176,11 +218,14 @@ def _number(data: bytes, at: int, machine: Machine) -> int:
 def _register(number: int, machine: Machine) -> typed.Value:
     name = machine.registers.get(number)
     if name is None:
+        if machine.at_return:
+            raise NotKnownError(*GONE)
         raise NotKnownError("in a register that is not for integers")
-    return typed.Register(name, machine.word)
+    return typed.Register(name, machine.word, at_entry=machine.at_return)
 
 
-def _value(node: Node, machine: Machine) -> typed.Value:
+def value_of(node: Node, machine: Machine) -> typed.Value:
+    """Return what has to be computed at the hit; raise ``NotKnownError`` if it cannot be."""
     word = machine.word
     match node:
         case Number(number):
@@ -189,6 +234,8 @@ def _value(node: Node, machine: Machine) -> typed.Value:
             return _register(number, machine)
         case LinkAddress(address):
             return _address(address, machine)
+        case FrameAddressOf() | Loaded() if machine.at_return:
+            raise NotKnownError(*GONE)
         case FrameAddressOf(address):
             frame = machine.frame(address)
             if frame is None:
@@ -196,15 +243,15 @@ def _value(node: Node, machine: Machine) -> typed.Value:
             return _operation("+", _register(frame[0], machine), typed.Constant(word.cut(frame[1]), word), word)
         case Loaded(address, size):
             integer = Integer("unit", size, is_signed=False, rank=4)
-            return folded(typed.Convert(typed.Memory(_value(address, machine), integer), word))
+            return folded(typed.Convert(typed.Memory(value_of(address, machine), integer), word))
         case Extended(inner, size, is_signed):
             narrow = Integer("unit", size, is_signed=is_signed, rank=3)
-            return folded(typed.Convert(folded(typed.Convert(_value(inner, machine), narrow)), word))
+            return folded(typed.Convert(folded(typed.Convert(value_of(inner, machine), narrow)), word))
         case Choice(condition, chosen, otherwise):
-            test = folded(typed.Convert(_value(condition, machine), word))
-            return folded(typed.Choice(test, _value(chosen, machine), _value(otherwise, machine), word))
+            test = folded(typed.Convert(value_of(condition, machine), word))
+            return folded(typed.Choice(test, value_of(chosen, machine), value_of(otherwise, machine), word))
         case Operation(operator, left, right):
-            return _calculated(operator, _value(left, machine), right, machine)
+            return _calculated(operator, value_of(left, machine), right, machine)
 
 
 def _address(address: int, machine: Machine) -> typed.Value:
@@ -232,7 +279,11 @@ def _calculated(operator: str, left: typed.Value, right: Node | None, machine: M
                 return folded(typed.Convert(typed.Choice(test, minus, signed, long), word))
             case _:
                 return folded(typed.Negation(left, word, is_complement=operator == "~"))
-    other = _value(right, machine)
+    if operator in ("<<", ">>", ">>s") and isinstance(right, Number) and right.value >= 8 * word.size:
+        if operator != ">>s":
+            return typed.Constant(0, word)  # compilers write such counts, and debuggers take them so
+        right = Number(8 * word.size - 1)
+    other = value_of(right, machine)
     if operator in _COMPARISONS or operator in (">s", "<=s"):
         if operator in (">s", "<=s"):
             left, other, operator = other, left, {">s": "<s", "<=s": ">=s"}[operator]

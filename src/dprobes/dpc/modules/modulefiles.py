@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dpc.modules.probedmodules import KERNEL
+from dprobes.dpc.modules.probedmodules import KERNEL, KERNEL_MODULE
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
 
 __all__ = ["ModuleFiles"]
-
-_KMOD = "kmod "
-"""What stands before the name of a module of the kernel."""
 
 
 class ModuleFiles:
@@ -52,9 +49,16 @@ class ModuleFiles:
         self._is_only = len(names) == 1
 
     def word_size_of(self, module: str) -> int:
-        """Return the size of a word of a module, in bytes; that of 64-bit programs if it is not on this machine."""
+        """Return the size of a word of a module, in bytes; that of the process or command if there is no such file."""
+        from dprobes.target.modules import usual_architecture
+
         elf = self._file_of(module)
-        return 8 if elf is None else elf.word_size
+        if elf is not None:
+            return elf.word_size
+        try:
+            return 4 if usual_architecture(self._pid, self._command) == "i386" else 8
+        except TargetError:
+            return 8  # who starts the command says what is wrong with it
 
     def module_of(self, module: str) -> ProbedModule | None:
         """Return what describes a module; None if it is not on this machine."""
@@ -71,8 +75,8 @@ class ModuleFiles:
         return DebugPlaces(self._file_of, FileSymbols(self._symbols))
 
     def _described(self, module: str) -> ProbedModule | None:
-        if module == KERNEL or module.startswith(_KMOD):
-            return self._of_kernel(module.removeprefix(_KMOD) if module != KERNEL else "")
+        if module == KERNEL or module.startswith(KERNEL_MODULE):
+            return self._of_kernel(module.removeprefix(KERNEL_MODULE) if module != KERNEL else "")
         from dprobes.dpc.modules.latenames import DescribedModule
         from dprobes.target.location import FileSymbols
 
@@ -118,7 +122,7 @@ def _module_btf(name: str) -> Btf | None:
 
     from dprobes.errors import FormatError
     from dprobes.target.btf import KERNEL_BTF
-    from dprobes.target.kernel.runningkernel import module_name
+    from dprobes.target.kernel.modulefiles import module_name
     from dprobes.target.modulebtf import ModuleBtf
 
     try:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BASIC_WORDS", "NAMED_TYPES", "QUALIFIERS", "STORAGES", "TAGGED", "DeclarationParser"]
 
-BASIC_WORDS = frozenset({"void", "char", "short", "int", "long", "signed", "unsigned", "_Bool", "bool"})
-_UNSUPPORTED = frozenset({"float", "double", "_Complex"})
+BASIC_WORDS = frozenset(
+    {"void", "char", "short", "int", "long", "signed", "unsigned", "_Bool", "bool", "float", "double"}
+)
+_UNSUPPORTED = frozenset({"_Complex"})
 QUALIFIERS = frozenset({"const", "volatile", "restrict"})
 TAGGED = ("struct", "union", "enum")
 
@@ -102,12 +104,19 @@ class DeclarationParser:
         cursor = self._cursor
         first = cursor.peek()
         if first.kind is TokenKind.NAME and cursor.sees(",", ")", distance=1) and not self.begins_type():
-            cursor.take()
-            return programtree.Parameter(first.text, None, cursor.tokens.span(first))
+            return programtree.Parameter(self._own_name(), None, cursor.tokens.span(first))
         specifier = self.specifier()
         declarator = self._declarator(specifier, needs_name=False)
         type_ = tree.TypeName(specifier, declarator, cursor.span_from(first))
         return programtree.Parameter(declarator.name, type_, cursor.span_from(first))
+
+    def _own_name(self) -> str:
+        """Take a name that is declared, which has no scopes: those are of the module."""
+        name = self._cursor.take()
+        if "::" in name.text:
+            message = f"'{name.text}' is a name of the module, and cannot be declared"
+            raise self._cursor.wrong(message, self._cursor.tokens.span(name))
+        return name.text
 
     def parameters(self) -> tuple[programtree.Parameter, ...]:
         """Parse parameters up to the closing parenthesis; ``void`` alone is none."""
@@ -129,6 +138,11 @@ class DeclarationParser:
         cursor = self._cursor
         first = cursor.peek()
         storages = [word] if (word := cursor.accept(*STORAGES)) is not None else []
+        if storages and cursor.peek().kind is TokenKind.NAME and cursor.sees(";", "=", ",", distance=1):
+            name = cursor.peek().text
+            if not self.begins_type():
+                hint = f"write {storages[0].text} long {name};"
+                raise cursor.wrong(f"'{name}' is declared without a type", hint=hint)
         specifier = self.specifier(storages)
         if len(storages) > 1:
             words = " and ".join(f"'{token.text}'" for token in storages)
@@ -144,6 +158,9 @@ class DeclarationParser:
                     break
         span = cursor.span_from(first)
         if not cursor.sees("}"):  # as behind the last statement of a block
+            if cursor.sees(".", ":", "-"):
+                hint = "a probe has no type or word before its place: MODULE:FUNCTION { … }"
+                raise cursor.wrong(f"expected ';' behind a declaration, found {cursor.peek().described}", hint=hint)
             cursor.expect(";", "behind a declaration")
         return tree.Declaration(storage, specifier, tuple(declarators), span)
 
@@ -161,8 +178,7 @@ class DeclarationParser:
             if self._is_beside(storages):
                 pass
             elif token.text in _UNSUPPORTED:
-                hint = "declare an integer of its size, and log it"
-                raise cursor.wrong(f"there are no values of type '{token.text}' in DProbes C", hint=hint)
+                raise cursor.wrong(f"there are no values of type '{token.text}' in DProbes C")
             elif token.text in TAGGED and not words:
                 tagged = self._tagged()
                 while self._is_beside(storages):
@@ -235,7 +251,7 @@ class DeclarationParser:
         if cursor.peek().kind is TokenKind.NAME:
             if cursor.peek().text in _NO_NAMES:
                 raise cursor.wrong(f"'{cursor.peek().text}' is no name, and cannot stand here")
-            name = cursor.take().text
+            name = self._own_name()
         elif needs_name and not (cursor.sees(":") or specifier.members is not None):
             raise cursor.wrong(f"expected the name of what is declared, found {cursor.peek().described}")
         if name and is_typedef:

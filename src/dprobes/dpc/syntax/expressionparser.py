@@ -33,9 +33,13 @@ _C_SUFFIXES = frozenset({"", "u", "l", "ul", "lu", "ll", "ull", "llu"})
 UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 """What may stand behind a number: times in nanoseconds, and amounts."""
 
-_ESCAPE = lazy_pattern(r"\\(x[0-9A-Fa-f]+|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPE = lazy_pattern(r"\\(x[0-9A-Fa-f]+|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
 
+
+_CHARACTER_MAX = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+_SIMPLE = frozenset("ntrabfve\"'?\\\n")
 
 _DIGITS_MAX = 70
 """More digits than a number of 64 bits has in any base, without zeros in front."""
@@ -48,6 +52,10 @@ def string_value(text: str) -> str:
         code = match.group(1)
         if code[0] == "x" and len(code) > 1:
             return chr(int(code[1:], 16) & 0xFF)
+        if code[0] in "uU" and len(code) > 1:
+            number = int(code[1:], 16)
+            is_character = number <= _CHARACTER_MAX and number not in _SURROGATES
+            return chr(number) if is_character else "\N{REPLACEMENT CHARACTER}"
         if code[0] in "01234567":
             return chr(int(code, 8) & 0xFF)
         return _ESCAPES.get(code, code)
@@ -55,11 +63,21 @@ def string_value(text: str) -> str:
     return _ESCAPE.sub(value, text[1:-1])
 
 
+def _checked_value(cursor: Cursor, token: Token) -> str:
+    """Return what a string or character in quotes stands for; an escape that C does not have is an error."""
+    for match in _ESCAPE.finditer(token.text[1:-1]):
+        code = match.group(1)
+        if len(code) == 1 and code not in _SIMPLE and code not in "01234567":
+            span, hint = cursor.tokens.span(token), "escapes are those of C"
+            raise cursor.wrong(f"unknown escape '\\{code}'", span, "\\u has 4 digits" if code == "u" else hint)
+    return string_value(token.text)
+
+
 def number_of(cursor: Cursor, token: Token) -> tree.Number:
     """Return the number that a token is; one that is none is an error."""
     span = cursor.tokens.span(token)
     if token.kind is TokenKind.CHARACTER:
-        return tree.Number(ord(string_value(token.text)), "char", is_decimal=True, span=span)
+        return tree.Number(ord(_checked_value(cursor, token)), "char", is_decimal=True, span=span)
     match = _NUMBER.match(token.text)
     if match is None:
         what = "a floating-point number; there are none in DProbes C" if "." in token.text else "no number"
@@ -149,6 +167,11 @@ class ExpressionParser:
             operator = cursor.take()
             right = self._binary(level + 1)
             left = tree.Binary(operator.text, left, right, left.span.to(right.span))
+        if cursor.peek().kind is TokenKind.NAME:
+            from dprobes.dpc.tracerwords import operator_hint
+
+            if (hint := operator_hint(cursor.peek().text)) is not None:
+                raise cursor.wrong(f"'{cursor.peek().text}' is no operator", None, hint)
         return left
 
     def _unary(self) -> tree.Expression:
@@ -221,13 +244,29 @@ class ExpressionParser:
                 arguments = self.arguments(")")
                 return tree.Call(token.text, arguments, cursor.span_from(token))
         if cursor.accept("("):
+            word = cursor.peek()
             value = self.expression()
             cursor.expect(")", "behind an expression")
+            if isinstance(value, tree.Name) and cursor.peek().kind in (TokenKind.NAME, TokenKind.NUMBER):
+                from dprobes.dpc.tracerwords import cast_hint
+
+                if (hint := cast_hint(word.text)) is not None:
+                    raise cursor.wrong(f"there is no type '{word.text}'", value.span, hint)
             return value
         if cursor.accept("::"):  # a symbol of the module, whatever else has its name
             name = cursor.expect_name("a symbol of the module")
             return tree.Name(f"::{name.text}", cursor.span_from(token))
-        raise cursor.wrong(f"expected an expression, found {token.described}")
+        hint = None
+        following = cursor.peek(1)
+        if token.text == "%" and following.kind is TokenKind.NAME and len(following.text) > 1:
+            from dprobes.dpc.tracerwords import name_hint
+
+            hint = name_hint(following.text)
+        if token.text == "<" and cursor.last.text == "<<":
+            hint = "a table keeps what a function says: @x = avg(y)"
+        if token.text == "%":
+            hint = hint or 'a format stands in double quotes: printf("%d", x)'
+        raise cursor.wrong(f"expected an expression, found {token.described}", None, hint)
 
     def _is_module(self) -> bool:
         """Return whether ``MODULE:name`` comes next, without blanks."""
@@ -252,14 +291,19 @@ class ExpressionParser:
             found.append(self.assignment())
             if not self._cursor.accept(","):
                 break
-        self._cursor.expect(end, "behind the last one")
+        if not self._cursor.sees(end):
+            other = self._cursor.peek()
+            values = (TokenKind.NAME, TokenKind.NUMBER, TokenKind.STRING, TokenKind.TABLE)
+            hint = f"write ',' before '{other.text}'" if other.kind in values else None
+            raise self._cursor.wrong(f"expected '{end}' behind the last one, found {other.described}", hint=hint)
+        self._cursor.take()
         return tuple(found)
 
     def _string(self) -> tree.StringLiteral:
         first = self._cursor.peek()
         value = ""
         while self._cursor.peek().kind is TokenKind.STRING:
-            value += string_value(self._cursor.take().text)
+            value += _checked_value(self._cursor, self._cursor.take())
         return tree.StringLiteral(value, self._cursor.span_from(first))
 
     def _table(self) -> tree.TableAccess:

@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING
 
 from dprobes.clike.cursor import ParseError
 from dprobes.clike.token import Token, TokenKind
-from dprobes.dpc.bpftracewords import condition_of, place_hint
 from dprobes.dpc.syntax import programtree, tree
 from dprobes.dpc.syntax.cursor import Cursor
 from dprobes.dpc.syntax.expressionparser import string_value
 from dprobes.dpc.syntax.programtree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.syntax.statementparser import StatementParser
 from dprobes.dpc.syntax.token import TokenStream
+from dprobes.dpc.tracerwords import condition_of, place_hint, prefix_hint
 from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.keywords import Header, ValueKind, keywords_of
+from dprobes.rpn.tables import STRING_SIZE_MAX
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -41,24 +42,47 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULE_ATTRIBUTES", "POINT_WORDS", "PROBE_ATTRIBUTES", "parse"]
 
-_MODULE_END = lazy_pattern(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
+_MODULE_END = lazy_pattern(r'(?P<module>"(?:[^"\\]|\\.)*"|[^":]*?):(?!:)(?P<place>.*)\Z')
+_QUOTED_WHOLE = lazy_pattern(r'"(?P<module>\.{0,2}/[^":]*|[^\s":()\[\]{}<>]+):(?!:)(?P<place>(?:[^"\\]|\\.)+)"\Z')
+"""A module and a place in one pair of quotes; names of functions that have a single colon have blanks before it."""
+_UNQUOTED = lazy_pattern(r"[\w.:*?+@$/-]+\Z")
+"""A place that needs no quotes."""
 _SOURCE_LINE = lazy_pattern(
     r"[^:\"]+\.(c|cc|cpp|cxx|C|c\+\+|h|hh|hpp|hxx|inl|ipp|tcc|def|rs|go|s|S|asm|y|l|m|mm|d|f|f90|pas|adb|zig|swift|cu)"
     r":[0-9]+(-[0-9]+)?"
 )
 """A line of a file in a usual language, without a module."""
+_MORE_OF_PATH = lazy_pattern(r"(?P<more>(?:[^\s\":]|::)+):(?!:)(?P<place>[^\"]*[A-Za-z_][^\"]*)")
+"""The rest of a path that has a second colon and no quotes, from its first colon on; no line of a source file."""
+_SOURCE_FILE = lazy_pattern(r".+\.[A-Za-z+]{1,4}")
+_POINT_OF_OTHERS = lazy_pattern(r"[ \t]+(?P<point>begin|end|[^\s{;=,:.]*[:.][^\s{;=]*)\s*(?:\{|when\b|if\b|/|\Z)")
+"""A place with a word before it, of which it has a mark: what follows the name of a type has none."""
+_ATTRIBUTE = lazy_pattern(r"(?P<name>\w+)\s*[=:]?\s*(?P<value>[0-9]\w*|\"[^\"]*\")?")
+_RATE_DIGITS_MAX = 20
 _FREQUENCY = lazy_pattern(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
 _NAME = lazy_pattern(r"[a-z_][a-z0-9_]*", re.ASCII)
 """A group, or a type of probepoints."""
 
-MODULE_ATTRIBUTES = ("major", "jmpmax")
+_STRING_LIMIT = "max_strlen"
+_HEADER_WORDS = frozenset(("name", "modtype", "major", "minor", "offset", "address", "sampler", "opcode", "table"))
+"""Words that programs in RPN begin with."""
+_STATEMENTS = ("printf", "print", "clear", "delete", "remove", "skip", "debugger", "core", "crash", "exit")
+"""Calls that stand in blocks."""
+MODULE_ATTRIBUTES = ("major", "jmpmax", _STRING_LIMIT)
 PROBE_ATTRIBUTES = ("maxhits", "passcount", "minor", "opcode", "group", "type", "logonfault")
 """The attributes of a ``module`` statement, and of a probe."""
 
 _HEADERS = {MODULE_ATTRIBUTES: Header.FILE, PROBE_ATTRIBUTES: Header.POINT}
 """The headers of RPN that have statements with the same names and limits."""
 
+_CALLED = {
+    programtree.PointKind.TRACEPOINT: "tracepoint",
+    programtree.PointKind.SYSTEM_CALL: "system call",
+}
+"""Names of the kinds of kernel points, for messages."""
+
+_USDT = "a statically defined probe of a module"
 _TIME = "write every 1s"
 """The shortest and the longest time between two executions of a block, in nanoseconds."""
 
@@ -73,10 +97,21 @@ def parse(text: Preprocessed, diagnostics: Diagnostics) -> programtree.ProgramTr
 
 def split_place(word: str) -> tuple[str, str]:
     """Return the module, without quotes, and the place in it; the module is empty if the word names none."""
+    word = _quoted_apart(word)
     match = _MODULE_END.match(word)
     if match is None or _SOURCE_LINE.fullmatch(word):
         return "", word
-    return match["module"].strip('"'), match["place"]
+    module: str = match["module"]
+    return re.sub(r"\\(.)", r"\1", module[1:-1]) if module.startswith('"') else module, match["place"]
+
+
+def _quoted_apart(word: str) -> str:
+    """Return a word in which a module and a place have quotes of their own, where both stand in the same ones."""
+    match = _QUOTED_WHOLE.match(word)
+    if match is None or _SOURCE_LINE.fullmatch(word[1:-1]):
+        return word
+    place: str = match["place"]
+    return f'"{match["module"]}":{place}' if _UNQUOTED.match(place) else f'"{match["module"]}":"{place}"'
 
 
 class _ProgramParser:
@@ -97,6 +132,7 @@ class _ProgramParser:
             try:
                 if cursor.accept(";"):
                     continue
+                self._refuse_what_begins_no_item()
                 if cursor.sees("module") and not cursor.sees("(", "{", distance=1):
                     module, attributes = self._module()
                 elif self._is_keyword("begin", "end", "every", "BEGIN", "END"):
@@ -110,6 +146,32 @@ class _ProgramParser:
             except ParseError:
                 cursor.skip_item()
         return programtree.ProgramTree(module, attributes, declarations, functions, probes, blocks)
+
+    def _refuse_what_begins_no_item(self) -> None:
+        """Report what stands in blocks, or is written for other tracers, where a probe or declaration may begin."""
+        cursor = self._cursor
+        token, following = cursor.peek(), cursor.peek(1)
+        if token.text == "}" and token.kind is TokenKind.PUNCTUATION:
+            raise cursor.wrong("this '}' closes nothing")
+        if token.text == "{" and token.kind is TokenKind.PUNCTUATION:
+            hint = "a place stands before it: MODULE:FUNCTION { … }"
+            raise cursor.wrong("expected a place to probe, found '{'", hint=hint)
+        is_call = token.text in ("print", "printf") and following.text == "("
+        if token.kind is TokenKind.TABLE or (is_call and cursor.peek(2).kind is TokenKind.STRING):
+            written = cursor.tokens.text[token.start :].partition("\n")[0].strip("; ")
+            hint = f"write it in the block of a probe: MODULE:FUNCTION {{ {written}; }}"
+            raise cursor.wrong(f"expected a place to probe, found {token.described}", hint=hint)
+        if token.text in ("when", "if") and following.text == "(":
+            hint = "a condition stands between the place and its block: MODULE:FUNCTION when (…) { … }"
+            raise cursor.wrong(f"expected a place to probe, found '{token.text}'", hint=hint)
+        if token.text in PROBE_ATTRIBUTES and following.kind is TokenKind.NUMBER:
+            hint = f"attributes stand in brackets before the place: [{token.text} {following.text}] MODULE:FUNCTION"
+            raise cursor.wrong(f"expected a place to probe, found '{token.text}'", hint=hint)
+        if token.kind is TokenKind.NAME and token.text not in cursor.typedefs:
+            match = _POINT_OF_OTHERS.match(cursor.tokens.text, token.end)
+            ours = None if match is None else prefix_hint(token.text, match["point"])
+            if ours is not None:
+                raise cursor.wrong(f"'{token.text}' stands before no place", hint=f"write '{ours}'")
 
     def _is_declaration(self) -> bool:
         """Return whether a declaration comes next: what begins with an unknown name is a point."""
@@ -156,6 +218,11 @@ class _ProgramParser:
             )
         if name.text not in known:
             raise cursor.wrong(f"there is no attribute '{name.text}'", span, f"there are {', '.join(known)}")
+        if name.text == _STRING_LIMIT:
+            if not isinstance(value, int) or not 1 <= value < STRING_SIZE_MAX:
+                message = f"'{name.text}' is a number of bytes from 1 to {STRING_SIZE_MAX - 1}"
+                raise cursor.wrong(message, span, f"write '{name.text} 64'")
+            return programtree.Attribute(name.text, value, span)
         row = keywords_of(_HEADERS[known])[name.text]
         match row.kind:
             case ValueKind.BOOLEAN:
@@ -232,21 +299,74 @@ class _ProgramParser:
                 attributes.append(self._attribute(PROBE_ATTRIBUTES))
                 if not cursor.accept(","):
                     break
-            cursor.expect("]", "behind the attributes")
+            if not cursor.sees("]"):
+                message = f"expected ']' behind the attributes, found {cursor.peek().described}"
+                raise cursor.wrong(message, hint="write [maxhits 5, minor 3]: with ',' between them")
+            cursor.take()
+            if cursor.sees("["):
+                hint = "write [maxhits 5, minor 3]: all of them in one pair of brackets"
+                raise cursor.wrong("expected a place to probe, found '['", hint=hint)
+            if cursor.peek().kind is TokenKind.END:
+                message = "expected a place to probe, found the end of the program"
+                raise cursor.wrong(message, cursor.span_from(first), "attributes stand before the place")
         points = [self._point()]
         while cursor.accept(","):
             points.append(self._point())
         condition = None
         if cursor.accept("when"):
-            cursor.expect("(", "behind 'when'")
-            condition = self._statements.expressions.expression()
-            cursor.expect(")", "behind the condition")
+            condition = self._statements.condition("when")
         else:
             self._refuse_filter(points[-1])
+        if not cursor.sees("{"):
+            message = f"expected '{{' at the start of a block, found {cursor.peek().described}"
+            raise cursor.wrong(message, hint=self._hint_before_block(first, points[-1]))
         body = self._statements.block()
         return programtree.Probe(
             tuple(points), tuple(attributes), condition, body, cursor.span_from(first), order=first.start
         )
+
+    def _hint_before_block(self, first: Token, point: programtree.Point) -> str:
+        """Return how what stands between a place and its block, or instead of it, is written."""
+        cursor = self._cursor
+        found, text = cursor.peek(), cursor.tokens.text
+        place = cursor.tokens.written(first.start, cursor.last.end)
+        brace = text.find("{", found.start)
+        rest = cursor.tokens.written(found.start, brace if brace >= 0 else len(text))
+        if found.kind is TokenKind.END:
+            if place.startswith("-"):
+                return "behind -e stands the text of a program, in single quotes: -e 'MODULE:FUNCTION { … }'"
+            return f"a probe has a block: {place} {{ @ = count(); }}"
+        if found.text == "=" and place in _HEADER_WORDS:
+            return "a program in RPN is given as a file: dprobes run FILE"
+        if found.text == "[" or found.text in PROBE_ATTRIBUTES:
+            inner = rest[1:].partition("]")[0] if found.text == "[" else rest
+            parts = [_ATTRIBUTE.match(each.strip()) for each in inner.split(",")]
+            written = ", ".join(" ".join(filter(None, part.groups())) for part in parts if part is not None)
+            if first.text == "[":
+                return f"attributes stand before the place: [{written}, {place.removeprefix('[')}"
+            return f"attributes stand before the place: [{written}] {place}"
+        if found.text in ("if", "where", "unless", "&&", "and"):
+            condition = rest.removeprefix(found.text).strip()
+            if condition.startswith("(") and condition.endswith(")"):
+                condition = condition[1:-1].strip()
+            condition = f"!({condition})" if found.text == "unless" else condition
+            if " when (" not in place:
+                return f"write {place} when ({condition})"
+            return f"write the whole condition in the brackets behind 'when': … && {condition})"
+        if found.text == "return":
+            return f"write return {place}"
+        if found.text == "(":
+            return f"a block stands in braces: {place} {{ … }}"
+        if found.kind is TokenKind.TABLE or (found.text in _STATEMENTS and cursor.sees("(", distance=1)):
+            return f"a block stands in braces: {place} {{ {rest} }}"
+        if found.kind in (TokenKind.NAME, TokenKind.STRING) and not point.module and point.parameters is None:
+            name = re.split(r"[\s({]", rest, maxsplit=1)[0]
+            if ":" in name and point.place.startswith(("/", "./", "../")):
+                path, _, function = name.partition(":")
+                return f'write "{point.place} {path}":{function} {{ … }}'
+            if re.fullmatch(r"[\w.*+:-]+", name) is not None:
+                return f"write {prefix_hint(point.place, name) or f'{point.place}:{name}'} {{ … }}"
+        return f"a block stands behind the place: {place} {{ … }}"
 
     def _refuse_filter(self, point: programtree.Point) -> None:
         """Say how a condition is written here, if there is one in slashes: behind a place, or as its end."""
@@ -266,6 +386,8 @@ class _ProgramParser:
         cursor = self._cursor
         first = cursor.peek()
         at_return = self._is_keyword("return") and bool(cursor.accept("return"))
+        if at_return and cursor.sees("["):
+            raise cursor.wrong("attributes stand before the place", hint="write [maxhits 5] return MODULE:FUNCTION")
         if self._is_keyword("syscall"):
             cursor.take()
             name = self._place("the name of a system call")
@@ -283,7 +405,8 @@ class _ProgramParser:
         for kind in (programtree.PointKind.INLINE, programtree.PointKind.USDT):
             if self._is_keyword(kind.value):
                 cursor.take()
-                return self._in_code(first, kind, None, self._place("a place in a module"), at_return=at_return)
+                what = _USDT if kind is programtree.PointKind.USDT else "a place in a module"
+                return self._in_code(first, kind, None, self._place(what), at_return=at_return)
         if self._is_keyword("tracepoint"):
             cursor.take()
             return self._in_code(first, programtree.PointKind.TRACEPOINT, "", self._place("SUBSYSTEM:NAME"))
@@ -305,27 +428,75 @@ class _ProgramParser:
         found = self._cursor.peek()
         word = self._cursor.tokens.take_place_word()
         if not word.text:
-            raise self._cursor.wrong(f"expected {what}, found {found.described}")
+            hint = "write usdt MODULE:PROVIDER:NAME" if what == _USDT else None
+            raise self._cursor.wrong(f"expected {what}, found {found.described}", hint=hint)
         self._cursor.last = word
         return word
 
     def _in_code(
         self, first: Token, kind: programtree.PointKind, module: str | None, word: Token, *, at_return: bool = False
     ) -> programtree.Point:
-        place = word.text
+        place = word.text.strip('"')
         if module is None:
             module, place = split_place(word.text)
-            if (ours := place_hint(word.text)) is not None:
+            if (ours := place_hint(word.text.strip('"'))) is not None:
+                written = f"return {ours[1]}" if at_return and not ours[1].startswith("return ") else ours[1]
                 raise self._cursor.wrong(
-                    f"'{ours[0]}' is no module", self._cursor.tokens.span(word), f"write '{ours[1]}'"
+                    f"'{ours[0]}' is no module", self._cursor.tokens.span(word), f"write '{written}'"
                 )
+            self._refuse_other_marks(kind, module, place, word, at_return=at_return)
         return self._made(first, kind, module, place, at_return=at_return)
+
+    def _refuse_other_marks(
+        self, kind: programtree.PointKind, module: str, place: str, word: Token, *, at_return: bool
+    ) -> None:
+        """Report a place that has the marks of other tracers: ``libc.so.6!malloc``, ``libc.so.6:malloc:return``."""
+        if word.text.startswith('"'):
+            return
+        wrong, span = self._cursor.wrong, self._cursor.tokens.span(word)
+        before = "return " if at_return else ""
+        function, _, end = place.rpartition(":")
+        if module and function and end in ("return", "entry", "exit", "ret"):
+            before = "" if end == "entry" else "return "
+            raise wrong(f"a function has no ':{end}'", span, f"write {before}{module}:{function}")
+        if kind is programtree.PointKind.USDT:  # PROVIDER:NAME has a colon of its own
+            more, _, rest = place.rpartition(":")[0].rpartition(":")
+            if module.startswith(("/", "./", "../")) and more:
+                quoted = f'"{module}:{more}":{rest}:{place.rpartition(":")[2]}'
+                raise wrong("what has a ':' in it stands in double quotes", span, f"write usdt {quoted}")
+        elif module.startswith(("/", "./", "../")) and (match := _MORE_OF_PATH.fullmatch(place)) is not None:
+            quoted = f'"{module}:{match["more"]}":{match["place"]}'
+            if _SOURCE_FILE.fullmatch(match["more"]) is not None:
+                quoted = f'{module}:"{place}"'
+            raise wrong("what has a ':' in it stands in double quotes", span, f"write {before}{quoted}")
+        if module and not place:
+            hint = f"each place is written whole: {module}:FUNCTION, {module}:FUNCTION"
+            raise wrong(f"expected a function behind '{module}:', found {self._cursor.peek().described}", hint=hint)
+        if module and re.fullmatch(r"\w+(?:\|\w+)+", place):
+            each = ", ".join(f"{before}{module}:{name}" for name in place.split("|"))
+            raise wrong("several places are separated by ','", span, f"write {each}")
+        if "*" in module or "?" in module:
+            hint = f"name the program or library: libc.so.6:{place or 'malloc'}"
+            raise wrong("a module is named without '*' and '?'", span, hint)
+        if module and (match := re.fullmatch(r"/(\^?)(\w*)\.?\*?(\$?)/", place)) is not None:
+            pattern = f"{'' if match[1] else '*'}{match[2]}{'' if match[3] else '*'}".replace("**", "*")
+            raise wrong("functions are not named in slashes", span, f"write {before}{module}:{pattern}")
+        mark = re.fullmatch(r"(?P<module>[^!`:]*\.so[\w.-]*|[/\w.-]+)(?:!|`|::)(?P<place>\w+)", word.text)
+        if not module and mark is not None and (mark["module"].count(".so") or "!" in word.text or "`" in word.text):
+            raise wrong("a module and a function are joined by ':'", span, f"write {before}{mark[1]}:{mark[2]}")
+        joined = re.fullmatch(r"(?P<module>[^/:]*\.so(?:\.[0-9]+)*)[./](?P<place>[A-Za-z_]\w*)", word.text)
+        if not module and joined is not None:
+            raise wrong("a module and a function are joined by ':'", span, f"write {before}{joined[1]}:{joined[2]}")
 
     def _made(
         self, first: Token, kind: programtree.PointKind, module: str, place: str, *, at_return: bool = False
     ) -> programtree.Point:
         cursor = self._cursor
         span = cursor.span_from(first)
+        if cursor.sees("(") and kind in (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL):
+            listed = f"{kind.value}:{place}"
+            hint = f"fields have names, as in args.NAME: 'dprobes locate {listed}' lists them"
+            raise cursor.wrong(f"a {_CALLED[kind]} has no parameters", hint=hint)
         parameters = self._declarations.parameters() if cursor.accept("(") else None
         return programtree.Point(kind, span, module, place, at_return=at_return, parameters=parameters)
 
@@ -334,7 +505,11 @@ class _ProgramParser:
         first = cursor.take()
         access = cursor.accept(*_ACCESSES)
         if access is None:
-            raise cursor.wrong(f"expected x, w or rw behind 'watch', found {cursor.peek().described}")
+            found = cursor.peek()
+            word = cursor.tokens.take_place_word().text
+            hint = f"write watch w {word}" if word else "write watch w MODULE:variable"
+            message = f"expected x, w or rw behind 'watch', found {found.described}"
+            raise cursor.wrong(message, cursor.tokens.span(found), hint)
         type_ = None
         if cursor.accept("("):
             type_ = self._declarations.type_name()
@@ -348,10 +523,12 @@ class _ProgramParser:
         first = cursor.take()
         rate = cursor.tokens.take_place_word()
         match = _FREQUENCY.match(rate.text)
-        if match is None:
-            raise cursor.wrong(
-                f"'{rate.text}' is no number of samples a second", cursor.tokens.span(rate), "write 99hz"
-            )
+        if match is None or len(match[1]) > _RATE_DIGITS_MAX:
+            digits = rate.text[:_RATE_DIGITS_MAX] if rate.text.isdecimal() else "99"
+            message = f"'{rate.text}' is no number of samples a second"
+            if not rate.text:
+                message = f"expected a number of samples a second, found {cursor.peek().described}"
+            raise cursor.wrong(message, cursor.tokens.span(rate), f"write sample {digits}hz")
         cursor.last = rate
         module = ""
         if not cursor.sees("{", ",", "when"):

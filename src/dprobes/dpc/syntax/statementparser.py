@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dprobes.clike.cursor import ParseError
@@ -80,22 +81,57 @@ class StatementParser:
         expression = self.expressions.expression()
         if isinstance(expression, tree.Call) and cursor.sees("{"):
             function = expression.function
-            from dprobes.dpc.bpftracewords import call_hint
+            from dprobes.dpc.tracerwords import call_hint
 
-            raise cursor.wrong(f"'{function}' begins no statement", expression.span, call_hint(function))
+            hint = "write for (int i = 0; i < 3; i++) { … }" if function == "foreach" else call_hint(function)
+            raise cursor.wrong(f"'{function}' begins no statement", expression.span, hint)
+        if isinstance(expression, tree.Comma) and _has_table(expression):
+            raise cursor.wrong("statements are not joined by ','", expression.span, "write ';' between them")
         statement = tree.ExpressionStatement(expression, cursor.span_from(first))
-        self._end("a statement")
+        self._end("a statement", expression)
         return statement
 
-    def _end(self, what: str) -> None:
+    def _end(self, what: str, statement: tree.Expression | None = None) -> None:
         """Take the semicolon at the end; the last one of a block may be missing."""
-        if not self._cursor.sees("}"):
-            self._cursor.expect(";", f"behind {what}")
+        if not self._cursor.sees("}", ";"):
+            message = f"expected ';' behind {what}, found {self._cursor.peek().described}"
+            raise self._cursor.wrong(message, hint=self._hint_behind(statement))
+        self._cursor.accept(";")
 
-    def _condition(self, what: str) -> tree.Expression:
-        self._cursor.expect("(", f"behind '{what}'")
+    def _hint_behind(self, statement: tree.Expression | None) -> str | None:
+        """Return how a statement is written behind which no semicolon stands."""
+        cursor = self._cursor
+        found = cursor.peek()
+        rest = " ".join(re.split(r"[;}]", cursor.tokens.text[found.start :], maxsplit=1)[0].split())
+        match statement:
+            case tree.Name("then"):
+                return "write no 'then': if (…) { … }"
+            case tree.Name("print"):
+                return f"write print({rest})" if found.kind is TokenKind.TABLE else f"write printf({rest})"
+            case tree.Name("printf" | "clear" | "delete" as name):
+                return f"write {name}({rest})"
+            case tree.TableAccess(name, ()) if found.text in ("{", "("):
+                inner = rest[1:].partition("}" if found.text == "{" else ")")[0]
+                return f"keys stand in square brackets: @{name}[{inner}]"
+            case tree.TableAccess(name) if found.kind is TokenKind.NAME or found.text == ":":
+                return f"write {statement.span.text} = {rest.removeprefix(':').strip()}"
+        if cursor.sees("else"):
+            return "a statement before 'else' ends in ';', or in braces"
+        return f"write ';' before '{found.text}'" if found.kind in (TokenKind.NAME, TokenKind.TABLE) else None
+
+    def condition(self, what: str) -> tree.Expression:
+        """Parse a condition in brackets, behind a word."""
+        cursor = self._cursor
+        if not cursor.sees("("):
+            brace = cursor.tokens.text.find("{", cursor.peek().start)
+            written = cursor.tokens.written(cursor.peek().start, brace) if brace > cursor.peek().start else "…"
+            negated = written.removeprefix("not ")
+            written = written if negated == written else f"!({negated.strip('() ')})"
+            message = f"expected '(' behind '{what}', found {cursor.peek().described}"
+            raise cursor.wrong(message, hint=f"write {what} ({written})")
+        cursor.take()
         condition = self.expressions.expression()
-        self._cursor.expect(")", f"behind the condition of '{what}'")
+        cursor.expect(")", f"behind the condition of '{what}'")
         return condition
 
     def _body(self) -> tree.Statement:
@@ -104,14 +140,14 @@ class StatementParser:
 
     def _if(self) -> tree.Statement:
         first = self._cursor.take()
-        condition = self._condition("if")
+        condition = self.condition("if")
         then = self._body()
         otherwise = self._body() if self._cursor.accept("else") else None
         return tree.If(condition, then, otherwise, self._cursor.span_from(first))
 
     def _while(self) -> tree.Statement:
         first = self._cursor.take()
-        condition = self._condition("while")
+        condition = self.condition("while")
         body = self._body()
         return tree.While(condition, body, self._cursor.span_from(first))
 
@@ -119,7 +155,7 @@ class StatementParser:
         first = self._cursor.take()
         body = self._body()
         self._cursor.expect("while", "behind the body of 'do'")
-        condition = self._condition("while")
+        condition = self.condition("while")
         span = self._cursor.span_from(first)
         self._end("'do … while'")
         return tree.DoWhile(body, condition, span)
@@ -127,7 +163,10 @@ class StatementParser:
     def _for(self) -> tree.Statement:
         cursor = self._cursor
         first = cursor.take()
-        cursor.expect("(", "behind 'for'")
+        if not cursor.sees("("):
+            message = f"expected '(' behind 'for', found {cursor.peek().described}"
+            raise cursor.wrong(message, hint="write for (int i = 0; i < 3; i++) { … }")
+        cursor.take()
         start: tree.Declaration | tree.ExpressionStatement | None = None
         if self.declarations.begins_declaration():
             start = self.declarations.declaration()
@@ -148,7 +187,7 @@ class StatementParser:
     def _switch(self) -> tree.Statement:
         cursor = self._cursor
         first = cursor.take()
-        value = self._condition("switch")
+        value = self.condition("switch")
         body = self.block()
         return tree.Switch(value, body, cursor.span_from(first))
 
@@ -208,6 +247,16 @@ KEYWORDS = {
     "try": StatementParser._try,  # noqa: SLF001
     "goto": StatementParser._goto,  # noqa: SLF001
 }
+
+
+def _has_table(expression: tree.Expression) -> bool:
+    """Return whether a part of an expression with commas changes a table."""
+    match expression:
+        case tree.Comma(left, right):
+            return _has_table(left) or _has_table(right)
+        case tree.Assignment(_, tree.TableAccess()) | tree.Increment(_, tree.TableAccess()):
+            return True
+    return False
 
 
 def _indentation(span: Span) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Declared",
     "FunctionSignature",
+    "GivenTypes",
     "Meaning",
     "ModuleSymbol",
     "ModuleVariable",
@@ -44,12 +45,14 @@ class SlotName:
 @dataclass(frozen=True, slots=True)
 class Named:
     """
-    A parameter of a probe: the argument of that number.
+    A parameter of a probe.
 
+    It is the ``ordinal``-th of its function, and the ``argument``-th in registers for integers, None if it is in none.
     ``is_declared`` says that its type is written in the program.
     """
 
-    argument: int
+    ordinal: int
+    argument: int | None
     type: CType
     span: Span
     is_declared: bool = True
@@ -111,7 +114,9 @@ class Surroundings:
     ``line`` the line of the source that the probe is at.
     ``allow_write`` allows assignments to what is the target's. In a function of the program, ``is_function``, and in a
     block of the tool, ``is_tool``, there is no hit. ``names`` knows the names of the place in
-    ``module``, which is empty if it is not known. With ``is_entry_known`` the entry of a call was seen for certain.
+    ``module``, which is empty if it is not known, ``given`` the types of what the place itself gives; ``kernel`` is
+    there where a hit may be in the kernel. With
+    ``is_entry_known`` the entry of a call was seen for certain.
     """
 
     at_return: bool = False
@@ -124,7 +129,9 @@ class Surroundings:
     is_tool: bool = False
     is_entry_known: bool = False
     names: PlaceNames | None = None
+    given: GivenTypes | None = None
     module: str = ""
+    kernel: ProbedModule | None = None
 
     @property
     def has_hit(self) -> bool:
@@ -139,16 +146,17 @@ class Surroundings:
 
 
 class NamedTypes(Protocol):
-    """The types of a module by their names; ``TargetError`` if what describes them is damaged."""
+    """
+    The types of a module by their names.
+
+    ``TargetError`` if a name means several, or what describes them is damaged.
+    """
 
     def named(self, name: str) -> CType | None:
         """Return the type that has a name of its own: that of a ``typedef``, or in C++ a class."""
 
     def tagged(self, kind: str, tag: str) -> CType | None:
         """Return a structure, union or enumeration by its tag."""
-
-    def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator."""
 
 
 class ProbedModule(Protocol):
@@ -162,6 +170,19 @@ class ProbedModule(Protocol):
 
     def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
         """Return what names mean at a place in the code; without one, anywhere."""
+
+    def given_at(self, place: str, *, at_return: bool) -> GivenTypes:
+        """Return the types of what a place that is no code gives: a USDT probe, a tracepoint, ``syscall:NAME``."""
+
+
+class GivenTypes(Protocol):
+    """The types of the arguments of a USDT probe by their numbers, or of the fields of an event of the kernel."""
+
+    was_asked: bool
+    """Whether anything was asked: then the same name may have another type at another place."""
+
+    def type_of(self, name: str) -> CType | None:
+        """Return the type of what has a name or number there; None if it is not known, or that of a word."""
 
 
 class TypeListener(Protocol):
@@ -183,8 +204,15 @@ class PlaceNames(Protocol):
         """Whether the place is written as a function: arguments are where the ABI has them."""
 
     @property
-    def result(self) -> CType | None:
-        """The type of what the function returns; None if it is not known, or none."""
+    def arguments(self) -> int:
+        """How many arguments have names of registers there."""
+
+    @property
+    def types(self) -> NamedTypes | None:
+        """The types by the names that they have there; None if nothing describes them."""
+
+    def returned(self) -> ModuleVariable | None:
+        """Return what the function returns; None if it is not known; ``NotKnownError`` if it is in no register."""
 
     def parameter_type(self, number: int) -> CType | None:
         """Return the type of a parameter of the function; None if it is not known."""
@@ -194,6 +222,9 @@ class PlaceNames(Protocol):
 
     def find(self, name: str) -> ModuleVariable | None:
         """Return what has a name there; None if there is nothing; ``NotKnownError`` if it has no value there."""
+
+    def cause(self, name: str) -> str | None:
+        """Return why nothing has a name there, and what to write; None if nothing describes the module."""
 
     def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
         """Return a member of a structure that is not in memory; ``NotKnownError`` if it has no value there."""

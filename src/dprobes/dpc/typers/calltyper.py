@@ -9,8 +9,9 @@ from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typers.operatortyper import TypingError
-from dprobes.dpc.typers.provided import RESERVED_CALLS
+from dprobes.dpc.typers.provided import CALL_FORMS, KINDS, PROVIDED, RESERVED_CALLS
 from dprobes.dpc.typers.tablewrites import is_text_choice
+from dprobes.dpc.typers.typetable import UnknownTypeError
 from dprobes.dpc.types.ctype import (
     CHAR,
     INT,
@@ -39,7 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CallTyper"]
 
-_STRING_MAX = 65535
+_STRING_MAX = 65530
+"""Bytes of a string that a record can have, with what is before it."""
+
+_MEMORY_MAX = 1024
+"""Bytes of memory that a record has of a length that only the hit knows."""
+
 _NTOP_MAX, _AF_INET6, _IPV4, _IPV6 = 2, 10, 4, 16
 """The arguments of ``ntop``, the family of the longer addresses, and how many bytes addresses have."""
 
@@ -48,6 +54,12 @@ _SWAPPED = {"s": 16, "l": 32}
 
 _COMM_MAX = PROCESS_NAME_SIZE - 1
 """Bytes of a process name, without its NUL."""
+
+_COUNTS = {
+    "str": (1, 2), "mem": (2,), "ustack": (0, 1), "kstack": (0, 1), "sym": (1,),
+    **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), (1,)),
+}  # fmt: skip
+"""How many arguments calls have."""
 
 _STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
 
@@ -88,12 +100,24 @@ class CallTyper:
                     call.span, "'startswith' takes a string and a text in quotes", 'write startswith(str(p), "/etc")'
                 )
         if call.function in RESERVED_CALLS:
-            hint = _STACK_HINT if call.function in ("ustack", "kstack") else None
-            raise self._values.wrong(call.span, f"'{call.function}' {RESERVED_CALLS[call.function]}", hint)
-        from dprobes.dpc.bpftracewords import call_hint
+            raise self._misused(call)
+        from dprobes.dpc.tracerwords import call_hint
 
-        hint = call_hint(call.function) or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
+        hint = f"write {call.function}" if call.function in PROVIDED else call_hint(call.function)
+        hint = hint or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
         raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
+
+    def _misused(self, call: tree.Call) -> TypingError:
+        """Report a call of what the language provides that has other arguments, or stands where a value does."""
+        name, form = call.function, CALL_FORMS[call.function]
+        if name in _COUNTS and len(call.arguments) not in _COUNTS[name]:
+            return self._values.wrong(call.span, f"'{name}' is not called with these arguments", f"write {form}")
+        hint = None
+        if name in KINDS:
+            return self._values.wrong(call.span, f"'{name}' is what a table keeps", f"write @name[keys] = {form}")
+        if name in ("ustack", "kstack"):
+            hint = _STACK_HINT
+        return self._values.wrong(call.span, f"'{name}' {RESERVED_CALLS[name]}", hint)
 
     def _function_call(self, call: tree.Call, function: FunctionSignature) -> Value:
         if len(call.arguments) != len(function.parameters):
@@ -112,11 +136,23 @@ class CallTyper:
         for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
             if isinstance(text, tree.StringLiteral):
                 return self._test_of(subject, text.value, is_prefix=False)
+        for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
+            if _is_string(subject):
+                written = text.span.text if isinstance(text, tree.Name) and not text.module else "…"
+                hint = None
+                if not isinstance(text, tree.Call):
+                    hint = f'write {subject.span.text} {expression.operator} "{written}"'
+                raise self._values.wrong(text.span, "a string is compared with a text in double quotes", hint)
         return None
 
     def _test_of(self, subject: tree.Expression, text: str, *, is_prefix: bool) -> Value:
         if (problem := text_problem(text)) is not None:
             raise self._values.wrong(subject.span, f"this string cannot be compared: {problem}")
+        if text.endswith("*") and not is_prefix:
+            hint = f'write startswith({subject.span.text}, "{text[:-1]}") for all that begin so'
+            self._values.operators.warn(
+                subject.span, "a string is compared with a text as it is: '*' is no pattern", hint
+            )
         match subject:
             case tree.Name("comm"):
                 if len(text.encode()) > _COMM_MAX and not is_prefix:
@@ -124,44 +160,67 @@ class CallTyper:
                         subject.span, f"a process name has at most {_COMM_MAX} bytes: this is never equal"
                     )
                 return typed.CommTest(text, is_prefix, INT)
-            case tree.Call("str", [pointer, *_]):
+            case tree.Call("str", [pointer, *rest]) if len(rest) <= 1:
                 address = self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
+                if rest and not is_prefix:
+                    hint = f'write startswith(str({pointer.span.text}), "{text}")'
+                    length, size = self._length(rest[0], hint), len(text.encode())
+                    if size > length:
+                        message = f"this string has at most {length} bytes: it is never equal"
+                        raise self._values.wrong(subject.span, message, "leave the length out: str(p)")
+                    is_prefix = size == length
                 return typed.TextTest(address, text, is_prefix, INT)
             case tree.TableAccess() if (kept := self._values.kept(subject)) is not None:
                 return self._kept_test(kept, text, subject.span, is_prefix=is_prefix)
+        if isinstance(subject, tree.Name) and (provided := PROVIDED.get(subject.name)) is not None and provided.type:
+            hint = f"write {subject.name} == {text if text.isdecimal() else 0}"
+            raise self._values.wrong(subject.span, f"'{subject.name}' is a number, and no string", hint)
         written = subject.span.text if isinstance(subject, tree.Name | tree.MemberAccess) else "p"
-        hint = f'write startswith(str({written}), "…")' if is_prefix else f'write str({written}) == "…"'
+        if isinstance(subject, tree.Call) and subject.function == "mem" and subject.arguments:
+            written = subject.arguments[0].span.text
+        hint = f'write str({written}) == "{text}"'
+        if is_prefix:
+            hint = f'write startswith(str({written}), "{text}")'
         raise self._values.wrong(subject.span, "only 'comm' and str(p) are strings that can be compared", hint)
 
     def _kept_test(self, kept: typed.Kept, text: str, span: Span, *, is_prefix: bool) -> Value:
         if not isinstance(kept.type, String):
             raise self._values.wrong(span, "a call stack is no string, and cannot be compared")
-        if len(text.encode()) > kept.type.limit:
-            message = f"this table keeps at most {kept.type.limit} bytes of a string: this is never equal"
+        if len(text.encode()) > kept.type.shown:
+            message = f"this table keeps at most {kept.type.shown} bytes of a string: this is never equal"
             raise self._values.wrong(span, message, "keep more of it: str(p, n)")
         return typed.KeptTest(kept, text, is_prefix, INT)
 
-    def text(self, expression: tree.Expression, *, limit: int) -> typed.Argument | None:
-        """Return what can only be printed or be a key; None of a value. ``limit`` is that of ``str(p)``."""
+    def text(self, expression: tree.Expression) -> typed.Argument | None:
+        """Return what can only be printed or be a key; None of a value."""
+        limit = self._values.types.string_limit
         match expression:
             case tree.TableAccess():
                 return self._values.kept(expression)
             case tree.StringLiteral(text):
                 if (problem := text_problem(text)) is not None:
                     raise self._values.wrong(expression.span, f"this text cannot be kept or printed: {problem}")
-                return typed.Literal(text, limit, String(limit))
+                return typed.Literal(text, limit + 1, String(limit + 1))
             case tree.Conditional() if is_text_choice(expression):
-                return self._text_choice(expression, limit=limit)
+                return self._text_choice(expression)
             case tree.Name("comm"):
                 return typed.CommName(String(PROCESS_NAME_SIZE))
             case tree.Name("func" | "probe"):
                 return typed.Register("pc", self._values.types.word, at_entry=self._at_return)
             case tree.Call("str", [pointer, *rest]) if len(rest) <= 1:
-                number = self._number(rest[0], _STRING_MAX, "bytes of a string") if rest else limit
-                return typed.Text(self._address(pointer), number, String(number))
+                number = limit
+                if rest:
+                    bytes_ = f"mem({pointer.span.text}, {rest[0].span.text})"
+                    hint = f"bytes of a length that the hit knows are {bytes_}, printed as text by %s"
+                    number = self._length(rest[0], hint)
+                if (count := self._characters(pointer)) is not None and count <= number:
+                    return typed.Text(self._address(pointer), count, String(count))
+                return typed.Text(self._address(pointer), number + 1, String(number + 1, marks=True))
             case tree.Call("mem", [pointer, size]):
                 length = self._values.converted(self._values.value(size), UNSIGNED, size.span)
-                return typed.Bytes(self._address(pointer), length, Array(CHAR, None))
+                if isinstance(length, typed.Constant):
+                    return typed.Bytes(self._address(pointer), length, Array(CHAR, None))
+                return typed.Bytes(self._address(pointer), self._limited(length), Array(CHAR, None, _MEMORY_MAX))
             case tree.Call("ustack" | "kstack" as name, arguments) if len(arguments) <= 1:
                 frames = self._number(arguments[0], USER_FRAMES_MAX, "frames of a call stack") if arguments else None
                 return typed.StackTrace(name == "kstack", frames, Stack(name == "kstack", frames))
@@ -169,14 +228,51 @@ class CallTyper:
                 return self._network_address(arguments, expression.span)
         return None
 
-    def _text_choice(self, expression: tree.Conditional, *, limit: int) -> typed.TextChoice:
+    def _length(self, length: tree.Expression, hint: str) -> int:
+        """Return at most how many bytes a string has, ``str(p, n)``; ``hint`` says what else is written."""
+        try:
+            value = self._values.value(length)
+        except UnknownTypeError:
+            raise TypingError from None
+        if not isinstance(value, typed.Constant):
+            raise self._values.wrong(length.span, "the length of a string is a constant", hint)
+        return self._number(length, _STRING_MAX, "bytes of a string")
+
+    def _limited(self, length: Value) -> Value:
+        """Return a length that only the hit knows, at most one byte more than is shown."""
+        most = typed.Constant(_MEMORY_MAX + 1, UNSIGNED)
+        first, kept = self._values.kept_once(length)
+        is_more = typed.Comparison("<", most, kept, is_signed=False, type=INT)
+        limited = typed.Choice(is_more, most, kept, UNSIGNED)
+        return limited if first is None else typed.Sequence(first, limited, UNSIGNED)
+
+    def _characters(self, expression: tree.Expression) -> int | None:
+        """Return how many characters the array has that an expression is; None of everything else."""
+        if not isinstance(expression, tree.Name | tree.MemberAccess | tree.Index | tree.Unary):
+            return None
+        type_ = self._values.type_of(expression)
+        if not isinstance(type_, Array) or not type_.count or size_of(type_.element) != 1:
+            return None
+        return type_.count
+
+    def array_text(self, address: Value, count: int | None) -> typed.Text:
+        """Return the string in an array of ``count`` characters, of which no more are read; or at an address."""
+        limit = self._values.types.string_limit
+        whole = folded(typed.Convert(address, self._values.types.word))
+        if count is not None and count <= limit:
+            return typed.Text(whole, count, String(count))
+        return typed.Text(whole, limit + 1, String(limit + 1, marks=True))
+
+    def _text_choice(self, expression: tree.Conditional) -> typed.TextChoice:
         if self._is_tool:
             message = "a block of the tool chooses between numbers only, not between strings"
             raise self._values.wrong(expression.span, message, "write if (…) … else …")
-        yes, no = (self.text(each, limit=limit) for each in (expression.yes, expression.no))
+        yes, no = (self.text(each) for each in (expression.yes, expression.no))
         assert isinstance(yes, typed.Literal | typed.TextChoice)
         assert isinstance(no, typed.Literal | typed.TextChoice)
-        return typed.TextChoice(self._values.condition(expression.condition), yes, no, String(limit))
+        return typed.TextChoice(
+            self._values.condition(expression.condition), yes, no, String(self._values.types.string_limit + 1)
+        )
 
     def _network_address(self, arguments: Sequence[tree.Expression], span: Span) -> typed.NetworkAddress:
         """Return ``ntop(address)`` or ``ntop(family, address)``: the address is a number, or where it is in memory."""
@@ -232,3 +328,11 @@ class CallTyper:
         if not 1 <= number <= most:
             raise self._values.wrong(expression.span, f"{number} {what}: there are from 1 to {most}")
         return number
+
+
+def _is_string(expression: tree.Expression) -> bool:
+    """Return whether an expression is a string, whatever it is compared with."""
+    match expression:
+        case tree.Name("comm") | tree.Call("str"):
+            return True
+    return False

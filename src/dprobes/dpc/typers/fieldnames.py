@@ -8,7 +8,10 @@ seen to by who reads the template.
 
 from __future__ import annotations
 
+import re
+
 from dprobes.dpc.syntax import tree
+from dprobes.dpc.syntax.token import scoped_parts
 
 __all__ = ["NAME_MAX", "field_name"]
 
@@ -23,13 +26,14 @@ _OF_THEIR_ARGUMENT = ("str", "mem", "sym")
 
 def field_name(expression: tree.Expression) -> str:
     """Return the name of what an expression stands for, a C identifier."""
-    return _name(expression)[:NAME_MAX] or _UNNAMED
+    name = re.sub(r"[^A-Za-z0-9_]", "_", _name(expression))  # compilers name members ``_vptr.B`` and ``$t0``
+    return (f"_{name}" if name[:1].isdigit() else name)[:NAME_MAX] or _UNNAMED
 
 
 def _name(expression: tree.Expression) -> str:
     match expression:
         case tree.Name(name):
-            return name.removeprefix("::")
+            return scoped_parts(name)[-1]
         case tree.MemberAccess(_, name) | tree.TableAccess(name):
             return name
         case tree.Index(operand) | tree.Cast(_, operand) | tree.Increment(_, operand):

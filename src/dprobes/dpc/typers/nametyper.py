@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypeVar
 
+from dprobes.arch.arguments import ARGUMENTS_MAX
 from dprobes.diagnostics import did_you_mean
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
 from dprobes.dpc.typedtree.scattered import NotKnownError, Scattered
 from dprobes.dpc.typedtree.scope import ModuleSymbol, ModuleVariable, Named, ProgramVariable, SlotName, TracedField
-from dprobes.dpc.typers.provided import PROVIDED, RESERVED_CALLS, ProvidedName, usdt_argument
-from dprobes.dpc.types.ctype import INT, UNSIGNED, Record, is_scalar, size_of
+from dprobes.dpc.typers.provided import CALL_FORMS, PROVIDED, RESERVED_CALLS, ProvidedName, numbered_argument
+from dprobes.dpc.types.ctype import INT, UNSIGNED, Array, Floating, Record
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from dprobes.dpc.typedtree.scope import FunctionSignature, Meaning, Surroundings
     from dprobes.dpc.typedtree.typed import Value
+    from dprobes.dpc.typers.operatortyper import TypingError
     from dprobes.dpc.typers.typerinterface import PlaceTyper
     from dprobes.dpc.types.ctype import CType
     from dprobes.source import Span
@@ -29,6 +32,9 @@ Answer = TypeVar("Answer")
 
 _ARGUMENTS = 6
 """How many arguments are in registers by their numbers."""
+
+_WIDE = 8
+"""Bytes of a word where arguments are in registers."""
 
 _RETURNED = "ret"
 """The field of a system call's end that has what it returns."""
@@ -41,6 +47,8 @@ class NameTyper:
         self._values = values
         self._functions = functions
         self._where = where
+        self._undeclared: set[str] = set()
+        """Names that something was assigned to, and that nothing declares."""
 
     def value(self, name: tree.Name) -> Value:
         """Return the value of what has a name."""
@@ -58,7 +66,7 @@ class NameTyper:
             case ModuleSymbol(symbol, type_):
                 return self._values.decayed(typed.Memory(self.symbol(symbol), type_), name.span)
             case TracedField(field):
-                return typed.System(f"tp, {field}", self._values.types.long)
+                return self.field(field)
             case int(number):
                 return typed.Constant(number, INT if INT.holds(number) else UNSIGNED)
             case ProvidedName():
@@ -70,31 +78,52 @@ class NameTyper:
         if isinstance(value, typed.Memory):
             return self._values.decayed(value, span)
         if isinstance(value, Scattered):
+            if isinstance(value.type, Floating):
+                raise self._values.wrong(span, *no_arithmetic(value))
             what = f"a whole '{value.type}' is no value" if isinstance(value.type, Record) else "this is in registers"
             raise self._values.wrong(span, f"{what}: use its members")
         return value
 
     def memory(self, name: tree.Name) -> typed.Memory | None:
         """Return the place in memory that has a name; None if that has none."""
-        match meaning := self.meaning(name):
-            case ModuleSymbol(symbol, type_):
-                return typed.Memory(self.symbol(symbol), type_)
-            case Named():
-                value = self._parameter(meaning, name.span).value
-            case ModuleVariable(value):
-                pass
-            case _:
-                return None
-        return value if isinstance(value, typed.Memory) else None
+        meaning = self.meaning(name)
+        if isinstance(meaning, ModuleSymbol):
+            return typed.Memory(self.symbol(meaning.name), meaning.type)
+        found = self._variable(meaning, name.span)
+        return found.value if found is not None and isinstance(found.value, typed.Memory) else None
+
+    def field(self, name: str) -> Value:
+        """Return the value of a field of a tracepoint or system call; of an array the address of its first element."""
+        pushed, given = typed.System(f"tp, {name}", self._values.types.long), self.type_of_field(name)
+        if isinstance(given, Array):
+            given = self._values.types.pointer_to(given.element)
+        return pushed if given is None else folded(typed.Convert(pushed, given))
+
+    def type_of_field(self, name: str) -> CType | None:
+        """Return the type of a field, whose arrays are arrays; None where it is not known."""
+        return None if self._where.given is None else self._where.given.type_of(name)
 
     def type_of(self, name: tree.Name) -> CType | None:
         """Return the type of what is in memory or of a structure in registers; None of other names."""
         meaning = self.meaning(name)
-        found = self._parameter(meaning, name.span) if isinstance(meaning, Named) else meaning
-        if isinstance(found, ModuleVariable) and isinstance(found.value, Scattered):
+        if isinstance(meaning, TracedField):
+            return self.type_of_field(meaning.name)
+        found = self._variable(meaning, name.span)
+        if found is not None and isinstance(found.value, Scattered):
             return found.type
         memory = self.memory(name)
         return None if memory is None else memory.type
+
+    def _variable(self, meaning: Meaning | ProvidedName | int, span: Span) -> ModuleVariable | None:
+        """Return the variable, parameter or result of the module that a name means; None if it means something else."""
+        match meaning:
+            case Named():
+                return self._parameter(meaning, span)
+            case ModuleVariable():
+                return meaning
+            case ProvidedName("retval") if self._where.at_return and not self._where.is_traced:
+                return self._returned(span)
+        return None
 
     def memory_of_module(self, name: tree.Name) -> typed.Memory | None:
         """Return the place in memory of a variable that debug information describes; None if there is none."""
@@ -105,9 +134,8 @@ class NameTyper:
         """Return a member of a structure that is in registers or known otherwise; None if it is in memory."""
         match access.base:
             case tree.Name() as base:
-                meaning = self.meaning(base)
-                found = self._parameter(meaning, base.span) if isinstance(meaning, Named) else meaning
-                whole = found.value if isinstance(found, ModuleVariable) else None
+                found = self._variable(self.meaning(base), base.span)
+                whole = None if found is None else found.value
             case tree.MemberAccess() as base:
                 part = self.part(base)
                 whole = None if part is None else part.value
@@ -134,16 +162,30 @@ class NameTyper:
             raise self._values.wrong(span, error.message, error.hint) from None
 
     def _parameter(self, meaning: Named, span: Span) -> ModuleVariable:
-        """Return a parameter: where debug information has it, or else the argument of its number."""
-        names, number = self._where.names, meaning.argument
-        is_known = meaning.is_declared and number < _ARGUMENTS  # by the ABI, if the program is right
-        if names is not None and not (is_known and names.is_entry):
-            found = self._asked(span, span.text, lambda: names.parameter(number, meaning.type))
+        """Return a parameter: where debug information has it, or else where the ABI has it."""
+        names = self._where.names
+        if names is not None and not self._where.is_usdt:
+            try:
+                found = names.parameter(meaning.ordinal, meaning.type)
+            except NotKnownError as error:
+                raise self._values.wrong(span, f"'{span.text}' is not known here: {error.reason}", error.hint) from None
+            except TargetError as error:  # the debug information is damaged
+                if not meaning.is_declared:
+                    raise self._values.wrong(span, error.message, error.hint) from None
+                found = None
             if found is not None:
                 return found
-        if number >= _ARGUMENTS and not self._where.is_usdt:
-            raise self._values.wrong(span, f"only the first {_ARGUMENTS} parameters are known: they are in registers")
-        return ModuleVariable(self._argument(number, meaning.type), meaning.type)
+        if meaning.argument is None:
+            raise self._values.wrong(span, _reason(meaning.type))
+        if meaning.argument >= self._arguments and not self._where.is_usdt:
+            message = f"only the first {self._arguments} parameters are known: they are in registers"
+            raise self._values.wrong(span, message)
+        return ModuleVariable(self._argument(meaning.argument, meaning.type), meaning.type)
+
+    @property
+    def _arguments(self) -> int:
+        """How many arguments are in registers by their numbers."""
+        return _ARGUMENTS if self._where.names is None else self._where.names.arguments
 
     def symbol(self, name: str) -> typed.Symbol:
         """Return the address of a symbol of the module."""
@@ -157,6 +199,21 @@ class NameTyper:
 
     def meaning(self, name: tree.Name) -> Meaning | ProvidedName | int:
         """Return what has a name; an enumerator is a number."""
+        if (found := self._known(name)) is not None:
+            return found
+        if name.name in RESERVED_CALLS or name.name in self._functions:
+            hint = f"write {CALL_FORMS[name.name]}" if name.name in CALL_FORMS else None
+            raise self._values.wrong(name.span, f"'{name.name}' is a function: call it", hint)
+        raise self._unknown(name)
+
+    def check_assigned(self, name: tree.Name) -> None:
+        """Report a name that something is assigned to, if nothing is named so."""
+        if not name.module and self._known(name) is None and name.name not in RESERVED_CALLS:
+            self._undeclared.add(name.name)
+            raise self._unknown(name)
+
+    def _known(self, name: tree.Name) -> Meaning | ProvidedName | int | None:
+        """Return what has a name, None if nothing has it."""
         if (found := self._values.scope.find(name.name)) is not None:
             return found
         if (enumerator := self._values.types.enumerators.get(name.name)) is not None:
@@ -165,24 +222,51 @@ class NameTyper:
             self._where.is_traced and provided.is_of_function
         ):
             return provided
-        if self._where.is_usdt and (argument := usdt_argument(name.name)) is not None:
-            return argument
+        if name.name.startswith("arg") and self._where.has_hit:
+            most = ARGUMENTS_MAX if self._where.is_usdt else self._arguments
+            if (argument := numbered_argument(name.name, most)) is not None:
+                return argument
         if self._where.is_traced and name.name.isupper() and (constant := self._of_module(name)) is not None:
             return constant  # an enumerator of the kernel: fields have small letters
         if self._where.is_traced and name.name not in RESERVED_CALLS and not name.name.startswith("::"):
             return TracedField(_RETURNED if name.name == "retval" and self._where.at_return else name.name)
-        if (variable := self._of_module(name)) is not None:
-            return variable
-        if name.name in RESERVED_CALLS or name.name in self._functions:
-            hint = f"write {name.name}()" if name.name in ("ustack", "kstack") else None
-            raise self._values.wrong(name.span, f"'{name.name}' is a function: call it", hint)
+        return self._of_module(name)
+
+    def _unknown(self, name: tree.Name) -> TypingError:
+        """Report a name that nothing has."""
         plain = name.name.removeprefix("::")
         known = [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED]
-        from dprobes.dpc.bpftracewords import name_hint
+        from dprobes.dpc.tracerwords import name_hint
 
-        hint = name_hint(plain) or did_you_mean(plain, known)
-        hint = hint or f"for a variable of the module, declare it: extern int {plain};"
-        raise self._values.wrong(name.span, f"nothing is named '{plain}'", hint)
+        hint = self._argument_hint(plain) or name_hint(plain, self._values.types.word_size)
+        if hint is None and plain in self._undeclared:
+            near = did_you_mean(plain, self._values.scope.names())
+            hint = near or f"a variable is declared with its type: long {plain} = …;"
+        hint = hint or did_you_mean(plain, known) or self._declaration_hint(plain)
+        return self._values.wrong(name.span, f"nothing is named '{plain}'", hint)
+
+    def _argument_hint(self, name: str) -> str | None:
+        """Return where an argument is by whose number there is none."""
+        match = re.fullmatch(r"arg([0-9]{1,2})", name)
+        if match is None or not self._where.has_hit or self._where.is_traced:
+            return None
+        if self._where.is_usdt or self._where.at_return or self._values.types.word_size != _WIDE:
+            return f"there are arg0 to arg{(ARGUMENTS_MAX if self._where.is_usdt else self._arguments) - 1}"
+        offset = _WIDE * (int(match[1]) - _ARGUMENTS + 1)
+        return f"arg0 to arg{_ARGUMENTS - 1} are in registers; this one is in memory: *(long *)(sp + {offset})"
+
+    def _declaration_hint(self, name: str) -> str:
+        """Return why a name of the module may not be known, and how to declare it."""
+        declared = f"declare it: extern int {name};"
+        names, module = self._where.names, self._where.module
+        if names is None or not self._where.has_hit or self._where.is_traced:
+            return f"for a variable of the module, {declared}"
+        if names.types is None:
+            advice = "parameters are named at the place, FUNCTION(a, b), or are arg0, arg1; for a variable"
+            reason = names.cause(name) or f"'{module}' has no debug information"
+            return f"{reason}: {advice}, {declared}"
+        cause = names.cause(name)
+        return cause or f"the debug information of '{module}' has no such name; for a variable without it, {declared}"
 
     def _of_module(self, name: tree.Name) -> ModuleVariable | ModuleSymbol | None:
         plain = name.name.removeprefix("::")
@@ -214,22 +298,41 @@ class NameTyper:
                 span, f"'{name.name}' is known at a return only", "write 'return' before the place"
             )
         if name.name.startswith("arg"):
-            return self._argument(int(name.name[3:]), self._values.types.word)
+            number = int(name.name[3:])
+            given = self._where.given if self._where.is_usdt else None
+            noted = None if given is None else given.type_of(str(number))
+            return self._argument(number, noted or self._values.types.word)
         type_ = name.type or self._values.types.word
         if name.name == "retval":
             return self._result(span)
         if name.register:
             return typed.Register(name.register, type_)
         if name.name == "curtask":
-            type_ = self._values.types.kernel_task(span) or type_
+            type_ = self._values.types.kernel_task(self._where.kernel, span) or type_
         if not name.pushed:
             raise self._values.wrong(span, f"'{name.name}' is a string: print it, compare it, or use it as a key")
         return typed.System(name.pushed, type_, name.is_at_return and self._where.is_entry_known)
 
+    def _returned(self, span: Span) -> ModuleVariable | None:
+        """Return what the function returns, by its type; None where that is not known."""
+        names = self._where.names
+        return None if names is None else self._asked(span, "retval", names.returned)
+
     def _result(self, span: Span) -> Value:
-        """Return what the function returns, of its type where that is known, and a word holds it."""
-        names, word = self._where.names, self._values.types.word
-        type_ = None if names is None else self._asked(span, "retval", lambda: names.result)
-        if type_ is None or not is_scalar(type_) or (size_of(type_) or 0) > word.size:
-            type_ = word
-        return folded(typed.Convert(typed.Register("retval", word), type_))
+        """Return what the function returns, a word where its type is not known."""
+        if (found := self._returned(span)) is not None:
+            return self.whole(found, span)
+        return typed.Register("retval", self._values.types.word)
+
+
+def no_arithmetic(scattered: Scattered) -> tuple[str, str | None]:
+    """Return what is wrong with a floating-point number that is in a register, and what to do."""
+    registers = [part.value.name for part in scattered.parts if isinstance(part.value, typed.Register)]
+    hint = f'its bits are reg("{registers[0]}")' if len(registers) == 1 else None
+    return _reason(scattered.type), hint
+
+
+def _reason(type_: CType) -> str:
+    if isinstance(type_, Floating):
+        return type_.why_no_number
+    return f"there is no floating-point arithmetic: this is '{type_}'"

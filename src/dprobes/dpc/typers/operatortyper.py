@@ -77,6 +77,11 @@ class OperatorTyper:
         type_ = next(each for each in candidates if each.rank >= lowest and each.holds(number.value))
         return typed.Constant(number.value, type_)
 
+    def warn(self, span: Span, message: str, hint: str | None = None) -> None:
+        """Report a warning once, however often the expression is typed."""
+        if not any(each.span == span and each.message == message for each in self._diagnostics):
+            self._diagnostics.warning(span, message, hint=hint)
+
     def unary(self, operator: str, value: Value, span: Span) -> Value:
         """Return ``-x``, ``+x`` or ``~x``."""
         if not isinstance(value.type, Integer | Enumeration):
@@ -102,6 +107,8 @@ class OperatorTyper:
             return folded(typed.Arithmetic(operator, folded(typed.Convert(left, type_)), count, type_))
         type_ = common_type(left.type, right.type)
         a, b = folded(typed.Convert(left, type_)), folded(typed.Convert(right, type_))
+        if operator in ("/", "%") and isinstance(b, typed.Constant) and not b.value:
+            self.warn(span, "this divides by zero, which is an exception each time")
         return folded(typed.Arithmetic(operator, a, b, type_))
 
     def _pointer_arithmetic(self, operator: str, left: Value, right: Value, span: Span) -> Value:

@@ -24,24 +24,24 @@ from dprobes.dpc.types.ctype import (
     Stack,
     String,
     Void,
+    integer_of,
+    promoted,
     size_of,
 )
-from dprobes.dpc.types.printformat import Form, conversions, lines_of, named, placeholder
+from dprobes.dpc.types.printformat import WIDTH_MAX, Form, conversions, lines_of, named, placeholder, widest
 from dprobes.dpc.types.structureformat import FirstElements, expanded, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.dpc.typedtree.typed import Value
     from dprobes.dpc.typers.valuetyper import ValueTyper
     from dprobes.dpc.types.ctype import CType
     from dprobes.dpc.types.printformat import Conversion
 
-__all__ = ["STRING_LIMIT", "PrintTyper"]
+__all__ = ["PrintTyper"]
 
-STRING_LIMIT = 128
-"""Bytes of a string that ``str(p)`` takes where a program does not say."""
-
-_ELEMENTS = "diuxXocvh"
+_ELEMENTS = "diuxXocCvh"
 """Conversions that print the elements of an array, rather than its address."""
 
 _UNSIGNED = "uxXo"
@@ -58,17 +58,30 @@ class PrintTyper:
     def log(self, call: tree.Call, number: int) -> typedstatement.Log:
         """Return a ``printf`` of a number; raise ``TypingError`` if it is wrong."""
         if not call.arguments or not isinstance(format_ := call.arguments[0], tree.StringLiteral):
-            raise self._values.wrong(call.span, "'printf' takes a format in quotes, then what it prints")
+            message = "'printf' takes a format in quotes, then what it prints"
+            hint = 'write printf("%d", x)'
+            if call.arguments and isinstance(call.arguments[0], tree.TableAccess):
+                hint = "tables are printed by print(@name), in 'end { … }'"
+            elif call.arguments:
+                shown = " ".join("%v" for _ in call.arguments)
+                hint = f'write printf("{shown}", {", ".join(each.span.text for each in call.arguments)})'
+            raise self._values.wrong(call.span, message, hint)
         found, wrong = conversions(format_.value)
         if wrong is not None:
             raise self._values.wrong(
                 format_.span, f"'{format_.value[wrong : wrong + 4]}' is no conversion", "write %% for a percent sign"
             )
+        if (layout := next((each for each in found if widest(each) > WIDTH_MAX), None)) is not None:
+            message = f"a width or precision is at most {WIDTH_MAX}: '%{layout.layout[:40]}'"
+            raise self._values.wrong(format_.span, message)
         arguments: tuple[tree.Expression | FirstElements, ...] = call.arguments[1:]
         if len(found) != len(arguments):
-            raise self._values.wrong(
-                call.span, f"the format has {len(found)} conversions, and there are {len(arguments)} values"
-            )
+            has = "1 conversion" if len(found) == 1 else f"{len(found)} conversions"
+            there = "is 1 value" if len(arguments) == 1 else f"are {len(arguments)} values"
+            hint = "write a value for each conversion; a percent sign is %%"
+            if len(found) < len(arguments):
+                hint = "write a conversion for each value, such as %d, or %s for a string"
+            raise self._values.wrong(call.span, f"the format has {has}, and there {there}", hint)
         text = format_.value
         if any(each.letter == "S" for each in found):
             text, arguments = self._with_members(text, found, call.arguments[1:])
@@ -97,7 +110,9 @@ class PrintTyper:
             elements = self._elements(expression)
             return _list_of(written, elements.type, field_name(expression.array)), elements
         conversion = _as_people_take_it(written, expression)
-        item = self._printed(expression, conversion.letter)
+        if conversion.letter == "e" and not self._values.may_return_errors:
+            conversion = replace(conversion, layout=f"#{conversion.layout}")  # a library's -1 says: see errno
+        item = self._printed(expression, conversion)
         is_string = conversion.letter in "sv"
         is_logged = False
         if isinstance(item, typed.CommName):
@@ -112,7 +127,7 @@ class PrintTyper:
             raise self._values.wrong(
                 expression.span,
                 f"'%{conversion.letter}' does not print '{item.type}'",
-                self._string_there(expression, item.type) or _fitting(item.type),
+                self._string_there(expression, item.type, conversion.letter) or _fitting(item.type),
             )
         if not isinstance(item, typed.CommName) and (self._is_tool or not isinstance(item, typed.Literal)):
             holder = named(holder, field_name(expression), is_list=_is_list(item))
@@ -159,11 +174,13 @@ class PrintTyper:
             return size_of(type_.target) in (None, 1)
         return type_ == self._values.types.word
 
-    def _string_there(self, expression: tree.Expression, type_: CType) -> str | None:
+    def _string_there(self, expression: tree.Expression, type_: CType, letter: str) -> str | None:
         """Return how the string is written that a field of a tracepoint, or another number, may be the address of."""
         if not isinstance(expression, tree.Name | tree.MemberAccess):
             return None
         if not isinstance(type_, Integer) or type_.size != self._values.types.word_size:
+            return None
+        if letter != "s":
             return None
         return f"if it is the address of a string, print str({expression.span.text}); %d, %u, %x and %p print a number"
 
@@ -178,8 +195,9 @@ class PrintTyper:
         value = folded(typed.Convert(self._values.value(expression), self._values.types.word))
         return typed.Bytes(value, typed.Constant(size, UNSIGNED), type_)
 
-    def _printed(self, expression: tree.Expression, letter: str) -> typed.Argument:
-        text = self._values.calls.text(expression, limit=STRING_LIMIT)
+    def _printed(self, expression: tree.Expression, conversion: Conversion) -> typed.Argument:
+        letter = conversion.letter
+        text = self._values.calls.text(expression)
         if text is not None:
             return text
         if letter in _ELEMENTS and (array := self._array(expression)) is not None:
@@ -188,10 +206,15 @@ class PrintTyper:
         if letter == "s" and isinstance(expression, tree.MemberAccess | tree.Name | tree.Index):
             type_ = self._values.type_of(expression)
             if isinstance(type_, Array) and type_.count and is_text(type_):
-                limit = min(type_.count, STRING_LIMIT)
-                return typed.Text(folded(typed.Convert(value, self._values.types.word)), limit, String(limit))
+                return self._values.calls.array_text(value, type_.count)
         if letter == "s" and self._is_string(value.type) and not _is_place(expression):
-            return typed.Text(folded(typed.Convert(value, self._values.types.word)), STRING_LIMIT, String(STRING_LIMIT))
+            if not isinstance(value.type, Pointer):
+                self._values.operators.warn(
+                    expression.span,
+                    f"'{expression.span.text}' is a number: %s takes it for the address of a string",
+                    f"write str({expression.span.text}) if it is one; %d, %u and %x print a number",
+                )
+            return self._values.calls.array_text(value, None)
         if isinstance(value.type, Void | Record):
             raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
         if letter == "e" and isinstance(value.type, Integer) and value.type.size == INT.size:
@@ -199,14 +222,26 @@ class PrintTyper:
             return folded(typed.Convert(typed.Convert(value, INT), self._values.types.long))
         if letter == "T" and isinstance(value.type, Integer) and value.type.size == INT.size:
             return folded(typed.Convert(value, self._values.types.long))  # as templates have no time of 4 bytes, either
-        if (
-            letter in _UNSIGNED
-            and isinstance(value.type, Integer)
-            and value.type.is_signed
-            and value.type.size < INT.size
-        ):
-            return typed.Convert(value, INT)  # which has bits of the sign that show
+        return _as_c_takes_it(value, conversion)
+
+
+def _as_c_takes_it(value: Value, conversion: Conversion) -> Value:
+    """Return a number as the type that a conversion prints: cut, or of at most the size of ``int`` as one with sign."""
+    if not isinstance(value.type, Integer | Enumeration):
         return value
+    letter = conversion.letter
+    base = value.type.base if isinstance(value.type, Enumeration) else value.type
+    if (size := conversion.bytes_shown) is not None and base.size >= size:
+        is_signed = letter in "di"
+        is_same = base.size == size and (letter == "c" or base.is_signed is is_signed)
+        return value if is_same else folded(typed.Convert(value, integer_of(size, is_signed=is_signed)))
+    if (integer := promoted(value.type)).size != INT.size:
+        return value
+    if letter in _UNSIGNED and base.is_signed and (base.size < INT.size or form_of(value) is Form.WORD):
+        return folded(typed.Convert(value, UNSIGNED))
+    if letter in "di" and not integer.is_signed and form_of(value) is Form.WORD:
+        return folded(typed.Convert(value, INT))
+    return value
 
 
 def _as_people_take_it(conversion: Conversion, expression: tree.Expression) -> Conversion:

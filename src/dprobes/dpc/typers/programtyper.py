@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from dprobes.arch.arguments import ARGUMENTS_MAX
 from dprobes.diagnostics import Diagnostics, Note
 from dprobes.dpc.syntax import programtree, tree
 from dprobes.dpc.typedtree import typed
+from dprobes.dpc.typedtree.folder import integer_of
 from dprobes.dpc.typedtree.logpaths import find_log_paths
 from dprobes.dpc.typedtree.scope import (
     FunctionSignature,
@@ -23,17 +25,19 @@ from dprobes.dpc.typedtree.scope import (
 from dprobes.dpc.typedtree.typedprogram import TypedBlock, TypedFunction, TypedProbe
 from dprobes.dpc.typedtree.valueproperties import needs_entry
 from dprobes.dpc.typers.operatortyper import TypingError
+from dprobes.dpc.typers.provided import KINDS
 from dprobes.dpc.typers.statementtyper import StatementTyper
-from dprobes.dpc.typers.tabletyper import KINDS, Tables
+from dprobes.dpc.typers.tabletyper import Tables
 from dprobes.dpc.typers.tablewrites import text_sizes, values_written
-from dprobes.dpc.typers.typetable import TypeTable, UnknownTypeError
+from dprobes.dpc.typers.typetable import STRING_LIMIT, TypeTable, UnknownTypeError
 from dprobes.dpc.typers.valuetyper import ValueTyper
-from dprobes.dpc.types.ctype import Array, is_scalar, size_of
+from dprobes.dpc.types.argumentplaces import argument_places
+from dprobes.dpc.types.ctype import VOID, Array, Floating, is_scalar, size_of
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from dprobes.dpc.modules.probedmodules import ProbedModules
-    from dprobes.dpc.typedtree.scope import PlaceNames, TypeListener
+    from dprobes.dpc.typedtree.scope import GivenTypes, PlaceNames, TypeListener
     from dprobes.dpc.types.ctype import CType
 
 __all__ = ["VARIABLE_COUNTS", "ProgramTyper"]
@@ -76,14 +80,22 @@ class ProgramTyper:
         self._allow_write = allow_write
         self._scope = Scope()
         self.functions: dict[str, FunctionSignature] = {}
+        said = next((each.value for each in program.attributes if each.name == "max_strlen"), None)
+        string_limit = said if isinstance(said, int) else STRING_LIMIT
         self.tables = Tables(
             diagnostics,
             cache(lambda: values_written(program, frozenset(KINDS))),
-            cache(lambda: text_sizes(program)),
+            cache(lambda: text_sizes(program, string_limit + 1)),
+            string_limit,
         )
         self.counts = dict.fromkeys(typed.VariableKind, 0)
+        self.shares_words = False
+        """Whether all threads have a variable in common that has the size of a word."""
         self._modules = modules
         self.types = TypeTable(word_size, diagnostics, self._constant, modules.first)
+        self.types.string_limit = string_limit
+        for module in modules.all:
+            self.types.tell_module(module)
 
     def _constant(self, expression: tree.Expression) -> int | None:
         return ValueTyper(
@@ -91,7 +103,8 @@ class ProgramTyper:
         ).constant(expression)
 
     def _values(self, scope: Scope, where: Surroundings) -> ValueTyper:
-        return ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
+        types = self.types.seen_from(where.names)
+        return ValueTyper(types, self.functions, scope, self._diagnostics, self.tables, where, self._tell)
 
     def declare(self, declared: tree.Declaration | programtree.Function) -> None:
         """Give the names of a declaration or function their meanings: of declarations first."""
@@ -134,6 +147,8 @@ class ProgramTyper:
             words = "static" if kind is typed.VariableKind.LOCAL else storage.value
             message = f"a program has room for {_VARIABLES_MAX} numbers in its '{words}' variables"
             self._diagnostics.error(declarator.span, f"{message}, and with '{declarator.name}' there are more")
+        if kind is not typed.VariableKind.THREAD and ((integer := integer_of(element)) is None or integer.is_long):
+            self.shares_words = True
         return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
 
     def _width(self, type_: CType) -> int:
@@ -172,6 +187,7 @@ class ProgramTyper:
             allow_write=self._allow_write,
             names=self._modules.names_of_all(),
             module=self._modules.name_at(None),
+            kernel=self._modules.kernel_at(None),
         )
         values = self._values(scope, where)
         statements = StatementTyper(values, self._diagnostics, result=signature.type)
@@ -187,11 +203,12 @@ class ProgramTyper:
         for point in probe.points:
             self._check_watched(point)
         for point in probe.points:
-            names = self._modules.names_at(point)
-            typed_probe = self._probe_once(probe, point, names, is_first=not found)
+            names, given = self._modules.names_at(point), self._modules.given_at(point)
+            typed_probe = self._probe_once(probe, point, names, given, is_first=not found)
             if typed_probe is None:
                 return []
-            if (names is not None and not names.was_asked) or self._diagnostics.has_errors:
+            is_asked = names is None or names.was_asked or (given is not None and given.was_asked)
+            if not is_asked or self._diagnostics.has_errors:
                 # No point differs from others.
                 return [replace(typed_probe, at=probe.points)]
             same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
@@ -201,32 +218,54 @@ class ProgramTyper:
                 found[same] = replace(found[same], at=(*found[same].at, point))
         return found
 
+    def types_at(self, point: programtree.Point) -> TypeTable:
+        """Return the types as a point sees them."""
+        return self.types.seen_from(self._modules.names_at(point))
+
     def _check_watched(self, point: programtree.Point) -> None:
         """Report a point that watches what has no size."""
         if point.type is None:
             return
         with suppress(UnknownTypeError):  # which is reported
-            type_ = self.types.of(point.type)
+            type_ = self.types_at(point).of(point.type)
             if not size_of(type_):
                 self._diagnostics.error(point.span, f"'{type_}' has no size that is known: it cannot be watched")
 
     def _probe_once(
-        self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None, *, is_first: bool
+        self,
+        probe: programtree.Probe,
+        point: programtree.Point,
+        names: PlaceNames | None,
+        given: GivenTypes | None,
+        *,
+        is_first: bool,
     ) -> TypedProbe | None:
         """Return a probe with its types at a point; what is wrong at several points is reported once."""
         if is_first:
-            return self._probe(probe, point, names)
+            return self._probe_or_error(probe, point, names, given)
         known, self._diagnostics = self._diagnostics, Diagnostics()
         try:
-            return self._probe(probe, point, names)
+            return self._probe_or_error(probe, point, names, given)
         finally:
             reported = set(known.since(0))
             known.extend(item for item in self._diagnostics.since(0) if item not in reported)
             self._diagnostics = known
 
-    def _probe(self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None) -> TypedProbe | None:
+    def _probe_or_error(
+        self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None, given: GivenTypes | None
+    ) -> TypedProbe | None:
+        """Return a probe with its types at a point; of what describes a module badly an error at the point."""
+        try:
+            return self._probe(probe, point, names, given)
+        except TargetError as error:
+            self._diagnostics.error(point.span, error.message, hint=error.hint)
+            return None
+
+    def _probe(
+        self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None, given: GivenTypes | None
+    ) -> TypedProbe | None:
         scope = Scope(self._scope)
-        self._declare_parameters(probe, scope, names)
+        self._declare_parameters(probe, scope, names, given)
         watched = next((point.place for point in probe.points if point.kind is programtree.PointKind.WATCH), None)
         where = Surroundings(
             at_return=any(point.at_return for point in probe.points),
@@ -236,12 +275,19 @@ class ProgramTyper:
             is_traced=all(point.kind in _TRACED for point in probe.points),
             allow_write=self._allow_write,
             names=names,
+            given=given,
             module=self._modules.name_at(point),
+            kernel=self._modules.kernel_at(point),
         )
         values = self._values(scope, where)
         condition, is_wrong = None, False
         if probe.condition is not None:
             try:
+                if isinstance(probe.condition, tree.Assignment) and not probe.condition.operator:
+                    hint = "equality is '=='"
+                    if isinstance(probe.condition.value, tree.Unary) and probe.condition.value.operator == "~":
+                        hint = 'strings have no patterns: write startswith(comm, "l")'
+                    raise values.wrong(probe.condition.span, "a condition assigns nothing: found '='", hint)
                 condition = values.condition(probe.condition)
             except (TypingError, UnknownTypeError):
                 is_wrong = True  # what is wrong in the block is said as well
@@ -264,57 +310,76 @@ class ProgramTyper:
         statements = StatementTyper(values, self._diagnostics, is_tool=True)
         return TypedBlock(block, statements.block(block.body), values.slots)
 
-    def _declare_parameters(self, probe: programtree.Probe, scope: Scope, names: PlaceNames | None) -> None:
+    def _declare_parameters(
+        self, probe: programtree.Probe, scope: Scope, names: PlaceNames | None, given: GivenTypes | None
+    ) -> None:
         parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())
-        known_max, number = _PARAMETERS_MAX, 0
+        known_max = _PARAMETERS_MAX if names is None else names.arguments
         if is_usdt := all(point.kind is programtree.PointKind.USDT for point in probe.points):
-            from dprobes.arch.arguments import ARGUMENTS_MAX
-
             known_max = ARGUMENTS_MAX
-        for parameter in parameters or ():
-            first, number = number, number + 1
+        number = 0
+        for ordinal, parameter in enumerate(parameters or ()):
             try:
-                type_ = self._type_of_parameter(first, parameter, names, known_max)
+                noted = None if given is None or not is_usdt else given.type_of(str(ordinal))
+                type_ = self._type_of_parameter(ordinal, parameter, names, noted, is_numbered=number < known_max)
             except UnknownTypeError:
+                number += 1
                 continue
             if type_ is None:
                 why = "a USDT probe has no more" if is_usdt else "they are in registers"
                 self._diagnostics.error(parameter.span, f"only the first {known_max} parameters are known: {why}")
                 return
-            is_declared = parameter.type is not None
-            if is_declared and not is_scalar(type_):
+            if parameter.type is not None and not is_scalar(type_) and not isinstance(type_, Floating):
                 self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{type_}'")
+                number += 1
                 continue
-            width = 1 if is_usdt else self._width(type_)  # of programs of 32 bits: all are words on the stack
-            number = first + width
-            if width > 1 and number > _PARAMETERS_MAX:
+            words = 1 if is_usdt else self._words(type_)
+            is_numbered = bool(words) and not (isinstance(type_, Floating) and not is_usdt)
+            argument, number = number if is_numbered else None, number + words
+            if words > 1 and is_scalar(type_) and number > _PARAMETERS_MAX:
                 self._diagnostics.error(parameter.span, "only the first 6 words of the parameters are known")
                 return
             if self._tell is not None:
                 self._tell(parameter.span, type_)
-            meaning = Named(first, type_, parameter.span, is_declared)
+            meaning = Named(ordinal, argument, type_, parameter.span, parameter.type is not None)
             if parameter.name and scope.add(parameter.name, meaning) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
 
+    def _words(self, type_: CType) -> int:
+        """Return how many of the numbered arguments a parameter takes: in programs of 32 bits all are on the stack."""
+        word = self.types.word_size
+        if word == 8:
+            (place,) = argument_places([type_], VOID, word)
+            return sum(name.startswith("arg") for name in place.registers)
+        return -(-(size_of(type_) or word) // word)
+
     def _type_of_parameter(
-        self, number: int, parameter: programtree.Parameter, names: PlaceNames | None, known_max: int
+        self,
+        ordinal: int,
+        parameter: programtree.Parameter,
+        names: PlaceNames | None,
+        noted: CType | None,
+        *,
+        is_numbered: bool,
     ) -> CType | None:
         """
-        Return the type that is written, or else that of the debug information, or else a word.
+        Return the type that is written, or else that of the probe's note or the debug information, or else a word.
 
-        It is None of a parameter behind the first ``known_max``, of which debug information says nothing.
+        It is None of a parameter that has no number, of which debug information says nothing.
         """
-        if parameter.type is None and names is not None:
+        if parameter.type is None and noted is not None:
+            return noted
+        known: CType | None = None
+        if names is not None and (parameter.type is None or not is_numbered):
             try:
-                known = names.parameter_type(number)
+                known = names.parameter_type(ordinal)
             except TargetError as error:
                 self._diagnostics.error(parameter.span, error.message, hint=error.hint)
                 raise UnknownTypeError from None
-            if known is not None:
-                return known
-        if number >= known_max and (names is None or names.parameter_type(number) is None):
-            return None
-        return self.types.word if parameter.type is None else self.types.of(parameter.type)
+        if parameter.type is None and known is not None:
+            return known
+        type_ = self.types.word if parameter.type is None else self.types.seen_from(names).of(parameter.type)
+        return None if not is_numbered and known is None and not isinstance(type_, Floating) else type_
 
 
 def _is_same(one: TypedProbe, other: TypedProbe) -> bool:

@@ -10,7 +10,16 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import CType
 
-__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "TOOL_ACTIONS", "ProvidedName", "usdt_argument"]
+__all__ = [
+    "ACTIONS",
+    "CALL_FORMS",
+    "KINDS",
+    "PROVIDED",
+    "RESERVED_CALLS",
+    "TOOL_ACTIONS",
+    "ProvidedName",
+    "numbered_argument",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,9 @@ TOOL_ACTIONS = ("print", "clear", "cat", "exit")
 ACTIONS = ("printf", "debugger", "crash", "core", "remove", "delete", "skip", *TOOL_ACTIONS)
 """What is a statement only."""
 
+KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
+"""The functions that a table keeps values of, and the number of their arguments."""
+
 RESERVED_CALLS = {
     "str": "makes a string: print it, compare it, or use it as a key",
     "mem": "makes bytes: print them, or use them as a key",
@@ -77,19 +89,36 @@ RESERVED_CALLS = {
     **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), "takes a number"),
     "startswith": "takes a string and a text",
     **dict.fromkeys(ACTIONS, "is a statement, and has no value"),
-    **dict.fromkeys(
-        ("count", "sum", "min", "max", "avg", "stats", "hist", "lhist", "last"),
-        "is what a table keeps: write @name[keys] = …",
-    ),
+    **dict.fromkeys(KINDS, "is what a table keeps: write @name[keys] = …"),
 }
 """What can be called, and what is wrong about a call where a value is expected."""
 
+CALL_FORMS = {
+    "str": "str(p), or str(p, n) for at most n bytes",
+    "mem": "mem(p, n): n bytes, printed by %h, or by %s as text",
+    "ustack": "ustack(), or ustack(n) for n callers",
+    "kstack": "kstack(), or kstack(n) for n callers",
+    "reg": 'reg("rax")',
+    "sym": "sym(address)",
+    "ntop": "ntop(address), or ntop(family, address)",
+    **{name: f"{name}(x)" for name in ("bswap", "ntohs", "htons", "ntohl", "htonl")},
+    "startswith": 'startswith(str(p), "/etc")',
+    "printf": 'printf("%d", x)',
+    "delete": "delete(@name[keys])",
+    "skip": "skip(value)",
+    "print": "print(@name)",
+    "clear": "clear(@name)",
+    "cat": 'cat("/proc/loadavg")',
+    **{name: f"{name}()" for name in ("exit", "debugger", "crash", "core", "remove", "count")},
+    **{name: f"{name}(x)" for name in ("sum", "min", "max", "avg", "stats", "hist", "last")},
+    "lhist": "lhist(x, min, max, step)",
+}
+"""How each of them is called."""
 
-def usdt_argument(name: str) -> ProvidedName | None:
-    """Return what a name is at a USDT probe, which can have more arguments than a function has in registers."""
-    from dprobes.arch.arguments import ARGUMENTS_MAX
 
+def numbered_argument(name: str, most: int) -> ProvidedName | None:
+    """Return what ``arg0`` and so on are at a place with so many arguments: a USDT probe, or a function of Go."""
     number = name.removeprefix("arg")
-    if number == name or not number.isdecimal() or str(int(number)) != number or int(number) >= ARGUMENTS_MAX:
+    if number == name or not number.isdecimal() or str(int(number)) != number or int(number) >= most:
         return None
     return ProvidedName(name, f"argument {number} of the probe", register=name, in_functions=False)

@@ -17,11 +17,13 @@ from dprobes.dpc.typers.valuetyper import TypingError
 from dprobes.dpc.types.ctype import (
     Array,
     Enumeration,
+    Floating,
     Integer,
     Void,
     is_scalar,
     promoted,
 )
+from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +80,8 @@ class StatementTyper:
                 found.append(self.statement(statement))
             except (TypingError, UnknownTypeError):
                 continue
+            except TargetError as error:  # of what describes the module
+                self._diagnostics.error(statement.span, error.message, hint=error.hint)
         return found
 
     def statement(self, statement: tree.Statement) -> typedstatement.Statement:
@@ -102,10 +106,14 @@ class StatementTyper:
                 test, inner = self._test(condition), self._loop_body(body)
                 if test is None:
                     raise TypingError
-                return _while(typedstatement.Loop(test, None, inner, tests_first=True, span=span))
+                return self._while(typedstatement.Loop(test, None, inner, tests_first=True, span=span))
             case tree.DoWhile(body, condition, span):
                 inner = self._loop_body(body)
-                return typedstatement.Loop(self._values.condition(condition), None, inner, tests_first=False, span=span)
+                self._warn_of_assignment(condition)
+                test = self._values.condition(condition)
+                if isinstance(test, typed.Constant) and test.value:
+                    self._check_end(inner, span)
+                return typedstatement.Loop(test, None, inner, tests_first=False, span=span)
             case tree.For():
                 return self._for(statement)
             case tree.Switch():
@@ -128,10 +136,18 @@ class StatementTyper:
 
     def _test(self, condition: tree.Expression) -> typed.Value | None:
         """Return a condition, None if it is wrong, which has been said: what depends on it may be wrong as well."""
+        self._warn_of_assignment(condition)
         try:
             return self._values.condition(condition)
         except (TypingError, UnknownTypeError):
             return None
+
+    def _warn_of_assignment(self, condition: tree.Expression) -> None:
+        """Warn of an assignment that may have been meant to be a comparison."""
+        if isinstance(condition, tree.Assignment) and not condition.operator:
+            message = "this condition assigns: found '='"
+            hint = f"equality is '=='; if an assignment is meant, write ({condition.span.text}) != 0"
+            self._values.operators.warn(condition.span, message, hint)
 
     def _inner(self, statement: tree.Statement) -> typedstatement.Statement:
         """Return a statement with a scope of its own."""
@@ -146,16 +162,34 @@ class StatementTyper:
         finally:
             self._loops -= 1
 
+    def _while(self, loop: typedstatement.Loop) -> typedstatement.Statement:
+        """Return a loop without a condition that is always true; one that is never true is no loop."""
+        if isinstance(loop.condition, typed.Constant):
+            if not loop.condition.value:
+                return typedstatement.Steps(())
+            loop = replace(loop, condition=None)
+        if loop.condition is None:
+            self._check_end(loop.body, loop.span)
+        return loop
+
+    def _check_end(self, body: typedstatement.Statement, span: Span) -> None:
+        """Warn of a loop without a condition that nothing in it ends."""
+        if not _leaves(body):
+            message = "nothing ends this loop but jmpmax, or an exception"
+            self._values.operators.warn(span, message, "write 'break' or 'return' where it ends")
+
     def _for(self, loop: tree.For) -> typedstatement.Statement:
         outer = self._values.scope
         self._values.scope = Scope(outer)
         try:
             first = [] if loop.first is None else [self.statement(loop.first)]
+            if loop.condition is not None:
+                self._warn_of_assignment(loop.condition)
             test = None if loop.condition is None else self._values.condition(loop.condition)
             step = None if loop.step is None else self._values.value(loop.step)
             body = self._loop_body(loop.body)
             again = typedstatement.Loop(test, step, body, tests_first=True, span=loop.span)
-            return typedstatement.Steps((*first, _while(again)))
+            return typedstatement.Steps((*first, self._while(again)))
         finally:
             self._values.scope = outer
 
@@ -234,6 +268,7 @@ class StatementTyper:
             if not is_scalar(type_):
                 hint = "declare it outside of the block: static …"
                 hint = hint if isinstance(type_, Array) else "use a pointer to it"
+                hint = "an integer of its size holds its bits" if isinstance(type_, Floating) else hint
                 raise self._values.wrong(
                     declarator.span, f"a variable of a block is a number or a pointer, not '{type_}'", hint
                 )
@@ -266,7 +301,11 @@ class StatementTyper:
     def _action(self, call: tree.Call) -> typedstatement.Statement:
         if call.function == "printf":
             if self._result is not None:
-                raise self._values.wrong(call.span, "'printf' makes a record: it cannot stand in a function")
+                raise self._values.wrong(
+                    call.span,
+                    "'printf' makes a record: it cannot stand in a function",
+                    "a probe has no type before its place: MODULE:FUNCTION { … }",
+                )
             log = self._prints.log(call, self.logs + 1)
             self.logs += 1
             return log
@@ -334,8 +373,22 @@ class StatementTyper:
         return typedstatement.Skip(self._values.converted(value, self._values.types.word, call.span), call.span)
 
 
-def _while(loop: typedstatement.Loop) -> typedstatement.Statement:
-    """Return a loop without a condition that is always true; one that is never true is no loop."""
-    if not isinstance(loop.condition, typed.Constant):
-        return loop
-    return replace(loop, condition=None) if loop.condition.value else typedstatement.Steps(())
+def _leaves(statement: typedstatement.Statement, *, is_inner: bool = False) -> bool:
+    """Return whether something in a loop ends it; a ``break`` that ``is_inner`` is of another statement."""
+    parts: tuple[typedstatement.Statement | None, ...] = ()
+    match statement:
+        case typedstatement.Jump(kind):
+            return kind is typedstatement.Jumping.BREAK and not is_inner
+        case typedstatement.Result() | typedstatement.End() | typedstatement.Skip() | typedstatement.Quit():
+            return True
+        case typedstatement.Steps(statements):
+            parts = statements
+        case typedstatement.Switch(_, statements):
+            parts, is_inner = statements, True
+        case typedstatement.Loop(_, _, body):
+            parts, is_inner = (body,), True
+        case typedstatement.Select(_, then, otherwise):
+            parts = (then, otherwise)
+        case typedstatement.TryCatch(body, _, _, handler):
+            parts = (body, handler)
+    return any(_leaves(each, is_inner=is_inner) for each in parts if each is not None)

@@ -5,15 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import Note
+from dprobes.arch import is_of_system
+from dprobes.diagnostics import Note, did_you_mean
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed, typedstatement
-from dprobes.dpc.typers.tablewrites import KEPT_STRING, KEY_STRING, SIGNED, TEXT, VALUE, word_kind
-from dprobes.dpc.types.ctype import LONG_LONG, Enumeration, Integer, Pointer, Stack, String
+from dprobes.dpc.typers.provided import CALL_FORMS, KINDS
+from dprobes.dpc.typers.tablewrites import SIGNED, TEXT, VALUE, word_kind
+from dprobes.dpc.types.ctype import (
+    CHAR,
+    LONG_LONG,
+    UNSIGNED,
+    Array,
+    Enumeration,
+    Integer,
+    Pointer,
+    Record,
+    Stack,
+    String,
+    size_of,
+)
+from dprobes.dpc.types.structureformat import is_text
 from dprobes.lazydataclass import dataclass
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.rpn.isa import PROCESS_NAME_SIZE
-from dprobes.rpn.tables import STRING_SIZE_MAX, UNNAMED, Key, KeyKind
+from dprobes.rpn.tables import STRING_SIZE, STRING_SIZE_MAX, UNNAMED, Key, KeyKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +38,8 @@ if TYPE_CHECKING:
     from dprobes.dpc.typers.typerinterface import ExpressionTyper, TextTyper
     from dprobes.source import Span
 
-__all__ = ["KINDS", "KeyedTable", "TableTyper", "Tables"]
+__all__ = ["KeyedTable", "TableTyper", "Tables"]
 
-KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
-"""What a table may keep, and how many arguments that takes."""
 
 LONG, SIGNED_LONG = "long", "slong"
 """The kinds of keys of 64 bits in programs of 32, and of values, which have a sign in any case."""
@@ -38,15 +51,14 @@ _WORDS = {
     LONG: "64 bits",
     SIGNED_LONG: "64 bits",
     SIGNED: "word",
-    "text": "a text in quotes or kept string",
+    **dict.fromkeys(("text", "cuttext"), "a text in quotes or kept string"),
     **dict.fromkeys(("frames", "uframes"), "a kept call stack"),
 }
 _STACK_HINT = "write print(@name)"
 _TEXT_HINT = "a table has either strings in quotes or str(p) and comm in one place: use two tables"
 _KEPT_STACK_HINT = "keep the other call stack in a table as well, and have that for the key: @s[tid] = ustack()"
 _MIXED = (
-    (frozenset(("text", "str")), _TEXT_HINT),
-    (frozenset(("text", "comm")), _TEXT_HINT),
+    *((frozenset((text, other)), _TEXT_HINT) for text in ("text", "cuttext") for other in ("str", "cutstr", "comm")),
     (frozenset(("ustack", "uframes")), _KEPT_STACK_HINT),
     (frozenset(("kstack", "frames")), _KEPT_STACK_HINT.replace("ustack", "kstack")),
 )
@@ -93,7 +105,7 @@ class Tables:
     The tables of a program.
 
     ``written`` says what is put into those that are read before that, ``quoted`` for how many bytes of strings in
-    quotes they have to have room, by name and position.
+    quotes they have to have room, by name and position. ``string_limit`` is that of ``str(p)``.
     """
 
     def __init__(
@@ -101,7 +113,9 @@ class Tables:
         diagnostics: Diagnostics,
         written: Callable[[], Mapping[str, str]],
         quoted: Callable[[], Mapping[tuple[str, int], int]],
+        string_limit: int,
     ) -> None:
+        self.string_limit = string_limit
         self._diagnostics = diagnostics
         self._written = written
         self._quoted = quoted
@@ -121,8 +135,12 @@ class Tables:
         kind = self._written().get(name)
         if kind == TEXT:
             size = self.text_size(name, VALUE)
-            return Kept("last", value=f"str[{KEPT_STRING}]" if size is None else f"text[{size}]")
+            return Kept("last", value=f"cutstr[{self.string_limit + 1}]" if size is None else self.text_kind(size))
         return None if kind is None else Kept(kind)
+
+    def text_kind(self, size: int) -> str:
+        """Return the kind of what has room for so many bytes of strings in quotes, and of those that are kept."""
+        return f"cuttext[{size}]" if size > self.string_limit else f"text[{size}]"
 
     def written_key(self, name: str) -> Key | None:
         """Return what string is put into a table further below; None if it keeps numbers, or nothing is known."""
@@ -137,7 +155,9 @@ class Tables:
         """Report the tables that are printed or cleared, and into which nothing is put."""
         for name, span in self.named:
             if self.find(name) is None:
-                self._diagnostics.error(span, f"nothing is put into '@{name}'")
+                near = did_you_mean(f"@{name}", [f"@{each}" for each in self._tables])
+                hint = near or "a probe puts something into it: @name[keys] = count()"
+                self._diagnostics.error(span, f"nothing is put into '@{name}'", hint=hint)
 
     def used(self, name: str, kept: Kept, keys: tuple[str, ...], span: Span) -> KeyedTable:
         """Return the table of a name, made by its first use; report a use that does not fit that."""
@@ -181,7 +201,10 @@ class Kept(NamedTuple):
 
 
 def _word(key: str) -> str:
-    return _WORDS.get(key) or _WORDS.get(key.partition("[")[0], key)
+    kind, _, size = key.removesuffix("]").partition("[")
+    if kind == KeyKind.CUT_STRING.value:
+        return f"{KeyKind.STRING.value}[{int(size or STRING_SIZE) - 1}]"
+    return _WORDS.get(key) or _WORDS.get(kind, key)
 
 
 class TableTyper:
@@ -248,7 +271,8 @@ class TableTyper:
         self._check(access, kinds)
         cells = key.bytes // self._values.types.word_size
         limit = key.size or PROCESS_NAME_SIZE - 1
-        type_ = String(limit) if key.kind.is_string else Stack(key.kind.is_kernel_stack, key.size)
+        marks = key.kind in (KeyKind.CUT_STRING, KeyKind.CUT_TEXT)
+        type_ = String(limit, marks) if key.kind.is_string else Stack(key.kind.is_kernel_stack, key.size)
         return typed.Kept(access.name or UNNAMED, keys, cells, type_)
 
     def _number_type(self, value: str) -> Integer:
@@ -277,9 +301,8 @@ class TableTyper:
             return self._last(value, name)
         count = KINDS[value.function]
         if len(value.arguments) != count:
-            raise self._values.wrong(
-                value.span, f"'{value.function}' takes {count} argument{'' if count == 1 else 's'}"
-            )
+            takes = f"'{value.function}' takes {count} argument{'' if count == 1 else 's'}"
+            raise self._values.wrong(value.span, takes, f"write {CALL_FORMS[value.function]}")
         if not count:
             return Kept("count"), None
         if value.function == "last":
@@ -293,13 +316,13 @@ class TableTyper:
 
     def _last(self, value: tree.Expression, name: str) -> tuple[Kept, Argument]:
         """Return what a table keeps as it is: a number, a string, a call stack."""
-        known, text = self._tables.find(name), self._strings.text(value, limit=KEPT_STRING)
+        known, text = self._tables.find(name), self._strings.text(value)
         if text is None or isinstance(text, typed.Register):
             number, kind = self._number(value, known)
             unit = "ns" if isinstance(value, tree.Name) and value.name == "elapsed" else ""
             return Kept("last", unit, kind), number
         if isinstance(text, typed.Bytes):
-            raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n)")
+            raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n), or mem(p, n) as a key")
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(value.span, "a table keeps no network addresses", "keep its number")
         size = self._tables.text_size(name, VALUE)
@@ -325,11 +348,13 @@ class TableTyper:
 
     def _key(self, key: tree.Expression, known: str, size: int | None) -> tuple[str, Argument]:
         """Return the kind of a key, and its value; ``known`` and ``size`` as ``_fitting`` has them."""
-        text = self._strings.text(key, limit=KEY_STRING)
-        if isinstance(text, typed.Bytes):
-            return f"bytes[{self._byte_count(text, key.span)}]", text
+        text = self._strings.text(key)
         if isinstance(text, typed.NetworkAddress):
             raise self._values.wrong(key.span, "a network address is no key", "use its number")
+        if text is None:
+            text = self._object(key)
+        if isinstance(text, typed.Bytes):
+            return f"bytes[{self._byte_count(text, key.span)}]", text
         if text is not None:
             return self._fitting(text, known, size, key.span)
         value = self._values.value(key)
@@ -341,20 +366,40 @@ class TableTyper:
             case Integer() | Enumeration() if known in _WIDE:
                 return known, self._values.converted(value, LONG_LONG, key.span)
             case Integer() | Enumeration() as type_:
-                is_code = isinstance(value, typed.Register) and value.name == "pc"
-                if is_code or (isinstance(key, tree.Call) and key.function == "sym"):
+                register = value.name if isinstance(value, typed.Register) else ""
+                if register == "pc" or is_of_system(register) or (isinstance(key, tree.Call) and key.function == "sym"):
                     return "address", value
                 kind, types = word_kind(type_, known), self._values.types
                 return kind, self._values.converted(value, types.long if kind == SIGNED else types.word, key.span)
         raise self._values.wrong(key.span, f"'{value.type}' is no key")
+
+    def _object(self, key: tree.Expression) -> typed.Text | typed.Bytes | None:
+        """Return the string in an array of characters, or the bytes of another array or a structure; None of others."""
+        if not isinstance(key, tree.Name | tree.MemberAccess | tree.Index | tree.Unary):
+            return None
+        if isinstance(key, tree.Unary) and key.operator != "*":
+            return None
+        type_ = self._values.type_of(key)
+        if not isinstance(type_, Array | Record):
+            return None
+        address = self._values.value(key if isinstance(type_, Array) else tree.Unary("&", key, key.span))
+        if isinstance(type_, Array) and type_.count and is_text(type_):
+            return self._strings.array_text(address, type_.count)
+        if isinstance(type_, Array) and type_.count is None and is_text(Array(type_.element, 1)):
+            return self._strings.array_text(address, None)
+        whole = self._values.converted(address, self._values.types.word, key.span)
+        return typed.Bytes(whole, typed.Constant(size_of(type_) or 0, UNSIGNED), Array(CHAR, None))
 
     def _byte_count(self, value: typed.Bytes, span: Span) -> int:
         """Return how many bytes are a key, which has to be the same for all."""
         match value.size:
             case typed.Constant(count) if 1 <= count <= STRING_SIZE_MAX:
                 return count
+        if isinstance(value.size, typed.Constant) and not span.text.startswith("mem"):
+            message = f"as a key, an object has 1 to {STRING_SIZE_MAX} bytes, not {value.size.value}"
+            raise self._values.wrong(span, message, "use a part of it")
         message = f"as a key, 'mem' takes a constant number of bytes, from 1 to {STRING_SIZE_MAX}"
-        raise self._values.wrong(span, message, "use str(p, n) for a string")
+        raise self._values.wrong(span, message, "use str(p, n) for a string, mem(p, 16) for bytes")
 
     def _fitting(self, text: Argument, known: str, size: int | None, span: Span) -> tuple[str, Argument]:
         """
@@ -365,10 +410,10 @@ class TableTyper:
         if size is not None:
             match text:
                 case typed.Literal() | typed.TextChoice():
-                    return f"text[{size}]", _with_room(text, size)
+                    return self._tables.text_kind(size), _with_room(text, size)
                 case typed.Kept(_, _, cells, String(limit)) if limit < size and not self._is_tool:
                     whole = Key(KeyKind.TEXT, size).bytes // self._values.types.word_size
-                    return f"text[{size}]", replace(text, padding=whole - cells)
+                    return self._tables.text_kind(size), replace(text, padding=whole - cells)
         if not self._is_tool or not isinstance(text, typed.Literal | typed.Kept) or not isinstance(text.type, String):
             return self._part(text, span), text
         key = Key.parsed(known) if known else None
@@ -377,8 +422,8 @@ class TableTyper:
         limit = key.size or PROCESS_NAME_SIZE - 1
         if isinstance(text, typed.Kept):
             return known if text.type.limit == limit else self._part(text, span), text
-        if len(text.text.encode()) > limit:
-            raise self._values.wrong(span, f"this table has room for {limit} bytes of a string")
+        if len(text.text.encode()) > (shown := limit - (key.kind in (KeyKind.CUT_STRING, KeyKind.CUT_TEXT))):
+            raise self._values.wrong(span, f"this table has room for {shown} bytes of a string")
         return known, typed.Literal(text.text, limit, String(limit))
 
     def _part(self, text: Argument, span: Span) -> str:
@@ -386,17 +431,19 @@ class TableTyper:
         match text:
             case typed.CommName():
                 return "comm"
-            case typed.Literal(content, limit) if len(content.encode()) > limit:
-                raise self._values.wrong(span, f"this table has room for {limit} bytes of a string")
-            case typed.Text(_, limit) | typed.Literal(_, limit):
+            case typed.Literal(content, limit) if len(content.encode()) >= limit:
+                raise self._values.wrong(span, f"this table has room for {limit - 1} bytes of a string")
+            case typed.Text(_, limit, String(_, marks)):
                 if limit > STRING_SIZE_MAX:
-                    message = f"a string in a table has at most {STRING_SIZE_MAX} bytes, not {limit}"
+                    message = f"a string in a table has at most {STRING_SIZE_MAX - 1} bytes, not {limit - marks}"
                     raise self._values.wrong(span, message)
-                return f"str[{limit}]"
+                return f"{'cut' if marks else ''}str[{limit}]"
+            case typed.Literal(_, limit):
+                return f"cutstr[{limit}]"
             case typed.StackTrace(is_kernel, frames):
                 return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]")
-            case typed.Kept(_, _, _, String(limit)):
-                return f"text[{limit}]"
+            case typed.Kept(_, _, _, String(limit, marks)):
+                return f"{'cut' if marks else ''}text[{limit}]"
             case typed.Kept(_, _, _, Stack(is_kernel, frames)):
                 return f"{'' if is_kernel else 'u'}frames[{frames}]"
         return "address"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import Integer
 
 __all__ = [
-    "KEPT_STRING",
-    "KEY_STRING",
     "SIGNED",
     "TEXT",
     "VALUE",
@@ -29,9 +27,6 @@ __all__ = [
     "values_written",
     "word_kind",
 ]
-
-KEY_STRING, KEPT_STRING = 64, 128
-"""How many bytes of ``str(p)`` are a key, and are kept."""
 
 VALUE = -1
 """The position of what a table keeps; those of keys begin with 0."""
@@ -99,8 +94,12 @@ def is_text_choice(value: tree.Expression) -> bool:
     return False
 
 
-def text_sizes(program: ProgramTree) -> dict[tuple[str, int], int]:
-    """Return for how many bytes there is to be room where handlers put strings in quotes, by table and position."""
+def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
+    """
+    Return for how many bytes there is to be room where handlers put strings in quotes, by table and position.
+
+    ``kept`` is how many bytes tables keep of a string.
+    """
     bodies = [each for probe in program.probes for each in (probe.condition, probe.body)]
     bodies += [function.body for function in program.functions]
     placed = [each for body in bodies for each in _placed(body)]
@@ -112,7 +111,7 @@ def text_sizes(program: ProgramTree) -> dict[tuple[str, int], int]:
             found[place] = max(found[place], _room_for(value))
     for place, value in placed:
         if place in wanted and isinstance(value, tree.TableAccess):
-            found[place] = max(found[place], found.get((value.name, VALUE), KEPT_STRING))
+            found[place] = max(found[place], found.get((value.name, VALUE), kept))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from dprobes.dpc.syntax import tree
     from dprobes.dpc.typedtree.scope import Scope
-    from dprobes.dpc.typedtree.typed import Argument, Kept, Place, Value
+    from dprobes.dpc.typedtree.typed import Argument, Kept, Place, Text, Value
     from dprobes.dpc.typers.operatortyper import OperatorTyper, TypingError
     from dprobes.dpc.typers.typetable import TypeTable
     from dprobes.dpc.types.ctype import CType
@@ -19,8 +19,11 @@ __all__ = ["ExpressionTyper", "PlaceTyper", "TextTyper"]
 class TextTyper(Protocol):
     """Type what can only be printed, or be a key."""
 
-    def text(self, expression: tree.Expression, *, limit: int) -> Argument | None:
-        """Return what can only be printed or be a key; None of a value. ``limit`` is that of ``str(p)``."""
+    def text(self, expression: tree.Expression) -> Argument | None:
+        """Return what can only be printed or be a key; None of a value."""
+
+    def array_text(self, address: Value, count: int | None) -> Text:
+        """Return the string in an array of ``count`` characters, or at an address."""
 
 
 class ExpressionTyper(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
@@ -11,11 +12,13 @@ from dprobes.dpc.types.ctype import (
     CHAR,
     INT,
     LONG_LONG,
+    LONG_RANK,
     UNSIGNED,
     UNSIGNED_LONG_LONG,
     VOID,
     Array,
     Enumeration,
+    Floating,
     Integer,
     Pointer,
     Record,
@@ -30,11 +33,14 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.syntax import tree
-    from dprobes.dpc.typedtree.scope import ProbedModule
+    from dprobes.dpc.typedtree.scope import PlaceNames, ProbedModule
     from dprobes.dpc.types.ctype import CType
     from dprobes.source import Span
 
-__all__ = ["TypeTable", "UnknownTypeError"]
+__all__ = ["STRING_LIMIT", "TypeTable", "UnknownTypeError"]
+
+STRING_LIMIT = 200
+"""Bytes of a string where a program says nothing else (``max_strlen``)."""
 
 _ELEMENTS_MAX = 1 << 32
 
@@ -60,8 +66,9 @@ class TypeTable:
     ) -> None:
         self.word_size = word_size
         self._module = module
-        if module is not None:
-            module.declared = self._declared_record
+        self._names: PlaceNames | None = None
+        self._of_program: dict[tuple[str, str], Record] = {}
+        """The structures and unions that the program defines."""
         self._diagnostics = diagnostics
         self._constant = constant
         self._records: dict[tuple[str, str], Record] = {}
@@ -69,16 +76,29 @@ class TypeTable:
         self._typedefs: dict[str, CType] = {}
         self.enumerators: dict[str, int] = {}
         """The values of all enumerators by their names."""
+        self.string_limit = STRING_LIMIT
+        """Bytes of a string that are shown, and a key, where the program does not say how many."""
+
+    def seen_from(self, names: PlaceNames | None) -> TypeTable:
+        """Return the table for a place that is described by ``names``: it has what the program has declared so far."""
+        table = copy(self)
+        table._names = names  # noqa: SLF001 - of the same class
+        table._records = {}  # noqa: SLF001
+        return table
+
+    def tell_module(self, module: ProbedModule) -> None:
+        """Let a module know the structures that the program defines, which come before its own."""
+        module.declared = self._declared_record
 
     @property
     def word(self) -> Integer:
         """An unsigned word: what a register holds."""
-        return Integer("unsigned long", self.word_size, is_signed=False, rank=4)
+        return Integer("unsigned long", self.word_size, is_signed=False, rank=LONG_RANK)
 
     @property
     def long(self) -> Integer:
         """``long``."""
-        return Integer("long", self.word_size, is_signed=True, rank=4)
+        return Integer("long", self.word_size, is_signed=True, rank=LONG_RANK)
 
     def pointer_to(self, target: CType) -> Pointer:
         """Return the type of pointers to a type."""
@@ -125,14 +145,8 @@ class TypeTable:
             return known
         if (size := NAMED_TYPES.get(name)) is None:
             return None
-        return self._integer(name, size[0] or self.word_size, is_signed=size[1])
-
-    def _integer(self, name: str, size: int, *, is_signed: bool) -> Integer:
-        """Return an integer type of a size, with the rank of the one of C's own that it is."""
-        if size == self.word_size:
-            return Integer(name, size, is_signed=is_signed, rank=self.long.rank)
-        rank = {1: CHAR.rank, 2: 2, 4: INT.rank, 8: LONG_LONG.rank}[size]
-        return Integer(name, size, is_signed=is_signed, rank=rank)
+        rank = {0: LONG_RANK, 1: CHAR.rank, 2: 2, 4: INT.rank, 8: LONG_LONG.rank}[size[0]]
+        return Integer(name, size[0] or self.word_size, is_signed=size[1], rank=rank)
 
     def _basic(self, specifier: tree.Specifier) -> CType:
         written = " ".join(specifier.words)
@@ -150,6 +164,12 @@ class TypeTable:
                 return VOID
             case ["_Bool" | "bool"]:
                 return BOOL
+            case ["float"]:
+                return Floating("float", 4)
+            case ["double"]:
+                return Floating("double", 8)
+            case ["long", "double"] | ["double", "long"]:
+                return Floating("long double", 16 if self.word_size == 8 else 12)
             case ["char"]:
                 return Integer("unsigned char", 1, is_signed=False, rank=1) if is_unsigned else CHAR
             case ["short"]:
@@ -162,7 +182,7 @@ class TypeTable:
                 return UNSIGNED_LONG_LONG if is_unsigned else LONG_LONG
         if len(specifier.words) == 1 and (known := self._of_module("", written, specifier.span)) is not None:
             return known
-        from dprobes.dpc.bpftracewords import type_hint
+        from dprobes.dpc.tracerwords import type_hint
 
         hint = type_hint(written) or did_you_mean(written, [*self._typedefs, *NAMED_TYPES])
         self._diagnostics.error(
@@ -170,14 +190,20 @@ class TypeTable:
         )
         raise UnknownTypeError
 
-    def kernel_task(self, span: Span) -> CType | None:
+    def kernel_task(self, kernel: ProbedModule | None, span: Span) -> CType | None:
         """Return the type of pointers to the kernel's threads; None where nothing is known of it."""
-        known = self._declared_record("struct", "task_struct") or self._of_module("struct", "task_struct", span)
+        known: CType | None = self._declared_record("struct", "task_struct")
+        try:
+            if known is None and kernel is not None and (types := kernel.types) is not None:
+                known = types.tagged("struct", "task_struct")
+        except TargetError as error:
+            self._diagnostics.error(span, error.message, hint=error.hint)
+            raise UnknownTypeError from None
         return None if known is None else self.pointer_to(known)
 
     def _declared_record(self, kind: str, tag: str) -> Record | None:
         """Return a structure or union whose members the program has declared."""
-        found = self._records.get((kind, tag))
+        found = self._of_program.get((kind, tag))
         return found if found is not None and found.is_defined else None
 
     def named_in_module(self, name: str, span: Span) -> CType | None:
@@ -187,35 +213,41 @@ class TypeTable:
     def _of_module(self, kind: str, name: str, span: Span) -> CType | None:
         """Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag."""
         try:
-            types = None if self._module is None else self._module.types
-            if types is None:
-                return None
-            return types.tagged(kind, name) if kind else types.named(name)
+            return self._looked_up(kind, name)
         except TargetError as error:
             self._diagnostics.error(span, error.message, hint=error.hint)
             raise UnknownTypeError from None
 
+    def _looked_up(self, kind: str, name: str) -> CType | None:
+        """Return a type as the place sees it, or else one of the module that the program probes first."""
+        for described in (self._names, self._module):
+            types = None if described is None else described.types
+            found = None if types is None else types.tagged(kind, name) if kind else types.named(name)
+            if found is not None:
+                return found
+        return None
+
     def _record(self, specifier: tree.Specifier) -> Record:
         key = (specifier.kind, specifier.tag)
-        record = self._records.get(key) if specifier.tag else None
+        record = self._of_program.get(key) or self._records.get(key) if specifier.tag else None
         if record is None:
-            definition = None if not specifier.tag or self._module is None else self._define_as_in_module
+            definition = self._define_as_in_module if specifier.tag else None
             record = Record(specifier.tag, is_union=specifier.kind == "union", definition=definition)
             if specifier.tag:
                 self._records[key] = record
         if specifier.members is None:
             return record
-        if record.is_defined:
+        if key in self._of_program:
             self._diagnostics.error(specifier.span, f"'{record}' is defined twice")
             raise UnknownTypeError
+        if specifier.tag:
+            self._of_program[key] = record
         laid_out(record, list(self._members(specifier.members)), self.word_size)
         return record
 
     def _define_as_in_module(self, record: Record) -> None:
         """Give a structure the members that it has in the module, if it is there."""
-        assert self._module is not None
-        types = self._module.types
-        found = None if types is None else types.tagged("union" if record.is_union else "struct", record.tag)
+        found = self._looked_up("union" if record.is_union else "struct", record.tag)
         if isinstance(found, Record) and found is not record and (members := found.members) is not None:
             record.define(members, found.size, found.alignment)
 
@@ -292,6 +324,8 @@ def _go_together(words: Sequence[str]) -> bool:
     rest = sorted(word for word in words if word not in ("signed", "unsigned", "int"))
     if signs > 1 or words.count("int") > 1:
         return False
+    if "double" in rest:
+        return rest == ["double", "long"] and not signs and "int" not in words
     if rest in ([], ["short"], ["long"], ["long", "long"]):
         return True
     return rest == ["char"] and "int" not in words

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
+from dprobes.dpc.modules.probedmodules import KERNEL, KERNEL_MODULE
 from dprobes.dpc.syntax import tree
 from dprobes.dpc.typedtree import typed
 from dprobes.dpc.typedtree.folder import folded
@@ -13,7 +15,7 @@ from dprobes.dpc.typedtree.valueproperties import steady
 from dprobes.dpc.typers.calltyper import CallTyper
 from dprobes.dpc.typers.nametyper import NameTyper
 from dprobes.dpc.typers.operatortyper import OperatorTyper, TypingError
-from dprobes.dpc.typers.provided import PROVIDED
+from dprobes.dpc.typers.provided import CALL_FORMS, KINDS, PROVIDED
 from dprobes.dpc.typers.tabletyper import TableTyper
 from dprobes.dpc.typers.typetable import UnknownTypeError
 from dprobes.dpc.types.ctype import (
@@ -27,6 +29,7 @@ from dprobes.dpc.types.ctype import (
     Void,
     is_scalar,
 )
+from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +89,10 @@ class ValueTyper:
 
     def value(self, expression: tree.Expression) -> Value:
         """Return the value of an expression; of an array it is the address of its first element."""
-        value = folded(self._value(expression))
+        try:
+            value = folded(self._value(expression))
+        except TargetError as error:  # of what describes the module
+            raise self.wrong(expression.span, error.message, error.hint) from None
         if self._tell is not None:
             self._tell(expression.span, value.type)
         return self.operators.in_cells(value)
@@ -133,7 +139,7 @@ class ValueTyper:
             case tree.Unary(operator, operand):
                 return self.operators.unary(operator, self.value(operand), operand.span)
             case tree.MemberAccess(tree.Name("args"), field) if self._where.is_traced:
-                return typed.System(f"tp, {field}", self.types.long)
+                return self.names.field(field)
             case tree.MemberAccess() if (part := self.names.part(expression)) is not None:
                 return self.names.whole(part, expression.span)
             case tree.Index() | tree.MemberAccess():
@@ -162,7 +168,10 @@ class ValueTyper:
                 left_value, right_value = self.value(left), self.value(right)
                 return typed.Sequence(left_value, right_value, right_value.type)
             case tree.Cast(name, operand):
-                return self.operators.cast(self._type(name), self.value(operand), expression.span)
+                type_ = self._type(name)
+                if self._tell is not None:  # of it, too, if its operand is wrong
+                    self._tell(expression.span, type_)
+                return self.operators.cast(type_, self.value(operand), expression.span)
             case tree.SizeOf():
                 return self._sizeof(expression)
             case tree.Call():
@@ -195,14 +204,17 @@ class ValueTyper:
                 raise self.wrong(span, "what a 'void *' points to has no type: convert the pointer first")
             if isinstance(place.type, Floating):
                 hint = "its bytes can be logged: mem(&x, sizeof x)"
-                raise self.wrong(span, f"there is no floating-point arithmetic: this is '{place.type}'", hint)
+                raise self.wrong(span, place.type.why_no_number, hint)
         return place
 
     # Places
 
     def place(self, expression: tree.Expression) -> Place:
         """Return the place that an expression names."""
-        place = self._place(expression)
+        try:
+            place = self._place(expression)
+        except TargetError as error:
+            raise self.wrong(expression.span, error.message, error.hint) from None
         if self._tell is not None:
             self._tell(expression.span, place.type)
         return place
@@ -261,12 +273,21 @@ class ValueTyper:
             return typed.Variable(array.kind, array.first + index.value * self.operators.width(array.type), array.type)
         return typed.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
 
+    def _lack_of_types(self) -> str | None:
+        """Return that the kernel has no types, where they are missed."""
+        kernel = self._where.kernel
+        with suppress(TargetError):  # which is reported where a type is named
+            if kernel is not None and kernel.types is None:
+                return "this kernel does not describe its types (CONFIG_DEBUG_INFO_BTF)"
+        return None
+
     def _member(self, base: tree.Expression, name: str, span: Span, *, is_arrow: bool) -> Place:
         address: Value
         if is_arrow:
             pointer = self.value(base)
             if not isinstance(pointer.type, Pointer):
-                raise self.wrong(base.span, f"'->' needs a pointer to a structure, not '{pointer.type}'")
+                message = f"'->' needs a pointer to a structure, not '{pointer.type}'"
+                raise self.wrong(base.span, message, self._lack_of_types())
             record, address = pointer.type.target, pointer
         else:
             self._check_members(self.type_of(base), base.span)
@@ -276,7 +297,9 @@ class ValueTyper:
         self._check_members(record, base.span)
         assert isinstance(record, Record)
         if record.members is None:
-            raise self.wrong(base.span, f"the members of '{record}' are not known", f"define them: {record} {{ … }};")
+            lack, advice = self._lack_of_types(), f"define them: {record} {{ … }};"
+            hint = advice if lack is None else f"{lack}; {advice}"
+            raise self.wrong(base.span, f"the members of '{record}' are not known", hint)
         if (member := record.member(name)) is None:
             raise self.wrong(span, f"'{record}' has no member '{name}'", did_you_mean(name, record.member_names()))
         moved = self._offset(address, member.offset)
@@ -328,6 +351,12 @@ class ValueTyper:
     # Assignments, sizes
 
     def _assignment(self, expression: tree.Assignment) -> Value:
+        called = expression.value.function if isinstance(expression.value, tree.Call) else ""
+        if called in KINDS and called not in self._functions:
+            hint = f"write @{expression.target.span.text.lstrip('$')} = {CALL_FORMS[called]}"
+            raise self.wrong(expression.span, f"'{called}' is what a table keeps", hint)
+        if isinstance(expression.target, tree.Name):
+            self.names.check_assigned(expression.target)
         target, value = self._writable(expression.target), self.value(expression.value)
         first: Value | None = None
         if expression.operator:
@@ -385,13 +414,21 @@ class ValueTyper:
         except UnknownTypeError:
             raise TypingError from None
 
+    @property
+    def may_return_errors(self) -> bool:
+        """Whether -1 may mean the error of this number: in the kernel, and where no module is known."""
+        module = self._where.module
+        return self._where.is_traced or not module or module == KERNEL or module.startswith(KERNEL_MODULE)
+
     def type_of(self, expression: tree.Expression) -> CType:
         """Return the type of an expression, whose arrays are arrays."""
         if isinstance(expression, tree.Unary) and expression.operator == "*":
             return self._place_of_memory(expression).type
         if isinstance(expression, tree.MemberAccess) and (part := self.names.part(expression)) is not None:
             return part.type
-        if isinstance(expression, tree.Index | tree.MemberAccess) and not self._is_traced_field(expression):
+        if isinstance(expression, tree.MemberAccess) and self._is_traced_field(expression):
+            return self.names.type_of_field(expression.name) or self.types.long
+        if isinstance(expression, tree.Index | tree.MemberAccess):
             return self.place(expression).type
         if isinstance(expression, tree.Name) and (type_ := self.names.type_of(expression)) is not None:
             return type_

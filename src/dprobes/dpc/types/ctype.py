@@ -20,6 +20,7 @@ __all__ = [
     "CHAR",
     "INT",
     "LONG_LONG",
+    "LONG_RANK",
     "STRING",
     "UNSIGNED",
     "UNSIGNED_CHAR",
@@ -40,12 +41,17 @@ __all__ = [
     "Void",
     "alignment_of",
     "common_type",
+    "integer_of",
+    "is_same_layout",
     "is_scalar",
     "laid_out",
     "promoted",
     "size_of",
     "unsigned_of",
 ]
+
+_PAIRS_MAX = 1 << 14
+"""Pairs of structures that are compared before two types are taken for the same."""
 
 _UNNAMED_MAX = 16
 """How deep unnamed structures are looked for in each other."""
@@ -74,6 +80,16 @@ class Integer:
         """The width in bits."""
         return 8 * self.size
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it is ``long`` or ``unsigned long``, which have the size of a word."""
+        return self.rank == LONG_RANK and self.size >= INT.size
+
+    @property
+    def bits_of_64(self) -> int:
+        """The width in bits in programs of 64 bits; handlers that come out the same for 32 bits are good for both."""
+        return UNSIGNED_LONG_LONG.bits if self.is_long else self.bits
+
     def cut(self, value: int) -> int:
         """Return a number of any size as this type holds it."""
         if self.is_bool:
@@ -98,6 +114,13 @@ class Floating:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def why_no_number(self) -> str:
+        """Why nothing is computed with values, as people are told."""
+        if "int128" in self.name:
+            return f"there is no arithmetic on more than 64 bits: this is '{self.name}'"
+        return f"there is no floating-point arithmetic: this is '{self.name}'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +148,15 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array; ``count`` is None where the type does not say how many elements there are."""
+    """
+    An array; ``count`` is None where the type does not say how many elements there are.
+
+    Of memory whose length only a hit knows ``shown`` bytes are shown; it is 0 where the length is known.
+    """
 
     element: CType
     count: int | None
+    shown: int = 0
 
     def __str__(self) -> str:
         return f"{self.element} [{'' if self.count is None else self.count}]"
@@ -156,14 +184,23 @@ class Record:
     """
     A structure or union; ``members`` is None until it is defined.
 
-    ``definition`` defines it when somebody asks for its members or its size.
+    ``definition`` defines it when somebody asks for its members or its size. ``is_passed_by_address`` is said of a
+    class of C++ whose objects are more than their bytes: functions are given the address of a copy.
     """
 
-    __slots__ = ("_alignment", "_definition", "_members", "_size", "is_union", "tag")
+    __slots__ = ("_alignment", "_definition", "_members", "_size", "is_passed_by_address", "is_union", "tag")
 
-    def __init__(self, tag: str, *, is_union: bool = False, definition: Callable[[Record], None] | None = None) -> None:
+    def __init__(
+        self,
+        tag: str,
+        *,
+        is_union: bool = False,
+        definition: Callable[[Record], None] | None = None,
+        is_passed_by_address: bool = False,
+    ) -> None:
         self.tag = tag
         self.is_union = is_union
+        self.is_passed_by_address = is_passed_by_address
         self._definition = definition
         self._members: tuple[Member, ...] | None = None
         self._size = 0
@@ -229,9 +266,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """What ``str(p)`` and ``comm`` are: text that is logged, compared or a key, and no value of C."""
+    """
+    What ``str(p)`` and ``comm`` are: text that is logged, compared or a key, and no value of C.
+
+    ``limit`` is how many bytes are read of it. With ``marks`` the last one only tells that there is more.
+    """
 
     limit: int
+    marks: bool = False
+
+    @property
+    def shown(self) -> int:
+        """How many bytes are shown."""
+        return self.limit - self.marks
 
     def __str__(self) -> str:
         return "string"
@@ -259,6 +306,9 @@ class Network:
 CType = Void | Integer | Floating | Enumeration | Pointer | Array | Record | String | Stack | Network
 
 VOID = Void()
+LONG_RANK = 4
+"""The rank of ``long``, which has the size of a word, as pointers have."""
+
 BOOL = Integer("_Bool", 1, is_signed=False, rank=0, is_bool=True)
 CHAR = Integer("char", 1, is_signed=True, rank=1)
 INT = Integer("int", 4, is_signed=True, rank=3)
@@ -268,6 +318,14 @@ UNSIGNED = Integer("unsigned int", 4, is_signed=False, rank=3)
 LONG_LONG = Integer("long long", 8, is_signed=True, rank=5)
 UNSIGNED_LONG_LONG = Integer("unsigned long long", 8, is_signed=False, rank=5)
 STRING = String(0)
+
+_BY_SIZE = {1: "char", 2: "short", 4: "int", 8: "long"}
+
+
+def integer_of(size: int, *, is_signed: bool) -> Integer:
+    """Return the integer type of 1, 2, 4 or 8 bytes, as programs of 64 bits call it."""
+    name = _BY_SIZE[size] if is_signed else f"unsigned {_BY_SIZE[size]}"
+    return Integer(name, size, is_signed=is_signed, rank=list(_BY_SIZE).index(size) + 1)
 
 
 def is_scalar(type_: CType) -> bool:
@@ -363,3 +421,43 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
             position += bits
         end = max(end, position)
     record.define(placed, -(-end // (8 * alignment)) * alignment, alignment)
+
+
+def is_same_layout(one: CType, other: CType) -> bool:
+    """Return whether two types are laid out alike, with the same names, as far as both are more than declared."""
+    seen: set[tuple[int, int]] = set()
+    waiting = [(one, other)]
+    while waiting and len(seen) < _PAIRS_MAX:
+        left, right = waiting.pop()
+        if left is right:
+            continue
+        match left, right:
+            case Record(), Record():
+                if left.tag != right.tag or left.is_union != right.is_union:
+                    return False
+                if (id(left), id(right)) in seen:
+                    continue
+                seen.add((id(left), id(right)))
+                if (a := left.members) is None or (b := right.members) is None:
+                    continue
+                if left.size != right.size or len(a) != len(b):
+                    return False
+                for mine, its in zip(a, b, strict=True):
+                    if (mine.name, mine.offset, mine.bits, mine.shift) != (its.name, its.offset, its.bits, its.shift):
+                        return False
+                    waiting.append((mine.type, its.type))
+            case Pointer(), Pointer():
+                waiting.append((left.target, right.target))
+            case Array(), Array():
+                if left.count != right.count:
+                    return False
+                waiting.append((left.element, right.element))
+            case Enumeration(), Enumeration():
+                if (left.base, dict(left.values)) != (right.base, dict(right.values)):
+                    return False
+            case ((Integer() | Floating() | Void()), _):
+                if left != right:
+                    return False
+            case _:
+                return False
+    return True

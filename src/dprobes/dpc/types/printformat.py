@@ -1,12 +1,13 @@
 """
 The formats of ``printf``: C's conversions, and those of templates, as lines of a template (``docs/templates.md``).
 
-A conversion says how a value is shown. Its type says how large it is, so that length modifiers (``l``, ``z``) mean
-nothing.
+A conversion says how a value is shown. Its type says how large it is, so that most length modifiers (``l``, ``z``) mean
+nothing; those are left that cut a number (``h``, ``hh``), and ``%lc`` is ``%C``, a character by its code.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.types.ctype import INT, Array, Enumeration, Integer, Network, Pointer, String
@@ -18,26 +19,39 @@ from dprobes.quickenum import Enum
 if TYPE_CHECKING:
     from dprobes.dpc.types.ctype import CType
 
-__all__ = ["Conversion", "Form", "conversions", "lines_of", "named", "placeholder"]
+__all__ = ["WIDTH_MAX", "Conversion", "Form", "conversions", "lines_of", "named", "placeholder", "widest"]
 
 _CONVERSION = lazy_pattern(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]*)(?P<precision>(?:\.[0-9]*)?)"
-                         r"(?:hh|h|ll|l|z|t|j|L|q)?(?P<letter>[A-Za-z]))")  # fmt: skip
+                         r"(?P<length>(?:hh|h|ll|l|z|t|j|L|q)?)(?P<letter>[A-Za-z]))")  # fmt: skip
 _SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
-_NUMBERS = "diuxXocpavbeT"
+_NUMBERS = "diuxXocCpaveT"
 _NAMES_MAX = 256
 """Names of an enumeration that a record knows; others are shown by their numbers."""
 
-_TEMPLATE_LETTERS = {"i": "d", "X": "x", "b": "x"}
+WIDTH_MAX = 4095
+"""The largest width and precision, those of templates."""
+
+_CUT = {"h": 2, "hh": 1}
+"""Bytes that are left of a number by length modifiers."""
+
+_TEMPLATE_LETTERS = {"i": "d", "C": "c"}
+_FLAGGED = "diuxXo"
+"""Conversions whose flags mean something but for '-'."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A conversion: ``start`` and ``end`` are where it stands in the format, ``layout`` is flags, width, precision."""
+    """
+    A conversion: ``start`` and ``end`` are where it stands in the format, ``layout`` is flags, width, precision.
+
+    Of a number it shows ``bytes_shown`` bytes, None if all of its type.
+    """
 
     start: int
     end: int
     layout: str
     letter: str
+    bytes_shown: int | None = None
 
 
 def conversions(text: str) -> tuple[list[Conversion], int | None]:
@@ -50,9 +64,31 @@ def conversions(text: str) -> tuple[list[Conversion], int | None]:
             return found, start
         position = match.end()
         if match["percent"] is None:
-            flags = "".join(flag for flag in "-0" if flag in match["flags"])
-            found.append(Conversion(start, position, flags + match["width"] + match["precision"], match["letter"]))
+            letter, length = match["letter"], match["length"]
+            if letter == "c":
+                letter, length = ("C", "") if length == "l" else ("c", "hh")
+            cut = _CUT.get(length) if letter in f"{_FLAGGED}c" else None
+            found.append(Conversion(start, position, _layout(match), letter, cut))
     return found, None
+
+
+def widest(conversion: Conversion) -> int:
+    """Return the larger one of a width and a precision; of more digits than make sense a number that is too large."""
+    numbers = re.findall(r"[0-9]+", conversion.layout)
+    return max((int(number[:20]) for number in numbers), default=0)
+
+
+def _layout(match: re.Match[str]) -> str:
+    """Return flags, width and precision as a template has them: no flag is there that does nothing."""
+    flags, width, precision = match["flags"], match["width"], match["precision"]
+    if match["letter"] not in _FLAGGED:
+        flags = "-" if "-" in flags else ""
+    elif match["letter"] not in "di":
+        flags = flags.replace("+", "").replace(" ", "")
+    if not width:
+        flags = flags.replace("-", "").replace("0", "")
+    kept = "".join(flag for flag in "-0+ #" if flag in flags)
+    return kept + width + (f"{precision}0" if precision == "." else precision)
 
 
 class Form(Enum):
@@ -72,27 +108,39 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
     letter = _TEMPLATE_LETTERS.get(conversion.letter, conversion.letter)
     match type_:
         case String():
-            return f"%*{conversion.layout}s" if letter in "sv" else None
+            return _string(conversion.layout, type_) if letter in "sv" else None
         case Network():
-            return f"%*{conversion.layout.partition('.')[0].lstrip('0')}I" if letter in "sv" else None
+            return f"%*{conversion.layout.partition('.')[0]}I" if letter in "sv" else None
         case StackType():
             return "%*k" if letter in "ksv" else None
         case Array(element, count) if count is not None and letter not in "hs":
             return placeholder(conversion, element, Form.BYTES)
+        case Array(shown=shown) if letter in "hvs":
+            if letter == "s":
+                return _string(conversion.layout, String(shown + 1, marks=bool(shown)))
+            return f"%*.{shown}~h" if shown else f"%*{conversion.layout}h"
         case Array():
-            return f"%*{conversion.layout}{'h' if letter == 'v' else letter}" if letter in "hvs" else None
+            return None
         case Enumeration() if conversion.letter in "sv" and type_.values:
             return _named(conversion, type_, form)
         case Integer() | Enumeration() | Pointer():
-            if conversion.letter not in _NUMBERS:
+            if conversion.letter not in _NUMBERS or (letter == "c" and isinstance(type_, Pointer)):
                 return None
             integer = type_.base if isinstance(type_, Enumeration) else type_
             if letter == "d" and isinstance(integer, Integer) and not integer.is_signed and integer.size < INT.size:
                 letter = "u"
-            is_word = form is Form.WORD or (letter in "eT" and integer.size == INT.size)  # of a program of 32 bits
+            is_word = form is Form.WORD or isinstance(integer, Pointer) or integer.is_long
             size = "n" if is_word else _SIZES[integer.size]
             return f"%{'' if form is Form.RAW else '*'}{conversion.layout}{size}{letter}"
     return None
+
+
+def _string(layout: str, type_: String) -> str:
+    """Return the place-holder of a string, with a mark where it is cut that the program has not asked for."""
+    width, _, precision = layout.partition(".")
+    if not type_.marks or (precision and int(precision) <= type_.shown):
+        return f"%*{layout}s"
+    return f"%*{width}.{type_.shown}~s"
 
 
 def named(holder: str, name: str, *, is_list: bool = False, has_commas: bool = False) -> str:
@@ -104,12 +152,13 @@ def named(holder: str, name: str, *, is_list: bool = False, has_commas: bool = F
 def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:
     """Return the place-holder that shows a number by the name that an enumeration gives it."""
     size = "n" if form is Form.WORD else _SIZES[type_.base.size]
-    width = conversion.layout.partition(".")[0].lstrip("0")
-    signed = Integer("", type_.base.size, is_signed=True, rank=0)  # as the place-holder takes the number
-    if form is Form.WORD:
-        signed = type_.base
-    names = ",".join(f"{name}={signed.cut(value)}" for name, value in list(type_.values.items())[:_NAMES_MAX])
-    return f"%{'' if form is Form.RAW else '*'}{width}{size}E{{{names}}}"
+    width = conversion.layout.partition(".")[0]
+    first: dict[int, str] = {}  # of several names of a number the first one
+    for name, value in type_.values.items():
+        first.setdefault(type_.base.cut(value), name)
+    names = ",".join(f"{name}={value}" for value, name in list(first.items())[:_NAMES_MAX])
+    letter = "E" if type_.base.is_signed else "U"
+    return f"%{'' if form is Form.RAW else '*'}{width}{size}{letter}{{{names}}}"
 
 
 def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:

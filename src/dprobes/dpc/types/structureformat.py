@@ -54,7 +54,8 @@ def expanded(expression: tree.Expression, record: Record, word_size: int) -> Exp
     """
     Return what prints a structure.
 
-    Dots stand for members behind the first ``VALUES_MAX`` values, and for values that do not fit into a word.
+    Dots stand for members behind the first ``VALUES_MAX`` values, for values that do not fit into a word, and for
+    virtual bases.
     """
     values: list[tree.Expression | FirstElements] = []
     return Expansion(_Expander(word_size, values).record(expression, record, 0), tuple(values))
@@ -76,6 +77,8 @@ class _Expander:
             if member.name:
                 place = tree.MemberAccess(expression, member.name, is_arrow=False, span=expression.span)
                 parts.append(f"{member.name}={self._value(place, member.type, depth)}")
+            elif isinstance(member.type, Record) and member.type.members is None:
+                parts.append(f"{member.type.tag}=...")  # a virtual base
             elif isinstance(member.type, Record) and depth < _DEPTH_MAX:
                 # The members of an unnamed structure are members of this one.
                 parts.append(self.record(expression, member.type, depth + 1)[1:-1])

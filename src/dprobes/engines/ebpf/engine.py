@@ -12,7 +12,7 @@ from dprobes.engines.ebpf.settings import Settings
 from dprobes.engines.ebpf.support import kernel_support
 from dprobes.engines.interface import Engine
 from dprobes.engines.registry import engine_row
-from dprobes.errors import NotSupportedError, PrivilegeError
+from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -115,19 +115,24 @@ class EbpfEngine(Engine):
             self.plan(compiled.program, compiled.resolved, compiled.diagnostics)
 
     def drawback(self, compiled: Compiled, scope: Scope) -> str | None:
-        """Return why it costs too much to put the breakpoints for a command into all processes; None if it does not."""
-        if compiled.resolved is None or not scope.is_command or len(compiled.resolved.in_code) < MANY_PLACES:
+        """Return why the breakpoints of a process or command should not be in all processes; None if they may."""
+        if compiled.resolved is None or not scope.is_tree:
             return None
-        from dprobes.engines.ebpf.attach.mappers import find_mappers
+        if (cost := _cost(compiled, scope)) is not None:
+            return cost
+        from dprobes.diagnostics import Diagnostics
+        from dprobes.engines.ebpf.attach.conflicts import conflict_outside
+        from dprobes.engines.ebpf.attach.plannedfile import places_of
 
-        count = len(compiled.resolved.in_code)
-        mappers = len(find_mappers(compiled.resolved.module.path).found)
-        if count * mappers < MANY_BREAKPOINTS:
-            return None
-        return (
-            f"{count} breakpoints would be in each of {mappers} other processes that map the module as well, "
-            "which takes longer than most commands run"
-        )
+        diagnostics = Diagnostics()
+        try:
+            plan = self.plan(compiled.program, compiled.resolved, diagnostics)
+        except SourceError:
+            return None  # "prepare" says it
+        conflict = conflict_outside(str(compiled.resolved.module.path), places_of(plan), scope)
+        if conflict is None:
+            compiled.diagnostics.extend(diagnostics)  # the plan is kept
+        return conflict
 
     def plan(self, program: Program, resolved: ResolvedModule, diagnostics: Diagnostics) -> FilePlan:
         """Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be."""
@@ -159,4 +164,21 @@ def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
         replaceable=options.replaceable,
         overhead=options.overhead,
         features=options.knowledge.recall(Features),
+    )
+
+
+def _cost(compiled: Compiled, scope: Scope) -> str | None:
+    """Return why it takes too long to put the breakpoints for a command into all processes; None if it does not."""
+    assert compiled.resolved is not None
+    count = len(compiled.resolved.in_code)
+    if not scope.is_command or count < MANY_PLACES:
+        return None
+    from dprobes.engines.ebpf.attach.mappers import find_mappers
+
+    mappers = len(find_mappers(compiled.resolved.module.path).found)
+    if count * mappers < MANY_BREAKPOINTS:
+        return None
+    return (
+        f"{count} breakpoints would be in each of {mappers} other processes that map the module as well, "
+        "which takes longer than most commands run"
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.request import Abilities, LoopForm, NestingLayout, StackLayout, VmaLayout
+from dprobes.bpf.lower.request import Abilities, LoopForm, NestingLayout, PagingLayout, StackLayout, VmaLayout
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature, Features
@@ -114,6 +115,8 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         overrides_returns=skips,
         nesting=_nesting_layout(features) if _asks_for_entries(program) else None,
         stack=_stack_layout(features) if _asks_for_stacks(program) else None,
+        user=os.geteuid(),
+        paging=_paging_layout(features) if space_of(program) is not Space.KERNEL else None,
     )
 
 
@@ -171,6 +174,14 @@ def _vma_layout(features: Features) -> VmaLayout | None:
     from dprobes.engines.ebpf.kernel.vmas import vma_layout
 
     return vma_layout(features.types)
+
+
+def _paging_layout(features: Features) -> PagingLayout | None:
+    if Feature.SLEEPABLE_UPROBE not in features:
+        return None
+    from dprobes.engines.ebpf.kernel.vmas import paging_layout
+
+    return paging_layout(features)
 
 
 def _iterator_ids(types: KernelTypes) -> tuple[int, int, int]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.gdb.stopreplies import Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub import BreakpointKind, Stub
 from dprobes.engines.gdb.transports import adopted_transport
+from dprobes.engines.linux.memoryfile import memory_file
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ class Restorer:
             return
         theirs, ours = os.pipe2(os.O_CLOEXEC)
         connection = transport.fileno()
-        memory = os.memfd_create("dprobes-running", os.MFD_CLOEXEC)
-        os.ftruncate(memory, 1)
+        memory = memory_file("dprobes-running", 1)
         self._is_running = mmap.mmap(memory, 1)
         try:
             self._process = subprocess.Popen(

@@ -90,6 +90,8 @@ class StubSession(StubMember):
         self._is_stopping = False
         self._asked_at: float | None = None
         """When the target was interrupted, None if that is not needed."""
+        self._is_overtaken = False
+        """Whether the target has stopped for something else since then."""
         self._has_complained = False
         self._removals: list[int] = []
         processor = processor_of(resolved.architecture)
@@ -206,6 +208,7 @@ class StubSession(StubMember):
             is_over = isinstance(reply, Exited | NoThreads) or (reply is not None and self._on_stop(reply))
         except ConnectionLostError as error:
             reply, is_over = None, not self._has_returned(error)
+        self._is_overtaken |= reply is not None
         if isinstance(reply, Exited):
             shared.status = reply.signal if reply.signal is not None else (reply.status or 0) << 8
         shared.is_over |= is_over
@@ -233,7 +236,11 @@ class StubSession(StubMember):
         if not self._shared.is_wanted:
             self._asked_at = None
         elif self._asked_at is None:
-            self._asked_at = now
+            self._asked_at, self._is_overtaken = now, False
+            self._target.interrupt()
+        elif self._is_overtaken and now > self._asked_at + _UNDER_WAY:
+            # The interrupt came when the target had just stopped: it is lost, else it would have come by now.
+            self._is_overtaken = False
             self._target.interrupt()
         elif now > self._asked_at + _PATIENCE and not self._has_complained:
             self._has_complained = True

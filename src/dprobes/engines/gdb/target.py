@@ -69,6 +69,8 @@ class StubTarget:
         self.inserted: set[int] = set()
         self._watched: Counter[tuple[int, int, BreakpointKind]] = Counter()
         """The memory that is watched, with how many want that."""
+        self.processors = 1
+        """How many processors a machine has; a process has none of its own."""
         self._taken_out: set[int] = set()
         """Where breakpoints were taken out for a process that shares the memory (vfork)."""
         self._accesses_as_program: bool | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.gdb.processors import registers_of
 from dprobes.errors import InternalError
+from dprobes.rpn.isa import UNSEEN_ENTRY
 from dprobes.vm import AddressFault, SelectorFault
 
 if TYPE_CHECKING:
@@ -171,13 +172,13 @@ class StubContext:
 
     def entry_time(self) -> int:
         if self.entry is None:
-            raise AddressFault(0)  # nobody saw the entry
+            raise AddressFault(UNSEEN_ENTRY)
         return self.entry.time
 
     def entry_register(self, index: int) -> int:
         value = None if self.entry is None else self.entry.registers.get(index)
         if value is None:
-            raise AddressFault(0)
+            raise AddressFault(UNSEEN_ENTRY)
         return value
 
     # Variables and identities

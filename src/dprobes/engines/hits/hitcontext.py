@@ -17,12 +17,13 @@ Changes = dict[int, tuple[int, int]]
 
 
 class Tally(Protocol):
-    """The counts of one probepoint; ``hits`` that ran no handler are in ``passed`` or ``skipped`` as well."""
+    """The counts of one probepoint; hits without a run of the handler are in ``passed``, ``missed`` or ``skipped``."""
 
     hits: int
     records: int
     lost: int
     passed: int
+    missed: int
     skipped: int
     faulted: int
 

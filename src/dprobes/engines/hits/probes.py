@@ -153,6 +153,12 @@ class Probe(Generic[ProgramT]):
         former, self.state = self.state, state
         return former not in _INACTIVE
 
+    def miss(self) -> None:
+        """Count a hit at which no handler can run."""
+        if self.state not in _INACTIVE:
+            self.counts.hits += 1
+            self.counts.missed += 1
+
     @property
     def _is_last(self) -> bool:
         return self.counter >= self.limits.maxhits if self.shared is None else self.shared.is_over

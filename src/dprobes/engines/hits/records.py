@@ -73,6 +73,8 @@ class RecordBuilder:
     def record(self, header: Header, outcome: Outcome) -> bytes:
         """Return the record of a handler's log buffer."""
         flags, values, tail = header
+        if outcome.is_cut:
+            flags |= int(Item.CUT)
         values[0], values[1] = outcome.major, outcome.minor
         return header_struct(flags, self._order).pack(flags, *values) + tail + outcome.log
 

@@ -67,6 +67,7 @@ class Clock:
 
     def __init__(self, region: Region) -> None:
         self._page = SharedArray(region, CLOCK_SIZE)
+        self._version = 0
         self._first = _look()
         time.sleep(_FIRST_LOOK)
         self.correct()
@@ -80,10 +81,10 @@ class Clock:
         """Let handlers know what the counter means now."""
         counter, now = _look()
         rate = ((now - self._first[1]) << 32) // max(1, counter - self._first[0])
-        version = self._page.words[CLOCK_VERSION] + 1
-        place = CLOCK_READINGS + CLOCK_READING.size * (version & 1)
+        self._version += 1  # what the memory says may be anything
+        place = CLOCK_READINGS + CLOCK_READING.size * (self._version & 1)
         CLOCK_READING.pack_into(self._page.memory, place, counter, now, rate)
-        self._page.words[CLOCK_VERSION] = version
+        self._page.words[CLOCK_VERSION] = self._version
 
     def close(self) -> None:
         """Release the page."""

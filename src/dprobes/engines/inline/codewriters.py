@@ -13,7 +13,7 @@ from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.native.memory import MapPlace
 from dprobes.native.processpage import PROCESS_SIZE
 from dprobes.native.runtime import ProcessFacts
-from dprobes.target.processmaps import run_time_address
+from dprobes.target.processmaps import growth_of, run_time_address
 
 if TYPE_CHECKING:
     from dprobes.engines.inline.borrowed import Borrowed
@@ -72,7 +72,9 @@ class CodeWriters:
             self._modules[site.file] = code
             self._writers[key] = CodeWriter(
                 code,
-                AddressSpace(mappings, min(m.start for m in mine), max(m.end for m in mine)),
+                AddressSpace(
+                    mappings, min(m.start for m in mine), max(m.end for m in mine), growth=growth_of(memory.pid)
+                ),
                 _facts(memory, mappings, maps),
                 places,
                 maps.rings.shape,

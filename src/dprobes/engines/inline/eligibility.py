@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Class, Helper, Jump
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from dprobes.rpn.tables import Table
 
 __all__ = [
+    "Eligibility",
     "asks_for_thread",
     "may_divert",
     "obstacle_in_process",
-    "obstacle_to",
     "obstacle_to_module",
     "obstacle_to_program",
     "trial_before",
@@ -56,48 +57,64 @@ def obstacle_to_module(architecture: Architecture) -> str | None:
     return None
 
 
-def obstacle_to(program: Program, probe: Probepoint) -> str | None:
-    """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
-    if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
-        return "it is not about an instruction"
-    executed = list(executed_instructions(program, probe.definition))
-    if probe.at_return:
-        has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
-        if not has_returns and not entry_instructions(program, probe.definition):
-            return "its function has no return instruction, and is left by jumps only"
-    elif (found := trial_before(program, probe)) is not None:
-        if isinstance(found, str):
-            return found
-        if any(instruction.row.writes and instruction.row.syntax != "skip" for instruction in executed):
-            return "its instruction may fault, which may depend on what its handler changes"
-    for instruction in executed:
-        if instruction.row.syntax in _DIVERTING and probe.at_return:
-            operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
-            return f"its handler ends with '{instruction.row.operator}{operand}'"
-        if instruction.row.syntax in _NAMING or _has_names(instruction, program):
-            return "its handler asks for the process name or the user, which only the kernel knows"
-    return _obstacle_to_stacks(program, executed)
+class Eligibility:
+    """What speaks against handlers of one program in the process, probepoint by probepoint."""
 
+    def __init__(self, program: Program) -> None:
+        self._program = program
 
-def _obstacle_to_stacks(program: Program, executed: Sequence[Instruction]) -> str | None:
-    """
-    Return why the call stacks that instructions take cannot be those of a copy of the stack, None if nothing is.
-
-    The copy is made when the handler has ended, and followed later.
-    """
-    tables = {i.operand for i in executed if (table := _table_of(i, program)) is not None and table.has_user_stack}
-    if any(i.row.syntax in USER_STACKS for i in executed) or tables:
+    def obstacle_to(self, probe: Probepoint) -> str | None:
+        """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
+        program = self._program
+        if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
+            return "it is not about an instruction"
+        executed = list(executed_instructions(program, probe.definition))
+        if probe.at_return:
+            has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
+            if not has_returns and not entry_instructions(program, probe.definition):
+                return "its function has no return instruction, and is left by jumps only"
+        elif (found := trial_before(program, probe)) is not None:
+            if isinstance(found, str):
+                return found
+            if any(instruction.row.writes and instruction.row.syntax != "skip" for instruction in executed):
+                return "its instruction may fault, which may depend on what its handler changes"
         for instruction in executed:
-            if instruction.row.syntax == "pop lp":
-                return "its handler takes call stacks, and goes back in the log"
-            if (table := _table_of(instruction, program)) and table.has_user_stack and table.kind is TableKind.LAST:
-                return "its call stacks go into a table of what came last"
-            if instruction.row.writes:
-                return "its handler takes call stacks, and changes registers or memory"
-    for instruction in (i for code in program.bodies() for i in code.instructions):
-        if instruction.operand in tables and _table_of(instruction, program) and instruction.row.operator != "tally":
+            if instruction.row.syntax in _DIVERTING and probe.at_return:
+                operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
+                return f"its handler ends with '{instruction.row.operator}{operand}'"
+            if instruction.row.syntax in _NAMING or _has_names(instruction, program):
+                return "its handler asks for the process name or the user, which only the kernel knows"
+        return self._obstacle_to_stacks(executed)
+
+    def _obstacle_to_stacks(self, executed: Sequence[Instruction]) -> str | None:
+        """
+        Return why the call stacks that instructions take cannot be those of a copy of the stack, None if nothing is.
+
+        The copy is made when the handler has ended, and followed later.
+        """
+        program = self._program
+        tables = {i.operand for i in executed if (table := _table_of(i, program)) is not None and table.has_user_stack}
+        if any(i.row.syntax in USER_STACKS for i in executed) or tables:
+            for instruction in executed:
+                if instruction.row.syntax == "pop lp":
+                    return "its handler takes call stacks, and goes back in the log"
+                if (table := _table_of(instruction, program)) and table.has_user_stack and table.kind is TableKind.LAST:
+                    return "its call stacks go into a table of what came last"
+                if instruction.row.writes:
+                    return "its handler takes call stacks, and changes registers or memory"
+        if not self._looked_at.isdisjoint(tables):
             return "its call stacks go into a table that handlers look at"
-    return None
+        return None
+
+    @cached_property
+    def _looked_at(self) -> frozenset[object]:
+        """The tables with which some handler does something else than to count in them."""
+        return frozenset(
+            instruction.operand
+            for code in self._program.bodies()
+            for instruction in code.instructions
+            if instruction.row.operator != "tally" and _table_of(instruction, self._program) is not None
+        )
 
 
 def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.inline.eligibility import obstacle_in_process
 from dprobes.engines.inline.trampolines import Trampoline, make_displacing_trampoline
 from dprobes.engines.inline.trialcode import size_bound
+from dprobes.engines.ptrace.sitepatch import OF_64_BITS
 from dprobes.engines.x86.patches.placer import MANY, Placement, Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
 from dprobes.lazynamedtuple import NamedTuple
@@ -48,7 +49,7 @@ _REACH = 1 << 30
 _NO_MEMORY = "no memory near it is free"
 
 
-_DISPLACED_MAX = 112
+_DISPLACED_MAX = 112 + len(OF_64_BITS)
 """Bytes that displaced instructions take at most, with the jump back: five or six of them, most of one or two bytes."""
 
 _LOOK_SIZE = 32

@@ -20,7 +20,7 @@ from dprobes.engines.inline.hits.stackentries import StackEntries
 from dprobes.engines.inline.moduleplans import ModulePlan, plan_alone, plan_together, sites_together
 from dprobes.engines.inline.pieces import PieceWriter, call_table_of
 from dprobes.engines.inline.postponed import Postponed
-from dprobes.engines.inline.refusalnotice import refusal_notice
+from dprobes.engines.inline.refusalnotice import damage_notice, refusal_notice
 from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.inline.sitegroups import planned_sites, site_groups
 from dprobes.engines.inline.threadids import tid_place_in
@@ -28,7 +28,8 @@ from dprobes.engines.interface import Notice
 from dprobes.engines.ptrace.requests import PatchSites, ReleaseMemory, ShareMemory
 from dprobes.errors import DprobesError
 from dprobes.record.layout import Item
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.rpn.needs import executed_instructions
+from dprobes.target.processmaps import mappings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["InlineHandlers"]
+
+_ENDING = ("remove", "exit <code>")
+"""Instructions after which a probepoint has no more hits."""
 
 
 class InlineHandlers:
@@ -95,6 +99,10 @@ class InlineHandlers:
         self._is_closed = False
         self._limits: dict[int, tuple[int, int]] = {}
         """The ``passcount`` and ``maxhits`` of probepoints."""
+        self._probe_count = 0
+        """More than the number of each probepoint with handlers in processes."""
+        self._ending: set[int] = set()
+        """The probepoints that may have a last hit."""
         self.refused: dict[int, str] = {}
         """Why probepoints have breakpoints and no jumps."""
         self.jumps: dict[int, set[str]] = {}
@@ -149,8 +157,11 @@ class InlineHandlers:
     def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
         """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
         refused = message.refused_of(program)
-        if message.is_outdated and self._maps is not None:
-            self.left(message.pid)
+        if (message.is_outdated or message.is_occupied) and self._maps is not None:
+            if message.is_outdated:
+                self.left(message.pid)
+            else:
+                self._writers.forget(self._families.of(message.pid))  # new ones look at what is mapped now
             self._waiting.setdefault(message.pid, set()).update(refused)
             return self._share(program, message.pid)
         for probe in message.probes_of(program):
@@ -210,6 +221,12 @@ class InlineHandlers:
                 stacks = StackEntries.of(self._program, tables, self._images)
                 reader = RingReader(self._items, maps.rings.size, PROBES_MAX, stacks)
                 self._hits = HandlerHits(maps, reader, self.state)
+            if not isinstance(found, str) and self._hits is not None:
+                executed = executed_instructions(self._program, definition)
+                if definition.maxhits or any(each.row.syntax in _ENDING for each in executed):
+                    self._ending.add(probe)
+                self._probe_count = max(self._probe_count, probe + 1)
+                self._hits.limit(self._probe_count, self._ending)
         return () if isinstance(found, str) else found
 
     def _share(self, program: int, pid: int) -> ShareMemory:
@@ -220,9 +237,10 @@ class InlineHandlers:
     def _plan(self, memory: MemoryShared, wanted: set[int], answers: Answers) -> PatchSites | None:
         """Return the code and the jumps for probepoints in a process."""
         try:
-            mappings = parse_maps(read_maps(memory.pid))
-        except DprobesError:
-            return None  # it has ended
+            mappings = mappings_of(memory.pid)
+        except DprobesError as error:
+            self.refused |= dict.fromkeys(wanted, str(error))  # it has ended, or maps too much
+            return None
         knows_threads = tid_place_in(memory.pid, mappings) is not None
         asks = not knows_threads and any(self._asks_for_thread(probe) for probe in wanted)
         if asks and self._postponed.add(memory.pid, wanted):
@@ -354,6 +372,8 @@ class InlineHandlers:
             yield Notice(
                 f"{what} lost that threads did not finish: they were killed, or a signal handler jumped away from that"
             )
+        if self._hits is not None and any(damage := self._hits.damage):
+            yield damage_notice(damage)
         reasons = [reason for probe, reason in self.refused.items() if probe not in self.jumps]
         if reasons:
             yield refusal_notice(reasons)

@@ -49,6 +49,7 @@ def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: Mod
         program,
         tuple(_switch(switch, site, planned[site]) for site, switch in jump.trampoline.switches),
         jump.trampoline.code.address,
+        jump.placement.traps,
     )
 
 

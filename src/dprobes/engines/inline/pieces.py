@@ -25,8 +25,8 @@ from dprobes.bpf.lower.callentries import entry_program
 from dprobes.bpf.lower.hosts.host import Host
 from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.inline.eligibility import (
+    Eligibility,
     may_divert,
-    obstacle_to,
     obstacle_to_module,
     obstacle_to_program,
     trial_before,
@@ -122,13 +122,14 @@ class PieceWriter:
             cvars=program.cvars,
             tvars=program.tvars,
         )
+        self._eligibility = Eligibility(program)
         self._families: dict[tuple[object, ...], HandlerFamily] = {}
 
     def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:
         """Return the pieces for a probepoint, or why its handler cannot run in the process."""
         if self.obstacle is not None:
             return self.obstacle
-        if (problem := obstacle_to(self._program, probe)) is not None:
+        if (problem := self._eligibility.obstacle_to(probe)) is not None:
             return problem
         if site is None:
             return "its file cannot be looked at for that"

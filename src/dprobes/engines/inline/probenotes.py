@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_module, obstacle_to_program
+from dprobes.engines.inline.eligibility import Eligibility, obstacle_to_module, obstacle_to_program
 from dprobes.engines.x86.patches.addressspace import AddressSpace
 from dprobes.engines.x86.patches.codebytes import ModuleCode
 from dprobes.engines.x86.patches.placer import Placer, Shared
 from dprobes.engines.x86.patches.plans import Method, Refusal
 from dprobes.target.code.functionexits import ExitKind
-from dprobes.target.processmaps import Mapping
+from dprobes.target.processmaps import Growth, Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +27,8 @@ __all__ = ["note_of", "probe_notes"]
 _ROOM = 512
 """Bytes of a trampoline, about."""
 _SOMEWHERE = 0x7F00_0000_0000
+_BEFORE_HEAP = 512 << 20
+"""How far behind a program its heap begins: up to 1 GiB, or 32 MiB with kernels before Linux 6.9."""
 """Where a library may be."""
 
 
@@ -34,7 +36,8 @@ def probe_notes(program: Program, resolved: ResolvedModule) -> dict[int, str]:
     """Return how the probepoints of a module are probed, by their places among these; those that are about code."""
     probes = {number: probe for number, probe in enumerate(resolved.probepoints) if probe.is_in_code}
     whole = obstacle_to_program(program) or obstacle_to_module(resolved.architecture)
-    why = {number: whole or obstacle_to(program, probe) for number, probe in probes.items()}
+    eligibility = Eligibility(program)
+    why = {number: whole or eligibility.obstacle_to(probe) for number, probe in probes.items()}
     places = {number: list(_places(probe)) for number, probe in probes.items() if why[number] is None}
     found = _methods(resolved, {place for mine in places.values() for place in mine}) if places else {}
     return {
@@ -61,11 +64,10 @@ def _methods(resolved: ResolvedModule, places: set[int]) -> dict[int, Method | s
     start, end = min(s.vaddr for s in segments) + bias, max(s.vaddr + s.memsz for s in segments) + bias
     own = Mapping(start & -4096, (end + 4095) & -4096, "r-xp", 0, 0, 1, str(module.path), deleted=False)
     code = ModuleCode.of(module, bias)
+    space = AddressSpace([own], own.start, own.end, growth=Growth(own.end + _BEFORE_HEAP))
     found: dict[int, Method | str] = {}
     wanted = sorted((place + bias for place in places), reverse=True)
-    for place, each in zip(
-        wanted, Placer(code, AddressSpace([own], own.start, own.end), _ROOM).place(wanted), strict=True
-    ):
+    for place, each in zip(wanted, Placer(code, space, _ROOM).place(wanted), strict=True):
         if isinstance(each, Refusal):
             found[place - bias] = each.reason
         else:

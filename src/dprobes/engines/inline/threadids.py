@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux.procfs import without_waiting
 from dprobes.errors import DprobesError, TargetError
 from dprobes.lazypattern import lazy_pattern
 
@@ -76,6 +77,6 @@ def tid_place_of(path: Path) -> int | None:
 
 def _read(path: Path, module: Module, symbol: str, size: int) -> bytes:
     """Return the first bytes of what a symbol is about."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=without_waiting) as file:
         file.seek(module.file_offset(module.address_of(symbol)))
         return file.read(size)

@@ -5,8 +5,8 @@ The code that a jump leads to: the displaced instructions, each with its handler
 
     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
 
-A handler may have a trial before it. Where one is in the middle, a thread that stands at the original instruction goes
-on at the handler.
+Where 32-bit code can be, a trap for that comes first (``OF_64_BITS``). A handler may have a trial before it. Where one
+is in the middle, a thread that stands at the original instruction goes on at the handler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.trialcode import TrialCode
-from dprobes.engines.ptrace.sitepatch import CodeCopy
+from dprobes.engines.ptrace.sitepatch import OF_64_BITS, CodeCopy
 from dprobes.engines.x86.patches.displaced import displaced
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.code import NativeCode
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Trampoline", "make_displacing_trampoline"]
 
 _NONE: Mapping[int, Trial] = MappingProxyType({})
+_END_OF_32_BITS = 1 << 32
 
 
 class Trampoline(NamedTuple):
@@ -69,7 +70,7 @@ def make_displacing_trampoline(
     # What has a mark for indirect branches begins behind it.
     probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
     end = plan.start + len(plan.raw)
-    code = b""
+    code = OF_64_BITS if plan.start < _END_OF_32_BITS else b""
     copies: list[CodeCopy] = []
     moves: dict[int, int] = {}
     fixups: list[Fixup] = []

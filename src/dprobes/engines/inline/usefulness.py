@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower import is_supported
-from dprobes.engines.inline.eligibility import obstacle_to, obstacle_to_module, obstacle_to_program
+from dprobes.engines.inline.eligibility import Eligibility, obstacle_to_module, obstacle_to_program
 from dprobes.engines.inline.pieces import ABILITIES
 from dprobes.rpn.needs import executed_instructions
 
@@ -26,9 +26,10 @@ def obstacle_to_all(compiled: Compiled) -> str | None:
     whole = obstacle_to_program(program) or obstacle_to_module(architecture)
     if whole is not None:
         return whole
+    eligibility = Eligibility(program)
     reason = "it has no probepoint"
     for probe in resolved.probepoints:
-        found = obstacle_to(program, probe) or _what_is_missing(program, probe.definition, architecture)
+        found = eligibility.obstacle_to(probe) or _what_is_missing(program, probe.definition, architecture)
         if found is None:
             return None
         reason = found

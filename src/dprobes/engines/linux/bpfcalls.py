@@ -1,5 +1,5 @@
 """
-What bpf(2) does with programs and links (``mapcalls`` has the maps, ``kernelobjects`` makes the system call).
+What bpf(2) does with programs and links (``mapcalls`` has the maps): the only file that makes this system call.
 
 x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``, of which
 a kernel takes as much as it knows if the rest is zero. Every function raises OSError as the kernel answers; what that
@@ -12,14 +12,15 @@ import ctypes
 import errno
 import os
 import struct
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.kernelobjects import Request, issue, made, system_call
+from dprobes.engines.linux.proxy import call_in_proxy
 from dprobes.lazydataclass import dataclass
 from dprobes.quickenum import IntEnum, IntFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "AttachType",
@@ -31,10 +32,12 @@ __all__ = [
     "ProgramInfo",
     "ProgramRunner",
     "ProgramType",
+    "Request",
     "UprobeMulti",
     "attributes_of",
     "call",
     "enable_statistics",
+    "issue",
     "link_kprobes",
     "link_kprobes_nowhere",
     "link_perf_event",
@@ -67,9 +70,56 @@ class Command(IntEnum):
     ENABLE_STATS = 32
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong)
+_syscall.restype = ctypes.c_long
+
+_SYS_BPF = 321
+_ADDRESS = struct.Struct("=Q")
+_ATTEMPTS = 6
+
+
 def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
     """Make the system call, and return its result."""
-    return system_call(command, attributes)
+    result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"bpf {command.name}: {os.strerror(number)}")
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    A request for an object of the kernel.
+
+    ``attributes`` are those of the command, with zeros where addresses are to be: ``data`` has the bytes that these
+    lead to, by their places. What attaches uprobes is asked ``in_proxy``.
+    """
+
+    command: Command
+    attributes: bytes
+    data: Mapping[int, bytes] = field(default_factory=dict)
+    in_proxy: bool = False
+
+
+def issue(request: Request) -> int:
+    """Ask the kernel for an object, and return its descriptor."""
+    attributes = ctypes.create_string_buffer(request.attributes, len(request.attributes))
+    buffers = []
+    for place, data in request.data.items():
+        buffers.append(ctypes.create_string_buffer(data, len(data)))
+        _ADDRESS.pack_into(attributes, place, ctypes.addressof(buffers[-1]))
+    if request.in_proxy:
+        # Who is killed while it attaches uprobes would leave them.
+        return call_in_proxy(_SYS_BPF, request.command, ctypes.addressof(attributes), len(attributes))
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return call(request.command, attributes)
+        except BlockingIOError:
+            continue  # the verifier gives up when a signal is pending
+    return call(request.command, attributes)
 
 
 def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
@@ -150,7 +200,7 @@ _FUNCTION_RECORD_SIZE = 8
 #  64 u32 prog_ifindex, expected_attach_type, prog_btf_fd, func_info_rec_size; u64 func_info; u32 func_info_cnt
 #  92 u32 line_info_rec_size; u64 line_info; u32 line_info_cnt, attach_btf_id, attach_prog_fd, core_relo_cnt
 _PROG_LOAD = struct.Struct("=II16xIIQ4xI16s4xIII8xI4x8x4xI8x")
-_INSTRUCTIONS, _LICENSE_AT, _LOG_AT, _BTF_AT, _FUNCTIONS = 8, 16, 32, 72, 80
+_INSTRUCTIONS, _LICENSE_AT, _FUNCTIONS = 8, 16, 80
 
 
 def _load_request(program: Program, log: ctypes.Array[ctypes.c_char] | None, level: LogLevel) -> Request:
@@ -172,7 +222,7 @@ def _load_request(program: Program, log: ctypes.Array[ctypes.c_char] | None, lev
     data = {_INSTRUCTIONS: program.instructions, _LICENSE_AT: _LICENSE}
     if functions:
         data[_FUNCTIONS] = functions
-    return Request(Command.PROG_LOAD, attributes, data, (_BTF_AT,) if program.btf else ())
+    return Request(Command.PROG_LOAD, attributes, data)
 
 
 def load_program(
@@ -183,8 +233,7 @@ def load_program(
 
     With a buffer ``log`` the verifier writes there, ending with a zero; ENOSPC if it is too small.
     """
-    request = _load_request(program, log, level)
-    return made(request) if log is None else issue(request)
+    return issue(_load_request(program, log, level))
 
 
 _LOG_SIZE = 1 << 16
@@ -280,7 +329,7 @@ def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
     ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING one says itself what it attaches to.
     """
     data = {0: name.encode() + b"\0"} if name else {}
-    return made(Request(Command.RAW_TRACEPOINT_OPEN, _RAW_TRACEPOINT.pack(program_fd), data, (8,)))
+    return issue(Request(Command.RAW_TRACEPOINT_OPEN, _RAW_TRACEPOINT.pack(program_fd), data))
 
 
 # struct { u64 btf, btf_log_buf; u32 btf_size, btf_log_size, btf_log_level; }
@@ -289,7 +338,7 @@ _BTF_LOAD = struct.Struct("=16xI12x")
 
 def load_btf(blob: bytes) -> int:
     """Load type information and return its descriptor."""
-    return made(Request(Command.BTF_LOAD, _BTF_LOAD.pack(len(blob)), {0: blob}))
+    return issue(Request(Command.BTF_LOAD, _BTF_LOAD.pack(len(blob)), {0: blob}))
 
 
 class KprobeMulti(IntFlag):
@@ -373,7 +422,7 @@ def link_uprobes(
         data[_COUNTERS] = _words(counters)
     kind = AttachType.TRACE_UPROBE_MULTI
     attributes = _LINK_UPROBES.pack(program_fd, kind, 0, 0, 0, 0, len(offsets), flags, pid)
-    return made(Request(Command.LINK_CREATE, attributes, data, (0,), _PATH, in_proxy=True))
+    return issue(Request(Command.LINK_CREATE, attributes, data, in_proxy=True))
 
 
 def _words(numbers: Sequence[int]) -> bytes:

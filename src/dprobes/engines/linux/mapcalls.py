@@ -6,8 +6,7 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.bpfcalls import Command, attributes_of, call
-from dprobes.engines.linux.kernelobjects import Request, made
+from dprobes.engines.linux.bpfcalls import Command, Request, attributes_of, call, issue
 from dprobes.quickenum import IntEnum, IntFlag
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MapFlag",
     "MapType",
-    "array_size",
     "create_map",
     "delete_element",
     "lookup_element",
@@ -67,15 +65,7 @@ def create_map(
     ``inner`` is the descriptor of a map like those that a map of maps is to hold.
     """
     attributes = _MAP_CREATE.pack(kind, key_size, value_size, entries, flags, inner, name.encode()[:15])
-    return made(Request(Command.MAP_CREATE, attributes, descriptors=(20,) if inner else ()))
-
-
-def array_size(request: Request) -> int:
-    """Return the bytes of the array that is asked for and can be mapped, 0 if something else is asked for."""
-    if request.command != Command.MAP_CREATE:
-        return 0
-    kind, _, value_size, entries, flags, *_ = _MAP_CREATE.unpack(request.attributes)
-    return ((value_size + 7) & ~7) * int(entries) if kind == MapType.ARRAY and flags & MapFlag.MMAPABLE else 0
+    return issue(Request(Command.MAP_CREATE, attributes))
 
 
 # struct { u32 map_fd; u64 key; u64 value or next_key; u64 flags; }

@@ -5,7 +5,7 @@ The kernel prints a line for each mapping, most of which are no code of a file, 
 question about the next one that is takes as long, and there are a quarter as many.
 
 Since Linux kernel commit ed5d583a88a9 ("fs/procfs: implement efficient VMA querying API for /proc/<pid>/maps") (in
-v6.11); ``struct procmap_query`` is in include/uapi/linux/fs.h.
+v6.11).
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ import os
 import struct
 from fcntl import ioctl
 
+from dprobes.engines.linux.procfs import without_waiting
+from dprobes.target.processmaps import COVERING_OR_NEXT, EXECUTABLE, NAME_MAX, OF_FILE, PROCMAP_QUERY, QUERY
+
 TYPE_CHECKING = False  # what type checkers take for true; importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from typing import Self
 
 __all__ = ["MapQuestion"]
 
-_QUERY = struct.Struct("=9Q4I2Q")
-"""
-size, flags, address asked for; start, end, flags, page size and offset of the mapping, inode of its file; major and
-minor number of the device, sizes of the buffers for name and build-id; addresses of these buffers.
-"""
-_PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
-_EXECUTABLE, _COVERING_OR_NEXT, _OF_FILE = 0x04, 0x10, 0x20
-_WANTED = _EXECUTABLE | _COVERING_OR_NEXT | _OF_FILE
-_PATH_MAX = 4096
+_WANTED = EXECUTABLE | COVERING_OR_NEXT | OF_FILE
 
 _OURS_MAX = 1 << 12
 """How many of our own mappings are looked at."""
@@ -52,8 +47,8 @@ class MapQuestion:
     def __init__(self, inode: int, base: str = "") -> None:
         self._inode = inode
         self._base = os.fsencode(base)
-        self._query = bytearray(_QUERY.size)
-        self._name = ctypes.create_string_buffer(_PATH_MAX)
+        self._query = bytearray(QUERY.size)
+        self._name = ctypes.create_string_buffer(NAME_MAX)
         self._view = memoryview(self._name)
         self._address = ctypes.addressof(self._name)
 
@@ -62,7 +57,10 @@ class MapQuestion:
         """Return the question about a file, without its name if mappings of it have its number, as we try ourselves."""
         by_number, executable = cls(inode), mmap.PROT_READ | mmap.PROT_EXEC
         try:
-            with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, flags=mmap.MAP_PRIVATE, prot=executable):
+            with (
+                open(path, "rb", opener=without_waiting) as file,
+                mmap.mmap(file.fileno(), 1, flags=mmap.MAP_PRIVATE, prot=executable),
+            ):
                 if by_number.answer(os.getpid(), _OURS_MAX):
                     return by_number
         except (OSError, ValueError):
@@ -93,20 +91,18 @@ class MapQuestion:
     def _ask(self, descriptor: int, most: int) -> bool | None:
         query, end = self._query, 0
         for _ in range(most):
-            _QUERY.pack_into(
-                query, 0, _QUERY.size, _WANTED, end, 0, 0, 0, 0, 0, 0, 0, 0, _PATH_MAX, 0, self._address, 0
-            )
-            ioctl(descriptor, _PROCMAP_QUERY, query)
-            _, _, _, _, end, _, _, _, inode, _, _, length, *_ = _QUERY.unpack(query)
+            QUERY.pack_into(query, 0, QUERY.size, _WANTED, end, 0, 0, 0, 0, 0, 0, 0, 0, NAME_MAX, 0, self._address, 0)
+            ioctl(descriptor, PROCMAP_QUERY, query)
+            _, _, _, _, end, _, _, _, inode, _, _, length, *_ = QUERY.unpack(query)
             if inode == self._inode or self._base in bytes(self._view[:length]):
                 return True
         return None
 
     def _ask_for_numbers(self, descriptor: int, most: int) -> bool | None:
         query, wanted = self._query, self._inode
-        _QUERY.pack_into(query, 0, _QUERY.size, _WANTED, *[0] * 13)
+        QUERY.pack_into(query, 0, QUERY.size, _WANTED, *[0] * 13)
         for _ in range(most):
-            ioctl(descriptor, _PROCMAP_QUERY, query)
+            ioctl(descriptor, PROCMAP_QUERY, query)
             if _ADDRESS.unpack_from(query, _INODE)[0] == wanted:
                 return True
             query[_ASKED : _ASKED + _ADDRESS.size] = query[_END : _END + _ADDRESS.size]

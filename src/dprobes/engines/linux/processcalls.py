@@ -10,24 +10,30 @@ import ctypes
 import errno
 import os
 import signal
+import socket
+import struct
+from _thread import start_new_thread
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux.proxy import call_with_file
 from dprobes.errors import system_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "RemoteMemory",
     "allow_tracer",
-    "copy_descriptor",
     "end_with_parent",
-    "is_local_socket",
+    "same_file",
     "same_memory",
+    "send_file",
     "send_signal",
     "set_process_name",
+    "signal_set",
     "socket_timeout",
     "take_signal",
+    "terminal_modes",
 ]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -99,48 +105,141 @@ def same_memory(pid: int, other: int) -> bool | None:
     return None if result < 0 else result == 0
 
 
-_SYS_PIDFD_GETFD = 438
+_KCMP_FILE = 0
+
+
+def same_file(number: int, pid: int, other: int) -> bool | None:
+    """
+    Return whether a descriptor of this process is the very open file that another one has as ``other``.
+
+    That is by kcmp(2), KCMP_FILE; None if the kernel does not say.
+    """
+    result = _libc.syscall(_SYS_KCMP, os.getpid(), pid, _KCMP_FILE, ctypes.c_ulong(number), ctypes.c_ulong(other))
+    return None if result < 0 else result == 0
+
+
 _PIDFD_THREAD = os.O_EXCL
 
+_SYS_SENDMSG, _SYS_BIND, _SYS_CONNECT, _SYS_GETSOCKNAME, _SYS_IOCTL, _SYS_PIDFD_GETFD = 46, 49, 42, 51, 16, 438
+_TCGETS = 0x5401
+"""arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/ioctls.h"""
 
-def copy_descriptor(tid: int, pid: int, number: int) -> int:
-    """
-    Return a descriptor for a file that a thread of a process has open as ``number``; raise OSError if that fails.
 
-    A thread may have files of its own, and the first one may have ended; Linux before 6.9 knows only that one.
-    """
+def _process_of(tid: int, pid: int) -> int:
+    """Return a PID file descriptor: a thread may have files of its own; Linux before 6.9 knows only the first one."""
     try:
-        process = os.pidfd_open(tid, _PIDFD_THREAD)
+        return os.pidfd_open(tid, _PIDFD_THREAD)
     except OSError:
-        process = os.pidfd_open(pid)
+        return os.pidfd_open(pid)
+
+
+def _with_file_of(
+    tid: int,
+    pid: int,
+    number: int,
+    calls: Callable[[int], Sequence[tuple[int, ...]]],
+    ours: Sequence[int] = (),
+    memory: Sequence[object] = (),
+) -> list[int]:
+    """Do as ``call_with_file`` with a file that a thread of a process has open."""
+    if pid in _slow:
+        raise system_error(errno.ETIMEDOUT)
+    process = _process_of(tid, pid)
     try:
-        return _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
+        return call_with_file(process, number, calls, ours, memory)
+    except TimeoutError:
+        _slow.add(pid)
+        raise
     finally:
         os.close(process)
+
+
+_slow: set[int] = set()
+"""The processes with a file that has kept us waiting: nobody waits for another one of theirs."""
+
+_AF_UNIX = 1
+_AUTOBIND_SIZE = 8
+"""Bytes of the address that the kernel makes up for a socket: family, a zero, five digits (unix(7))."""
+_IOVEC, _MSGHDR = struct.Struct("=QQ"), struct.Struct("=QIxxxxQQQQixxxx")
+_RIGHTS = struct.Struct("=Qiiixxxx")
+
+
+def send_file(tid: int, pid: int, number: int, file: int) -> None:
+    """
+    Send a file of ours through a new socket for datagrams that a thread has open as ``number``, to that socket itself.
+
+    It is connected with itself, so that nothing else can come. Raise OSError if that fails, or takes too long: the
+    process may have another file there by now.
+    """
+    address = ctypes.create_string_buffer(_AF_UNIX.to_bytes(2, "little"), _AUTOBIND_SIZE)
+    size = ctypes.c_uint(_AUTOBIND_SIZE)
+    byte = ctypes.create_string_buffer(1)
+    vector = ctypes.create_string_buffer(_IOVEC.pack(ctypes.addressof(byte), 1))
+    control_size = _RIGHTS.size - 4
+    rights = ctypes.create_string_buffer(_RIGHTS.pack(control_size, _SOL_SOCKET, socket.SCM_RIGHTS, file))
+    parts = 0, 0, ctypes.addressof(vector), 1, ctypes.addressof(rights), _RIGHTS.size, 0
+    message = ctypes.create_string_buffer(_MSGHDR.pack(*parts))
+    where = ctypes.addressof(address)
+
+    def calls(taken: int) -> Sequence[tuple[int, ...]]:
+        return (
+            (_SYS_BIND, taken, where, 2),
+            (_SYS_GETSOCKNAME, taken, where, ctypes.addressof(size)),
+            (_SYS_CONNECT, taken, where, _AUTOBIND_SIZE),
+            (_SYS_SENDMSG, taken, ctypes.addressof(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL),
+        )
+
+    memory = address, size, byte, vector, rights, message
+    for result in _with_file_of(tid, pid, number, calls, [file], memory):
+        if result < 0:
+            raise system_error(-result)
 
 
 _SOL_SOCKET = 1
 _SO_RCVTIMEO = 20
 _SO_SNDTIMEO = 21
 _SO_DOMAIN = 39
-_AF_UNIX = 1
 
 
-def socket_timeout(descriptor: int, *, sending: bool) -> float:
-    """Return the seconds for which a socket lets its user wait, 0 for ever; raise OSError if it is no socket."""
-    value = (ctypes.c_long * 2)()  # struct timeval
-    size = ctypes.c_uint(ctypes.sizeof(value))
+def socket_timeout(tid: int, pid: int, number: int, *, sending: bool) -> tuple[float, bool]:
+    """
+    Return the seconds for which a thread's socket lets its user wait, 0 for ever, and whether it is of one machine.
+
+    The latter is unix(7). Raise OSError if what the thread has open as ``number`` is no socket.
+    """
+    process = _process_of(tid, pid)
+    try:
+        copy = _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
+    finally:
+        os.close(process)
+    value, domain = (ctypes.c_long * 2)(), ctypes.c_int()  # struct timeval
     option = _SO_SNDTIMEO if sending else _SO_RCVTIMEO
-    _check(_libc.getsockopt(descriptor, _SOL_SOCKET, option, ctypes.byref(value), ctypes.byref(size)))
-    return float(value[0] + value[1] / 1e6)
+    try:
+        for each, where in ((option, value), (_SO_DOMAIN, domain)):
+            size = ctypes.c_uint(ctypes.sizeof(where))
+            _check(_libc.getsockopt(copy, _SOL_SOCKET, each, ctypes.byref(where), ctypes.byref(size)))
+    finally:
+        # These calls wait for nothing, but the end of a file may (SO_LINGER), should the process have closed it.
+        start_new_thread(os.close, (copy,))
+    return float(value[0] + value[1] / 1e6), domain.value == _AF_UNIX
 
 
-def is_local_socket(descriptor: int) -> bool:
-    """Return whether a socket connects processes of one machine (unix(7))."""
-    domain = ctypes.c_int()
-    size = ctypes.c_uint(ctypes.sizeof(domain))
-    _libc.getsockopt(descriptor, _SOL_SOCKET, _SO_DOMAIN, ctypes.byref(domain), ctypes.byref(size))
-    return domain.value == _AF_UNIX
+_TERMIOS = struct.Struct("=IIIIB19s")
+"""``struct termios`` of the kernel (include/uapi/asm-generic/termbits.h)."""
+
+
+def terminal_modes(tid: int, pid: int, number: int) -> tuple[int, bytes]:
+    """Return the local modes of a thread's terminal and its control characters; raise OSError if it is none."""
+    found = ctypes.create_string_buffer(_TERMIOS.size)
+
+    def calls(taken: int) -> Sequence[tuple[int, ...]]:
+        return [(_SYS_IOCTL, taken, _TCGETS, ctypes.addressof(found))]
+
+    (result,) = _with_file_of(tid, pid, number, calls, memory=(found,))
+    if result < 0:
+        raise system_error(-result)
+    *_, modes, _, characters = _TERMIOS.unpack(found.raw)
+    return modes, characters
 
 
 _PR_SET_PDEATHSIG = 1
@@ -182,14 +281,21 @@ _sigtimedwait = _libc.sigtimedwait
 _sigtimedwait.argtypes = (ctypes.POINTER(ctypes.c_ulong), ctypes.c_void_p, ctypes.POINTER(_Timespec))
 
 
-def take_signal(signals: Iterable[int], seconds: float) -> int:
+SignalSet = ctypes.Array[ctypes.c_ulong]
+
+
+def signal_set(signals: Iterable[int]) -> SignalSet:
+    """Return a ``sigset_t`` of the C library."""
+    return (ctypes.c_ulong * _SIGNAL_SET_WORDS)(sum(1 << number - 1 for number in signals))
+
+
+def take_signal(wanted: SignalSet, seconds: float) -> int:
     """
     Wait for one of some blocked signals and take it (sigtimedwait(2)).
 
     Return its number, or 0 if none has come in time, or a stop has interrupted the wait. ``signal.sigtimedwait`` makes
     up a signal then, if the time is over as well: it returns what happens to be in its memory (CPython 3.11 to 3.13).
     """
-    wanted = (ctypes.c_ulong * _SIGNAL_SET_WORDS)(sum(1 << number - 1 for number in signals))
     whole = int(seconds)
     found: int = _sigtimedwait(wanted, None, _Timespec(whole, int((seconds - whole) * 1_000_000_000)))
     if found < 0 and (reason := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):

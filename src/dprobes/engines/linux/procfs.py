@@ -15,11 +15,18 @@ __all__ = [
     "ids_of",
     "living_thread",
     "process_field",
+    "process_of",
     "start_time",
     "system_call_of",
     "thread_state",
     "threads_of",
+    "without_waiting",
 ]
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file of a process for ``open(opener=...)``: there may be a FIFO by now, whose writer is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def process_field(tid: int, name: str) -> str:
@@ -57,6 +64,11 @@ def thread_state(tid: int) -> str:
             os.close(descriptor)
     except OSError:
         return "X"
+
+
+def process_of(tid: int) -> int:
+    """Return the id of a thread's process; of a thread that is not there its own."""
+    return int(process_field(tid, "Tgid") or tid)
 
 
 def start_time(pid: int) -> int:

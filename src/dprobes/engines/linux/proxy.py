@@ -1,5 +1,5 @@
 """
-Attach and detach uprobes in a process of its own, which SIGKILL of this one does not end.
+System calls in a process of its own: for uprobes, which SIGKILL of this one must not end, and for files of others.
 
 To write or take away a breakpoint the kernel looks up pages of the target, which it refuses a task that is being killed
 (``fatal_signal_pending`` in ``mm/gup.c``). Who is killed just then leaves breakpoints behind: for good, because
@@ -9,19 +9,26 @@ A task that exits by itself is not being killed, and one that has begun to exit 
 link is not closed by close(2), but by the exit of a process that has copies of it. That process shares the memory with
 this one, but not the table of descriptors; it runs a few instructions of ours, no C library and no Python. It waits
 until we have closed ours, or have ended.
+
+A file that another process has open may be one that lets its user wait, for ever if its owner likes: a socket whose
+peer does not read, or a file system of the owner's, which is asked when a descriptor is closed. So we never have such
+a file open ourselves: a proxy takes it, does with it what is to be done, and is left alone if it does not come back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import select
 import signal
 import struct
 from _thread import allocate_lock
 from functools import cache
 
 from dprobes.engines.linux.machinecode import map_code
+from dprobes.engines.linux.procfs import thread_state
 
 # Nothing that takes long is imported here: no typing, no errors of ours.
 
@@ -29,7 +36,7 @@ TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["call_in_proxy", "close_in_proxy"]
+__all__ = ["call_in_proxy", "call_with_file", "close_in_proxy"]
 
 # rdi: flags of clone(2), rdx: calls; returns the process id, or a negative errno
 #     mov %rdx,%r9; xor %esi,%esi; xor %edx,%edx; xor %r10d,%r10d; xor %r8d,%r8d; mov $56,%eax; syscall
@@ -55,7 +62,7 @@ _END = struct.Struct("=q").pack(-1)
 _CLONE_VM, _CLONE_FILES = 0x100, 0x400
 _WALL = 0x40000000  # our child sends no signal when it ends
 
-_SYS_READ, _SYS_WRITE, _SYS_CLOSE_RANGE = 0, 1, 436
+_SYS_READ, _SYS_WRITE, _SYS_CLOSE_RANGE, _SYS_PIDFD_GETFD = 0, 1, 436, 438
 _LAST_DESCRIPTOR = (1 << 31) - 1
 
 _starting = allocate_lock()
@@ -87,6 +94,11 @@ class _Proxy:
         self._pid: int = _entry()(_CLONE_VM | flags, 0, ctypes.addressof(self._calls))
         if self._pid < 0:
             raise OSError(-self._pid, f"clone: {os.strerror(-self._pid)}")
+        self._memory: Sequence[object] = ()
+
+    def keep(self, memory: Sequence[object]) -> None:
+        """Keep buffers that calls name as long as this is kept."""
+        self._memory = memory
 
     def wait(self) -> bool:
         """Wait for its end, as it has our memory until then; return whether it came by itself."""
@@ -104,6 +116,31 @@ class _Proxy:
         if interruption is not None:
             raise interruption
         return os.WIFEXITED(status)
+
+    def wait_for(self, milliseconds: int) -> bool:
+        """Do as ``wait``, but not longer; one that has not ended by then is killed, and left to its fate."""
+        process = os.pidfd_open(self._pid)
+        try:
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            while not poll.poll(milliseconds):
+                if thread_state(self._pid) == "R":
+                    continue  # it has had no processor
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                if not poll.poll(_KILLED):
+                    _abandoned.append(self)
+                    return False
+                break
+        finally:
+            os.close(process)
+        return self.wait()
+
+    def has_ended(self) -> bool:
+        """Return whether one that was left to its fate has ended by now."""
+        try:
+            return os.waitpid(self._pid, _WALL | os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
 
     def result(self, number: int) -> int:
         """Return what a call came to, after the end."""
@@ -130,6 +167,44 @@ def call_in_proxy(number: int, *arguments: int) -> int:
     if result < 0:
         raise OSError(-result, os.strerror(-result))
     return result
+
+
+_PATIENCE, _KILLED = 2000, 100
+"""Milliseconds that calls with a file of somebody else may take, and the end of a proxy that was killed."""
+
+_abandoned: list[_Proxy] = []
+"""Proxies that are not known to have ended, and may write into what their calls name."""
+
+
+def call_with_file(
+    process: int,
+    number: int,
+    calls: Callable[[int], Sequence[tuple[int, ...]]],
+    ours: Sequence[int] = (),
+    memory: Sequence[object] = (),
+) -> list[int]:
+    """
+    Make system calls with a file that another process has open as ``number``, and return what they come to.
+
+    ``process`` is its PID file descriptor; ``calls`` are given the descriptor of the file, and use ``ours`` as well and
+    buffers that ``memory`` keeps. Raise OSError if the file cannot be had, or the calls take too long.
+    """
+    _abandoned[:] = [proxy for proxy in _abandoned if not proxy.has_ended()]
+    kept = {process, *ours}
+    file = next(each for each in range(len(kept) + 1) if each not in kept)  # the first one that is free
+    others: list[tuple[int, ...]] = [(_SYS_CLOSE_RANGE, first, last) for first, last in _between(kept)]
+    take: list[tuple[int, ...]] = [*others, (_SYS_PIDFD_GETFD, process, number)]
+    wanted = calls(file)
+    with _signals_held(), _starting:
+        proxy = _Proxy(0, [*take, *wanted])
+        proxy.keep(memory)
+        has_ended = proxy.wait_for(_PATIENCE)
+    if not has_ended:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    if (taken := proxy.result(len(others))) < 0:
+        raise OSError(-taken, os.strerror(-taken))
+    assert taken == file, "a proxy has the first descriptor that is free"
+    return [proxy.result(len(take) + each) for each in range(len(wanted))]
 
 
 def _call(number: int, *arguments: int) -> int:

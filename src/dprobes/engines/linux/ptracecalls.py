@@ -15,6 +15,8 @@ from typing import Literal, NoReturn
 from dprobes.errors import system_error
 
 __all__ = [
+    "ALIGNMENT_FLAG",
+    "BUS_ADRALN",
     "NO_SYSTEM_CALL",
     "RESTARTS",
     "RESUME_FLAG",
@@ -94,6 +96,7 @@ _OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_T
 WALL = 0x40000000
 SI_KERNEL = 0x80
 TRAP_TRACE = 2
+BUS_ADRALN = 1
 TRAP_HWBKPT = 4
 
 
@@ -143,6 +146,9 @@ TRAP_FLAG = 0x100
 
 RESUME_FLAG = 0x10000
 """The bit of EFLAGS (RF) that lets one instruction pass an execute watchpoint; it clears itself."""
+
+ALIGNMENT_FLAG = 0x40000
+"""The bit of EFLAGS (AC) with which a program has an access at an odd address raise SIGBUS."""
 
 USER_CS_32 = 0x23
 """The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""

@@ -9,7 +9,7 @@ from dprobes.arch.x86 import X86_64
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.errors import TargetError, reason_of
 from dprobes.rpn.isa import StackEnd
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mappings_of
 from dprobes.target.unwind.processspace import ProcessSpace
 from dprobes.target.unwind.stackwalk import COLUMNS, walk
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Mapping as Values
 
+    from dprobes.engines.linux.servedpages import ServedPages
     from dprobes.target.processmaps import Mapping
     from dprobes.target.unwind.fileframes import FileFrames
     from dprobes.target.unwind.stackwalk import UnwindSpace
@@ -32,10 +33,16 @@ _WORDS = {register.name: int(word) for word in Register if (register := X86_64.r
 _UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
 
 
-def space_of(tid: int, memory: int, word_size: Literal[4, 8]) -> ProcessSpace:
-    """Return the memory of a thread, open as ``/proc/TID/mem``, as the walk up a stack sees it."""
+def space_of(tid: int, memory: int, word_size: Literal[4, 8], served: ServedPages | None = None) -> ProcessSpace:
+    """
+    Return the memory of a thread, open as ``/proc/TID/mem``, as the walk up a stack sees it.
+
+    ``served`` is there for the process of another user.
+    """
 
     def read(address: int, size: int) -> bytes:
+        if served is not None and served.first(memory, address, size) is not None:
+            raise TargetError(f"{size} bytes at {address:#x} may never be there")
         try:
             data = os.pread(memory, size, address)
         except (OSError, OverflowError, ValueError) as error:
@@ -48,9 +55,11 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8]) -> ProcessSpace:
     def frames_of(mapping: Mapping) -> FileFrames | None:
         from dprobes.target.unwind.filespace import MappedFiles
 
+        if served is not None and not served.may_open(mapping):
+            return None
         return MappedFiles().frames_at(tid, mapping)
 
-    return ProcessSpace(word_size, read, lambda: parse_maps(read_maps(tid)), frames_of)
+    return ProcessSpace(word_size, read, lambda: mappings_of(tid), frames_of)
 
 
 def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frames: int) -> list[int]:

@@ -265,6 +265,10 @@ class PtraceSession:
         """Return False: nothing is kept here that the tracer has given up."""
         return False
 
+    def end_command(self) -> int | None:
+        """Ask the command to end; see ``Session``."""
+        return None if self._conversation is None else self._conversation.end_command()
+
     def events(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
         run, conversation = self._run, self._conversation

@@ -216,7 +216,8 @@ class SitesPatched:
     A report which probepoints have jumps in a process now, and why others have not.
 
     ``probes`` are (program, probepoint) each, and ``refused`` such pairs with the reason. With ``is_outdated`` the
-    process executes another program by now, which has no memory for handlers yet.
+    process executes another program by now, which has no memory for handlers yet. With ``is_occupied`` it has mapped
+    something where their code was to be, and they are to be planned again.
     """
 
     program: int
@@ -224,6 +225,7 @@ class SitesPatched:
     probes: tuple[tuple[int, int], ...]
     refused: tuple[tuple[tuple[int, int], str], ...] = ()
     is_outdated: bool = False
+    is_occupied: bool = False
 
     @property
     def programs(self) -> set[int]:
@@ -292,8 +294,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A report that a process could not be taken over, and why; ``number`` is the errno."""
+    """
+    A report that a process could not be taken over, and why; ``number`` is the errno.
+
+    It is to be taken over as it ``shares_with`` another one the memory that is probed, if that is not 0.
+    """
 
     pid: int
     message: str
     number: int = 0
+    shares_with: int = 0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from dprobes.engines.interface import Counts, carry_out
 from dprobes.engines.linux.cpus import cpu_limit
+from dprobes.engines.linux.memoryfile import growing_memory_file
 from dprobes.engines.ptrace.tracer.steps.slots import Placement
 from dprobes.lazydataclass import dataclass
 
@@ -138,7 +139,7 @@ class SharedCounters:
     @classmethod
     def new(cls, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> Self:
         """Make the memory; ``descriptor`` may be handed to other processes."""
-        return cls(os.memfd_create("dprobes_counters"), local_count, cpu_count, tables)
+        return cls(growing_memory_file("dprobes_counters"), local_count, cpu_count, tables)
 
     def table_memory(self) -> list[memoryview]:
         """Return the memory of each table."""

@@ -11,7 +11,18 @@ from dprobes.lazynamedtuple import NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CodeCopy", "NativeStop", "PatchSwitch", "SitePatch"]
+__all__ = ["OF_64_BITS", "TRAP_OF_32_BITS", "CodeCopy", "NativeStop", "PatchSwitch", "SitePatch", "without_jump"]
+
+_INT3 = 0xCC
+
+OF_64_BITS = bytes.fromhex("67 0f 1f 84 00 00 0f 0b 00")
+"""
+A nop of 64-bit code. In 32-bit code the prefix means addresses of 16 bits: it is a shorter nop, and UD2 behind it.
+
+A jump has the same bytes in both, so a thread in 32-bit code comes here, if the code is within its reach.
+"""
+TRAP_OF_32_BITS = 6
+"""Where UD2 is in it."""
 
 
 class CodeCopy(NamedTuple):
@@ -76,7 +87,7 @@ class SitePatch:
     with one of the ``groups`` there are all or none. ``stops`` are where handlers leave a hit to the breakpoint.
 
     Its code begins at ``begin``, in the memory of the program ``owner``. A jump to handlers of several programs has
-    ``switches``, by which it goes on without some of them.
+    ``switches``, by which it goes on without some of them. It ``traps`` whoever comes into its middle; else nobody may.
     """
 
     sites: tuple[tuple[int, int, int], ...]
@@ -94,6 +105,7 @@ class SitePatch:
     owner: int | None = None
     switches: tuple[PatchSwitch, ...] = ()
     begin: int = 0
+    traps: bool = True
 
     @property
     def back(self) -> int:
@@ -175,3 +187,17 @@ class SitePatch:
     def written_bytes(self) -> set[int]:
         """Return the addresses of the bytes that are written."""
         return {place for address, data in self.writes for place in range(address, address + len(data))}
+
+
+def without_jump(found: bytes, data: bytes, original: bytes) -> bytes | None:
+    """
+    Return what was ``found`` where a jump has ``data`` and the file ``original``, without what is left of the jump.
+
+    The breakpoint of a uprobe stays, which the kernel takes away. None if something else is there.
+    """
+    if len(found) < len(data):
+        return None
+    triples = [*zip(found, data, original, strict=True)]
+    if any(byte not in (mine, filed, _INT3) for byte, mine, filed in triples):
+        return None
+    return bytes(filed if byte == mine else byte for byte, mine, filed in triples)

@@ -92,8 +92,15 @@ def _conversion(part: Placeholder) -> str | None:
     if part.conversion is Conversion.POINTER and not width.columns:
         return "0x%x"
     letter = _NUMBERS.get(part.conversion)
-    if letter is None or part.precision == 0:  # of which C and Python make different things
+    if letter is None or part.precision == 0 or width.has_prefix:  # of which C and Python make different things
         return None
-    text = "%" + "-" * width.to_left + "0" * (width.with_zeros and not width.to_left and part.precision is None)
+    if width.in_capitals:
+        letter = letter.upper()
+    text = (
+        "%"
+        + width.plus * (part.conversion is Conversion.SIGNED)
+        + "-" * width.to_left
+        + "0" * (width.with_zeros and not width.to_left and part.precision is None)
+    )
     text += str(width.columns) if width.columns else ""
     return text + (f".{part.precision}" if part.precision is not None else "") + letter

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dprobes.arch import architecture
+from dprobes.arch import architecture, is_of_system
 from dprobes.escapes import escaped
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
@@ -302,6 +302,8 @@ def _number(name: str, size: str) -> str:
         return f"{_shown(name)}=%{size}d"
     if name in _CODE_ADDRESSES:
         conversion = "a" if size in "dn" else "x"
+    elif is_of_system(name):
+        conversion = "p" if size in "dn" else "x"
     elif name == _TIME:
         conversion = "u"
     return f"{_shown(name)}=%{size}{conversion}"

@@ -9,17 +9,24 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import CUT, cut_text
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
 from dprobes.formatters.templates.values import Fault, Value
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.record.items import ItemHead, item_head
+from dprobes.record.items import ItemHead, is_unseen_entry, item_head
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
 
-__all__ = ["Taken", "data_parts", "fits", "placeholders", "read"]
+__all__ = ["CUT_OFF", "NO_ROOM", "Taken", "data_parts", "fits", "placeholders", "read", "stacks_in"]
+
+CUT_OFF = "the rest, which is longer"
+"""The problem of a dump that is cut: its other bytes are ``odd``, so that they are left over in formats with fields."""
+
+NO_ROOM = CUT
+"""The problem of what is not in the record because the log buffer had no room for it."""
 
 _IPV4, _IPV6 = 4, 16
 """Bytes of addresses."""
@@ -41,6 +48,9 @@ class Taken(NamedTuple):
     problem: str = ""
 
 
+_NO_ROOM = Taken(None, problem=NO_ROOM)
+
+
 @lru_cache(maxsize=4096)
 def data_parts(template: Template) -> tuple[Placeholder | Skip, ...]:
     """Return what takes data in a template."""
@@ -57,13 +67,29 @@ def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
     """Return what each of ``data_parts`` takes of a record, and the bytes that are left over."""
     reader = _Reader(record)
     taken = [reader.take(part) for part in data_parts(template)]
+    if record.is_cut:
+        taken = [_NO_ROOM if each.value is None and not each.odd else each for each in taken]
     return taken, record.data[reader.position :]
 
 
+def stacks_in(template: Template, record: LogRecord) -> dict[Token, tuple[int, ...]]:
+    """Return the addresses of the first call stack of each kind that a template takes of a record."""
+    reader = _Reader(record)
+    found: dict[Token, tuple[int, ...]] = {}
+    for part in data_parts(template):
+        at = reader.position
+        taken = reader.take(part)
+        if isinstance(part, Placeholder) and part.conversion is Conversion.STACK and isinstance(taken.value, tuple):
+            head = item_head(record.data, at, record.word_size, record.byte_order)
+            if head is not None:
+                found.setdefault(head.token, taken.value)
+    return found
+
+
 def fits(template: Template, record: LogRecord) -> bool:
-    """Return whether a template takes the data of a record exactly."""
+    """Return whether a template takes the data of a record exactly, but for what the log had no room for."""
     taken, rest = read(template, record)
-    return not rest and not any(each.missing or each.odd or each.problem for each in taken)
+    return not rest and not any(each.missing or each.odd or each.problem not in ("", NO_ROOM) for each in taken)
 
 
 class _Reader:
@@ -150,7 +176,12 @@ class _Reader:
             return self._fault(head, body, missing)
         match part.conversion:
             case Conversion.STRING:
-                return Taken(_text(self._in_order(head, body)), missing)
+                text = self._in_order(head, body).partition(b"\0")[0]
+                if part.marks_cut and part.precision is not None and len(text) > part.precision:
+                    text = cut_text(text, part.precision)
+                return Taken(_text(text), missing)
+            case Conversion.DUMP if part.marks_cut and part.precision is not None and len(body) > part.precision:
+                return Taken(body[: part.precision], missing, body[part.precision :], problem=CUT_OFF)
             case Conversion.DUMP:
                 return Taken(body, missing)
             case Conversion.NETWORK:
@@ -186,7 +217,9 @@ class _Reader:
     def _fault(self, head: ItemHead, body: bytes, missing: int) -> Taken:
         if len(body) != self._word_size:
             return Taken(None, missing, body, "address of a fault")
-        return Taken(Fault(int.from_bytes(body, self._order), head.token == Token.SELECTOR_FAULT))
+        address, is_selector = int.from_bytes(body, self._order), head.token == Token.SELECTOR_FAULT
+        is_unseen = not is_selector and is_unseen_entry(address, self._word_size)
+        return Taken(Fault(address, is_selector, is_unseen))
 
 
 def _without_zeros(words: tuple[int, ...]) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ _KINDS = {
     Conversion.VALUE: (FieldKind.UNSIGNED, 10),
     Conversion.STACK: (FieldKind.ADDRESS, 16),
     Conversion.ENUMERATION: (FieldKind.SIGNED, 10),
+    Conversion.UNSIGNED_ENUMERATION: (FieldKind.UNSIGNED, 10),
     Conversion.DURATION: (FieldKind.SIGNED, 10),
     Conversion.NETWORK: (FieldKind.STRING, 10),
 }
@@ -139,7 +140,7 @@ def _with_text_before(template: Template) -> Iterator[tuple[Placeholder, str]]:
 def decode_fields(template: Template, record: LogRecord) -> Decoded:
     """Return the values of the fields in a record; never raises, whatever its data is."""
     compiled = compiled_of(template, record.word_size, record.byte_order)
-    if compiled is not None and len(record.data) == compiled.layout.size:
+    if compiled is not None and len(record.data) == compiled.layout.size and not record.is_cut:
         return Decoded(compiled.layout.unpack(record.data), b"")
     taken, rest = read(template, record)
     values: list[Value] = []

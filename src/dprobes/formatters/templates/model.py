@@ -30,6 +30,7 @@ class Conversion(enum.Enum):
     VALUE = "v"
     STACK = "k"
     ENUMERATION = "E"
+    UNSIGNED_ENUMERATION = "U"
     DURATION = "T"
     NETWORK = "I"
 
@@ -58,11 +59,19 @@ HEADER_ITEMS = {
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """Say how wide a value is printed: at least so many characters, filled up on the left with blanks."""
+    """
+    Say how wide a value is printed: at least so many characters, filled up on the left with blanks.
+
+    The other flags are C's: ``plus`` is what stands before a number with a sign that is not negative, ``+`` or a
+    blank; with ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a ``0``; ``in_capitals`` is of ``%X``.
+    """
 
     columns: int = 0
     to_left: bool = False
     with_zeros: bool = False
+    plus: str = ""
+    has_prefix: bool = False
+    in_capitals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class Placeholder:
     ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
     data is one prefixed item, else raw bytes. ``span`` is where it is written. ``names`` are those of the numbers of an
     enumeration. ``field`` is the name of the field if the place-holder says it; then an item is one number, unless it
-    ``is_list``.
+    ``is_list``. With ``marks_cut`` a text longer than ``precision`` is cut in bytes, and has a mark behind it.
     """
 
     conversion: Conversion
@@ -93,6 +102,7 @@ class Placeholder:
     field: str = ""
     is_list: bool = False
     has_commas: bool = False
+    marks_cut: bool = False
 
     @property
     def is_array(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.formatters.templates.directory import MAJOR_MAX
 from dprobes.formatters.templates.lexer import TokenKind, WordToken, statements
-from dprobes.formatters.templates.model import Template
+from dprobes.formatters.templates.model import Conversion, HeaderValue, Placeholder, Template
 from dprobes.formatters.templates.placeholders import Character, parse_parts
 from dprobes.lazypattern import lazy_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_number
@@ -39,7 +39,10 @@ LINES_MAX = 1000
 """How many lines a template has at most."""
 
 PARTS_MAX = 1000
-"""How many parts all its lines have together: each may be as wide as ``WIDTH_MAX``."""
+"""How many parts all its lines have together."""
+
+COLUMNS_MAX = 80_000
+"""How wide all its place-holders are together."""
 
 _KEYWORDS = ("major", "minor", "desc", "fmt")
 
@@ -75,6 +78,17 @@ class _Draft:
         self.desc: str | None = None
         self.lines: list[tuple[Part, ...]] = []
         self.parts = 0
+        self.columns = 0
+
+
+def _columns(part: Part) -> int:
+    """Return how wide a part is at least, whatever it shows."""
+    match part:
+        case Placeholder(conversion=Conversion.STRING, width=width) | HeaderValue(width=width):
+            return width.columns
+        case Placeholder(width=width, precision=precision):
+            return max(width.columns, precision or 0)
+    return 0
 
 
 class _Parser:
@@ -202,6 +216,10 @@ class _Parser:
                 message = f"a template has at most {LINES_MAX} lines, and {PARTS_MAX} strings and place-holders in them"
                 self._error(self._span(keyword), message)
             return None
+        draft.columns += sum(map(_columns, parts))
+        if draft.columns > COLUMNS_MAX:
+            message = f"the widths and precisions of a template are at most {COLUMNS_MAX} together"
+            return self._error(self._span(keyword), message)
         draft.lines.append(parts)
         return None
 

@@ -3,12 +3,14 @@ The string of a ``fmt`` statement to the parts of a template's line.
 
 ::
 
-    %[field][*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a e v T, with * also h k
-    %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}
+    %[field][*][flags][width][.precision][b|w|d|q|n]c      c = d u x X o c s p a e v T, with * also h k
+    %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}     U instead of E for numbers without a sign
+    %[field]*[-][width].precision~s   a string with a mark where it is cut
     %[field]r     %[field]*r     %+N     %[-][width]{item}     %%
-    field = (NAME) | (NAME[])
+    field = (NAME) | (NAME[])     flags = C's, of - 0 + # and a blank; '%+' and a digit is the skip
 
-A letter ``d`` is a size if one of ``d u x o c s p a h v``, or ``E{``, follows at once, and the conversion otherwise.
+A letter ``d`` is a size if one of ``d u x X o c s p a h v``, ``E{`` or ``U{`` follows at once, and the conversion
+otherwise.
 """
 
 from __future__ import annotations
@@ -40,15 +42,14 @@ __all__ = ["Character", "parse_parts"]
 
 _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 
-_NUMBERS = "duxo"
+_NUMBERS = "duxXo"
 _ADDRESSES = "pa"
-_CONVERSIONS = "duxocspahevkTEI"
-_BEHIND_SIZE = "duxocspahv"
+_CONVERSIONS = "duxXocspahevkTEUI"
+_BEHIND_SIZE = "duxXocspahv"
 """Before which conversions a letter d is a size: before others it is a conversion itself."""
 
 _FROM_C = {
     "i": "write '%d'",
-    "X": "write '%x'",
     "l": "sizes are b (1), w (2), d (4), q (8) and n (word): '%qd'",
     "z": "sizes are b (1), w (2), d (4), q (8) and n (word): '%nu'",
     "f": "there are no floating-point numbers; '%qx' prints the bits of a double",
@@ -61,8 +62,14 @@ _NAMED = lazy_pattern(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20
 
 FIELD_MAX = 64
 """Characters of the longest name of a field."""
-WIDTH_MAX = 80
-PRECISION_MAX = 80
+WIDTH_MAX = 4095
+"""Columns of the widest value, as many as every C library prints (C17 7.21.6.1, 15)."""
+
+PRECISION_MAX = 4095
+
+ARRAY_WIDTH_MAX = 80
+"""Columns, and digits, of an element of an array, of which an item may have very many."""
+
 BYTES_MAX = 65535
 """The length of the longest log buffer: nothing can be longer, or further away."""
 
@@ -178,22 +185,23 @@ def _placeholder(reader: _Reader) -> Part | str:
     reader.take()
     if reader.takes("%"):
         return "%"
-    if reader.takes("+"):
+    if reader.peek() == "+" and reader.peek(1) in "0123456789":  # also where the text ends
+        reader.take()
         return _skip(reader, start)
     field, brackets = _field(reader, start)
     is_list = bool(brackets)
     behind_field = reader.position
     part = _behind_field(reader, start)
-    if not field:
-        return part
     written = reader.since(start)
+    if not field:
+        return _checked(part, written)
     if not isinstance(part, Placeholder):
         raise _WrongError(written, "a name in brackets is for data; a header item has one")
     part = replace(part, field=field, is_list=is_list, has_commas="," in brackets, span=written)
     if is_list and (not part.is_item or part.size == 0 or part.conversion is Conversion.STACK):
         hint = f"write '%({field}){reader.text_from(behind_field)}'"
         raise _WrongError(written, f"'{brackets}' is for the numbers of an item", hint)
-    return part
+    return _checked(part, written)
 
 
 def _behind_field(reader: _Reader, start: int) -> Part:
@@ -208,9 +216,10 @@ def _behind_field(reader: _Reader, start: int) -> Part:
         return _header_value(reader, start, width)
     precision_at = reader.position
     precision = _precision(reader, start)
-    if precision is not None and reader.peek() != "s" and precision > PRECISION_MAX:
+    if precision is not None and reader.peek() not in ("s", "~", "h") and precision > PRECISION_MAX:
         message = f"expected a precision of at most {PRECISION_MAX}, found {precision}"
         raise _WrongError(reader.span(precision_at, reader.position), message)
+    marks_cut = precision is not None and reader.takes("~")
     size_at = reader.position
     size, has_size = _size(reader, is_item=is_item)
     size_end = reader.position
@@ -222,7 +231,12 @@ def _behind_field(reader: _Reader, start: int) -> Part:
         return Placeholder(Conversion.REST, 0, is_item, span=reader.since(start))
     if not letter or letter not in _CONVERSIONS:
         raise _unknown(reader, start)
-    conversion = Conversion(reader.take())
+    letter = reader.take()
+    if letter == "X":
+        width, letter = replace(width, in_capitals=True), "x"
+    conversion = Conversion(letter)
+    if conversion is Conversion.DUMP and marks_cut and is_item and not has_size and not width.columns:
+        return Placeholder(conversion, 0, is_item, width, precision, reader.since(start), marks_cut=True)
     if conversion is Conversion.DUMP:
         hint = "write '%*h', or '%r' for all the rest in hexadecimal"
         _check_bare_item(reader, start, written, "h", "dumps", hint, is_item=is_item)
@@ -236,8 +250,10 @@ def _behind_field(reader: _Reader, start: int) -> Part:
                 reader.since(start), "'I' prints an item as a network address", "write '%*I', or '%*-15I'"
             )
         return Placeholder(conversion, 0, is_item, width, span=reader.since(start))
-    if width.with_zeros and conversion.value not in _NUMBERS:
-        raise _WrongError(reader.span(width_at, precision_at), "flag '0' is for numbers")
+    is_errno = conversion is Conversion.ERROR  # of which '#' leaves -1 a number
+    flag = _flag_of_numbers(replace(width, has_prefix=False) if is_errno else width)
+    if conversion.value not in _NUMBERS and flag:
+        raise _WrongError(reader.span(width_at, precision_at), f"flag '{flag}' is for numbers")
     if conversion is Conversion.STRING:
         if has_size:
             is_ambiguous = size == _SIZES["d"]
@@ -251,8 +267,22 @@ def _behind_field(reader: _Reader, start: int) -> Part:
         raise _WrongError(reader.span(size_at, size_end), message)
     elif conversion is Conversion.CHARACTER and is_item and not has_size:
         size = 1
-    names = _names(reader, start) if conversion is Conversion.ENUMERATION else ()
-    return Placeholder(conversion, size, is_item, width, precision, reader.since(start), names)
+    is_named = conversion in (Conversion.ENUMERATION, Conversion.UNSIGNED_ENUMERATION)
+    names = _names(reader, start, letter) if is_named else ()
+    if marks_cut and (conversion is not Conversion.STRING or not is_item):
+        raise _WrongError(reader.since(start), "'~' is for the string of an item: '%*.200~s'")
+    span = reader.since(start)
+    return Placeholder(conversion, size, is_item, width, precision, span, names, marks_cut=marks_cut)
+
+
+def _checked(part: Part, written: Span) -> Part:
+    """Refuse elements of an array that are as wide as other values may be."""
+    if isinstance(part, Placeholder) and part.is_array:
+        found = max(part.width.columns, part.precision or 0)
+        if found > ARRAY_WIDTH_MAX:
+            message = f"expected a width and precision of at most {ARRAY_WIDTH_MAX} for elements, found {found}"
+            raise _WrongError(written, message)
+    return part
 
 
 def _field(reader: _Reader, start: int) -> tuple[str, str]:
@@ -275,17 +305,22 @@ def _field(reader: _Reader, start: int) -> tuple[str, str]:
     return match["name"], match["list"] or ""
 
 
-def _names(reader: _Reader, start: int) -> tuple[tuple[int, str], ...]:
+def _flag_of_numbers(width: Width) -> str:
+    """Return a flag that only numbers take, nothing if there is none."""
+    return "0" if width.with_zeros else "#" if width.has_prefix else width.plus
+
+
+def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], ...]:
     """Return the numbers of an enumeration with their names."""
     hint = "write the names: '%dE{IDLE=0,BUSY=7}'"
     if not reader.takes("{"):
-        raise _WrongError(reader.since(start), "conversion 'E' prints the name of a number", hint)
+        raise _WrongError(reader.since(start), f"conversion '{letter}' prints the name of a number", hint)
     at = reader.position
     text = ""
     while not reader.at_end and reader.peek() != "}":
         text += reader.take()
     if reader.at_end:
-        raise _WrongError(reader.since(start), "'E{' without its '}'")
+        raise _WrongError(reader.since(start), f"'{letter}{{' without its '}}'")
     span = reader.since(at)
     reader.take()
     found = []
@@ -317,26 +352,26 @@ def _skip(reader: _Reader, start: int) -> Skip:
 
 
 def _width(reader: _Reader, start: int) -> Width:
-    to_left = with_zeros = False
+    flags = ""
     while (flag := reader.peek()) and flag in "-0+ #'":
         at = reader.position
-        reader.take()
-        match flag:
-            case "-":
-                to_left = True
-            case "0":
-                with_zeros = True
-            case _:
-                hint = "write '0x%x'" if flag == "#" else "flags are '-' (to the left) and '0'"
-                raise _WrongError(reader.since(at), f"unknown flag '{flag}'", hint)
+        flags += reader.take()
+        if flag == "'":
+            raise _WrongError(reader.since(at), 'unknown flag "\'"', "flags are '-', '0', '+', '#' and a blank")
     at = reader.position
+    width = Width(
+        to_left="-" in flags,
+        with_zeros="0" in flags,
+        plus="+" if "+" in flags else " " if " " in flags else "",
+        has_prefix="#" in flags,
+    )
     if digits := reader.digits():
         if len(digits) > len(str(WIDTH_MAX)) or int(digits) > WIDTH_MAX:
             raise _WrongError(reader.since(at), f"expected a width of at most {WIDTH_MAX}, found {digits}")
-        return Width(int(digits), to_left, with_zeros)
-    if to_left or with_zeros:
+        return replace(width, columns=int(digits))
+    if width.to_left or width.with_zeros:
         raise _WrongError(reader.since(start), "a flag needs a width", "'%-8d', '%08x'")
-    return Width()
+    return width
 
 
 def _precision(reader: _Reader, start: int) -> int | None:
@@ -356,7 +391,7 @@ def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
     letter, after = reader.peek(), reader.peek(1)
     if not letter or letter not in _SIZES:
         return None, False
-    begins_names = after + reader.peek(2) == "E{"
+    begins_names = after + reader.peek(2) in ("E{", "U{")
     if (
         letter == "d"
         and not begins_names
@@ -380,8 +415,8 @@ def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
     if name not in HEADER_ITEMS:
         hint = did_you_mean(name, HEADER_ITEMS) or f"header items are {', '.join(HEADER_ITEMS)}"
         raise _WrongError(span, f"there is no header item '{name}'", hint)
-    if width.with_zeros:
-        raise _WrongError(reader.since(start), "flag '0' is for numbers")
+    if flag := _flag_of_numbers(width):
+        raise _WrongError(reader.since(start), f"flag '{flag}' is for numbers")
     return HeaderValue(name, width)
 
 

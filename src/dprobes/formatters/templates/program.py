@@ -62,8 +62,9 @@ class ProgramTemplates:
         if derived is None:
             return None
         compiled = compiled_of(derived, record.word_size, record.byte_order)
-        is_whole = fits(derived, record) if compiled is None else len(record.data) == compiled.layout.size
-        return derived if is_whole else None
+        if compiled is None or record.is_cut:
+            return derived if fits(derived, record) else None
+        return derived if len(record.data) == compiled.layout.size else None
 
     def derived(self, word_size: int, major: int, minor: int) -> Template | None:
         """Return the derived template of records with these codes."""

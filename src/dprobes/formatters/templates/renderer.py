@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from dprobes.escapes import escaped
+from dprobes.escapes import CUT, escaped
 from dprobes.formatters.hexdump import hex_dump
 from dprobes.formatters.templates.compiled import compiled_of
-from dprobes.formatters.templates.extraction import read
+from dprobes.formatters.templates.extraction import CUT_OFF, NO_ROOM, read
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
 from dprobes.formatters.templates.values import ERROR_MAX, Fault, readable_number
 from dprobes.lazynamedtuple import NamedTuple
@@ -49,7 +49,7 @@ def render(
     numbers.
     """
     compiled = compiled_of(template, record.word_size, record.byte_order)
-    if compiled is not None and len(record.data) == compiled.layout.size:
+    if compiled is not None and len(record.data) == compiled.layout.size and not record.is_cut:
         return compiled.text_of(record.data, 0)
     names = _Names(symboliser, record, place)
     taken, rest = read(template, record)
@@ -79,7 +79,10 @@ def render(
                     text += "\n" + frames if text and frames else frames
                 case Placeholder():
                     text += _value(part, next(following), names)
-        lines.append(text)
+        if text or not parts or not all(map(_is_stack, parts)):  # the kernel's is empty where a program was running
+            lines.append(text)
+    if record.is_cut and all(each.problem != NO_ROOM for each in taken):
+        lines.append(f"{lines.pop()} {CUT}" if lines else CUT)
     if rest:
         lines.append(_left(rest))
     return "\n".join(lines)
@@ -130,7 +133,7 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
         case Fault() as fault:
             text = _padded(str(fault), part.width)
         case str() as string:
-            if part.is_item and part.precision is not None:
+            if part.is_item and part.precision is not None and not part.marks_cut:
                 string = string[: part.precision]
             text = _padded(escaped(string), part.width)
         case bytes() as data if part.is_item:
@@ -151,7 +154,7 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
 def _number(part: Placeholder, number: int, names: _Names) -> str:
     match part.conversion:
         case Conversion.HEXADECIMAL:
-            digits = f"{number:x}"
+            digits = f"{number:X}" if part.width.in_capitals else f"{number:x}"
         case Conversion.OCTAL:
             digits = f"{number:o}"
         case Conversion.CHARACTER:
@@ -167,19 +170,28 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
             from dprobes.rpn.tables import Unit
 
             return quantity(number, Unit.NANOSECONDS)
-        case Conversion.ENUMERATION if (name := dict(part.names).get(number)) is not None:
+        case Conversion.ENUMERATION | Conversion.UNSIGNED_ENUMERATION if (
+            name := dict(part.names).get(number)
+        ) is not None:
             return name
+        case Conversion.ERROR if number == -1 and part.width.has_prefix:
+            return "-1"
         case Conversion.ERROR if -ERROR_MAX <= number < 0 and -number in errno.errorcode:
             return f"-{errno.errorcode[-number]}"
         case _:
             digits = str(abs(number))
-    sign = "-" if number < 0 else ""
+    width = part.width
+    before = "-" if number < 0 else width.plus if part.conversion is Conversion.SIGNED else ""
     if part.precision is not None:
         # Zero with a precision of zero has no digits (C17, 7.21.6.1, paragraph 8).
-        return sign + digits.zfill(part.precision) if number or part.precision else ""
-    if part.width.with_zeros and not part.width.to_left:
-        return sign + digits.zfill(part.width.columns - len(sign))
-    return sign + digits
+        digits = digits.zfill(part.precision) if number or part.precision else ""
+    if width.has_prefix and part.conversion is Conversion.HEXADECIMAL and number:
+        before = "0X" if width.in_capitals else "0x"
+    if width.has_prefix and part.conversion is Conversion.OCTAL and not digits.startswith("0"):
+        digits = f"0{digits}"
+    if width.with_zeros and not width.to_left and part.precision is None:
+        digits = digits.zfill(width.columns - len(before))
+    return before + digits
 
 
 def _character(code: int) -> str:
@@ -218,6 +230,10 @@ STACK_ENDS = {
 """What to say of a stack that could not be followed to its end."""
 
 
+def _is_stack(part: object) -> bool:
+    return isinstance(part, Placeholder) and part.conversion is Conversion.STACK
+
+
 def _stack(taken: Taken, names: _Names) -> str:
     """Return the frames of a call stack, a line for each."""
     frames = taken.value if isinstance(taken.value, tuple) else ()
@@ -236,8 +252,10 @@ def _stack(taken: Taken, names: _Names) -> str:
 
 def _remarks(taken: Taken) -> str:
     """Return what is to be said about data that is not as the template has it."""
+    if taken.problem == NO_ROOM:
+        return CUT
     parts = []
-    if taken.odd:
+    if taken.odd and taken.problem != CUT_OFF:
         parts.append(_left(taken.odd))
     if taken.problem:
         parts.append(f"<missing {taken.problem}>")

@@ -23,12 +23,19 @@ AMOUNT = min(_SMALL.values())
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Stand for data that could not be read: the address where that failed, or a selector."""
+    """
+    Data that could not be read: the address where that failed, or a selector.
+
+    With ``is_unseen`` it is of the entry of a call, of which only the return was seen.
+    """
 
     address: int
     is_selector: bool = False
+    is_unseen: bool = False
 
     def __str__(self) -> str:
+        if self.is_unseen:
+            return "<entry not seen>"
         return f"<{'selector ' if self.is_selector else ''}fault at {self.address:#x}>"
 
 

@@ -11,9 +11,14 @@ moving them::
     group    0 u64 key      length, and the kind in the upper half
              8 u64 count    how many there are of it
 
+Probed processes can write whatever they like into rings. What can be no work of a handler of the program is skipped,
+and counted: entries of other kinds, for probepoints that there are not, too short ones, and records with other items or
+from the future.
+
 A record says of its thread what it is to be found by (``Abilities.named_later``): what a table of threads has of that
-one is written into the record, and the thread id is taken from the entry's head. The walk stops at a thread that the
-table does not have, and can go on there; if what the table has is that nobody knows, the record stays as it is.
+one is written into the record, and the thread id is taken from the entry's head. A record whose handler did not know
+the id of its thread is called as the first thread of its process. The walk stops at a thread that the table does not
+have, and can go on there; if what the table has is that nobody knows, the record stays as it is.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
 from dprobes.lazydataclass import dataclass
 from dprobes.native.routines.hashtable import TableShape
 from dprobes.native.routines.ring import BUSY, DISCARDED, ENTRY_HEADER
+from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled, Label
@@ -50,6 +56,7 @@ __all__ = [
 ]
 
 _R = Register
+_NOT_CUT = ~int(Item.CUT)
 
 LINE_SIZE = 16
 GROUP_SIZE = 16
@@ -65,15 +72,22 @@ NOBODY_KNOWS = (1 << 32) - 1
 
 _HEAD, _TID, _KIND_BYTE = ENTRY_HEADER, ENTRY_HEADER + 4, ENTRY_HEADER + KIND_SHIFT // 8
 _PROBE_MASK = (1 << KIND_SHIFT) - 1
+_ENDED_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPlaces:
-    """Say where in the records of a program things are, in bytes; None where they lack them."""
+    """
+    Say where in the records of a program things are, in bytes; None where they lack them.
+
+    All have the ``flags``, unless that is None, and at least ``size`` bytes.
+    """
 
     time: int | None
     uid: int | None
     name: int | None
+    flags: int | None = None
+    size: int = 0
 
     @property
     def process(self) -> int | None:
@@ -99,7 +113,7 @@ class Walk(enum.IntEnum):
     COUNTS = 64
     """A word for each probepoint, to count its records."""
     PROBES = 72
-    """How many words these are."""
+    """How many probepoints there are."""
     THREADS = 80
     """The table of threads."""
     THREAD = 88
@@ -112,9 +126,13 @@ class Walk(enum.IntEnum):
     SEEN_END = 120
     NAMELESS = 128
     """How many records were left as they are."""
+    LATEST = 136
+    """The latest time that a record can have."""
+    REFUSED = 144
+    """How many entries were skipped that are no work of a handler."""
 
 
-WALK_SIZE = 136
+WALK_SIZE = 152
 
 
 class WalkResult(enum.IntEnum):
@@ -184,7 +202,7 @@ class _Writer:
 
     def write(self) -> Assembled:
         asm = self._asm
-        again, skip, done, nonsense = (asm.label() for _ in range(4))
+        again, skip, done, nonsense, refused = (asm.label() for _ in range(5))
         asm.mov(_R.R6, _R.R1)
         asm.load(_R.R7, _R.R6, Walk.AT)
         asm.place(again)
@@ -199,8 +217,14 @@ class _Writer:
         asm.alu(Alu.ADD, _R.R1, _R.R9)
         asm.jump_if(Jump.JGT, _R.R1, _R.R0, nonsense)
         asm.jump_if(Jump.JGE, _R.R8, DISCARDED, skip)
-        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, nonsense)
+        if not self._again:
+            self._check(refused)
         self._entry()
+        asm.jump(skip)
+        asm.place(refused)
+        asm.load(_R.R0, _R.R6, Walk.REFUSED)
+        asm.alu(Alu.ADD, _R.R0, 1)
+        asm.store(_R.R6, Walk.REFUSED, _R.R0)
         asm.place(skip)
         asm.alu(Alu.ADD, _R.R7, _R.R9)
         asm.jump(again)
@@ -213,6 +237,37 @@ class _Writer:
         asm.mov(_R.R0, WalkResult.DONE)
         asm.exit()
         return asm.assemble()
+
+    def _check(self, refused: Label) -> None:
+        """Go to ``refused`` unless the entry can be the work of a handler. Takes R0 and R1."""
+        asm, places, checked = self._asm, self._places, self._asm.label()
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, refused)
+        asm.load(_R.R0, _R.R7, _HEAD, Size.W)
+        asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
+        asm.load(_R.R1, _R.R6, Walk.PROBES)
+        asm.jump_if(Jump.JGE, _R.R0, _R.R1, refused)
+        asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
+        is_record, has_flags = asm.label(), asm.label()
+        asm.jump_if(Jump.JLE, _R.R0, Entry.TRACE, is_record)
+        asm.jump_if(Jump.JEQ, _R.R0, Entry.STACKED, is_record)
+        asm.jump_if(Jump.JEQ, _R.R0, Entry.TALLY, checked)
+        asm.jump_if(Jump.JNE, _R.R0, Entry.ENDED, refused)
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size + _ENDED_SIZE, refused)
+        asm.jump(checked)
+        asm.place(is_record)
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size + places.size, refused)
+        if places.flags is not None:
+            asm.load(_R.R1, _R.R7, RECORD_PLACE, Size.W)
+            asm.jump_if(Jump.JNE, _R.R0, Entry.TRACE, has_flags)
+            asm.alu(Alu.XOR, _R.R1, int(Item.STACK_TRACE))
+            asm.place(has_flags)
+            asm.alu(Alu.AND, _R.R1, _NOT_CUT)
+            asm.jump_if(Jump.JNE, _R.R1, places.flags, refused)
+        if places.time is not None:
+            asm.load(_R.R0, _R.R7, RECORD_PLACE + places.time)
+            asm.load(_R.R1, _R.R6, Walk.LATEST)
+            asm.jump_if(Jump.JGT, _R.R0, _R.R1, refused)
+        asm.place(checked)
 
     def _entry(self) -> None:
         """Write what is done with one entry. Takes R0 to R5."""
@@ -233,7 +288,7 @@ class _Writer:
             asm.load(_R.R0, _R.R7, RECORD_PLACE + places.time)
             asm.store(_R.R6, Walk.TIME, _R.R0)
         if not self._again:
-            self._count(plain)
+            self._count()
         asm.place(plain)
         asm.load(_R.R0, _R.R6, Walk.LINE)
         asm.load(_R.R1, _R.R6, Walk.TIME)
@@ -292,10 +347,17 @@ class _Writer:
     def _name(self, process: int) -> None:
         """Write into the record what is known of its thread; return if that is nothing. Takes R0 to R5."""
         asm, places = self._asm, self._places
-        same, seen, known, different, named, nameless = (asm.label() for _ in range(6))
+        same, seen, known, different, named, nameless, has_id = (asm.label() for _ in range(7))
         asm.load(_R.R3, _R.R7, _TID, Size.W)
-        asm.jump_if(Jump.JEQ, _R.R3, 0, named)
         asm.load(_R.R2, _R.R7, RECORD_PLACE + process, Size.W)
+        asm.jump_if(Jump.JNE, _R.R3, 0, has_id)
+        if self._again:
+            asm.jump(named)
+        else:  # the handler did not know its thread: it is called as the first one of its process
+            asm.mov(_R.R3, _R.R2)
+            asm.jump_if(Jump.JEQ, _R.R3, 0, named)
+            asm.store(_R.R7, _TID, _R.R3, Size.W)
+        asm.place(has_id)
         asm.alu(Alu.LSH, _R.R2, 32)
         asm.alu(Alu.OR, _R.R2, _R.R3)
         asm.load(_R.R0, _R.R6, Walk.FOUND)
@@ -344,13 +406,11 @@ class _Writer:
             asm.store(_R.R7, RECORD_PLACE + places.uid, _R.R1, Size.W)
         asm.place(named)
 
-    def _count(self, out: Label) -> None:
+    def _count(self) -> None:
         """Count the record for its probepoint, whose number stands alone afterwards. Takes R0 to R2."""
         asm = self._asm
         asm.load(_R.R0, _R.R7, _HEAD, Size.W)
         asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
-        asm.load(_R.R1, _R.R6, Walk.PROBES)
-        asm.jump_if(Jump.JGE, _R.R0, _R.R1, out)
         asm.alu(Alu.LSH, _R.R0, 3)
         asm.load(_R.R1, _R.R6, Walk.COUNTS)
         asm.alu(Alu.ADD, _R.R0, _R.R1)

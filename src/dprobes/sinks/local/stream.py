@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import os
+import stat
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,6 +14,7 @@ from dprobes.errors import SinkError, reason_of
 from dprobes.formatters.terminalcolumns import columns_of
 from dprobes.sinks.bytesinks import byte_sink
 from dprobes.sinks.descriptorwriter import write_parts
+from dprobes.standardfiles import PATIENCE, WaitingFile, give_up, waiting_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +27,11 @@ __all__ = ["ConsoleOutlet", "StreamOutlet", "console", "file", "open"]
 
 _STANDARD_OUTPUT = 1
 
-_PATIENCE = 10.0
-
 _UNFLUSHED_MAX = 10_000
 """Records that are kept until they are flushed: should the stream fail, they say which of them are in it."""
+
+_HELD_MAX = 100_000
+"""Records that are kept when a run is to end and nobody reads."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
@@ -50,7 +53,7 @@ class ConsoleOutlet:
 
     def write(self, parts: Sequence[bytes]) -> None:
         """Write records."""
-        written = write_parts(self._file, parts, _PATIENCE)
+        written = write_parts(self._file, parts, PATIENCE)
         if written.problem is not None:
             raise SinkError(f"standard output: {written.problem}", taken=written.parts)
 
@@ -73,6 +76,8 @@ class StreamOutlet:
         self._stream = stream
         self._name = name
         self._owned = owned
+        self._file = waiting_file_of(stream)
+        self._is_abandoned = False
         self._unflushed: list[Sequence[str]] = []
         self._unflushed_count = 0
         self._start = self._position()
@@ -92,6 +97,11 @@ class StreamOutlet:
             raise self._failure(error, taken=max(0, there - earlier), lost=max(0, earlier - there)) from error
         if self._unflushed_count > _UNFLUSHED_MAX:
             self.flush()
+            if self._unflushed_count > _HELD_MAX:
+                self.settle()
+        elif self._has_been_given_up:
+            there = self._give_up()
+            raise self._failure(None, taken=max(0, there - earlier), lost=max(0, earlier - there))
 
     def flush(self) -> None:
         """Make what was written visible; raises as ``write``."""
@@ -102,18 +112,47 @@ class StreamOutlet:
         except OSError as error:
             count = self._unflushed_count
             raise self._failure(error, lost=count - self._give_up()) from error
-        if self._unflushed:
+        if self._has_been_given_up:
+            count = self._unflushed_count
+            raise self._failure(None, lost=count - self._give_up())
+        if self._unflushed and not self.is_holding:
             self._forget()
             self._start = self._position()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether some of what was flushed has found no room so far."""
+        return self._file is not None and self._file.is_holding
+
+    def settle(self) -> None:
+        """Flush, and wait for whoever reads as long as he takes something; raises as ``write``."""
+        self.flush()
+        if self._file is not None and self._file.is_holding:
+            try:
+                self._file.settle()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                count = self._unflushed_count
+                raise self._failure(error, lost=count - self._give_up()) from error
+            self.flush()
+
+    @property
+    def _has_been_given_up(self) -> bool:
+        """Whether somebody has ended the wait for who reads, which is not known here so far."""
+        return self._file is not None and self._file.is_given_up and not self._is_abandoned
 
     def _forget(self) -> None:
         self._unflushed = []
         self._unflushed_count = 0
 
-    def _failure(self, error: OSError | ValueError, *, taken: int = 0, lost: int = 0) -> SinkError:
-        return SinkError(f"{self._name}: {reason_of(error)}", taken=taken, lost=lost)
+    def _failure(self, error: OSError | ValueError | None, *, taken: int = 0, lost: int = 0) -> SinkError:
+        reason = reason_of(error) if error is not None else self._file.problem if self._file is not None else None
+        return SinkError(f"{self._name}: {reason}", taken=taken, lost=lost)
 
     def _position(self) -> int | None:
+        if self._file is not None:
+            return self._file.written
         try:
             return os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)
         except (OSError, ValueError):
@@ -130,7 +169,7 @@ class StreamOutlet:
                 if end + size > position:
                     break
                 there, end = there + 1, end + size
-            if self._owned:
+            if self._owned and self._file is None:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._stream.fileno(), end)
         self.abandon()
@@ -138,12 +177,13 @@ class StreamOutlet:
 
     def abandon(self) -> None:
         """Give up: nobody reads the stream any more or it takes no more, and nothing more may be written to it."""
+        self._is_abandoned = True
         self._forget()
-        # Python writes what it has kept when it closes the stream; let that go nowhere.
-        with contextlib.suppress(ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+        give_up(self._stream)
+
+    def give_up(self) -> bool:
+        """Wait no longer for who reads; return whether something waited. A signal handler may call it."""
+        return self._file is not None and self._file.end_wait()
 
     def close(self) -> None:
         """Flush, and close the stream if it is the outlet's own; raises as ``write``."""
@@ -166,6 +206,11 @@ def file(path: Path) -> StreamOutlet:
     """Return the outlet that writes to a new file; raise ``SinkError`` if that cannot be."""
     try:
         stream = path.open("w", encoding="utf-8", errors="backslashreplace")
+        if (console := waiting_file_of(sys.stdout)) is not None and not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            # A named pipe, say: its reader is waited for as that of standard output.
+            whole = io.BufferedWriter(WaitingFile(os.dup(stream.fileno()), str(path), console.ending, is_owned=True))
+            stream.close()
+            stream = io.TextIOWrapper(whole, "utf-8", "backslashreplace")
     except OSError as error:
         raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
     return StreamOutlet(stream, f"'{path}'", owned=True)

@@ -36,6 +36,12 @@ _QUICK = 0.02
 _BACKOFF = 0.5
 """Seconds to wait for a collector that is busy and does not say for how long, at first; it doubles."""
 
+_LAST_ANSWERS = 0.5
+"""Seconds in which answers to what is under way still count at the end."""
+
+_LOOK = 0.1
+"""Seconds between two looks whether it is the end."""
+
 _SPLITS_MAX = 64
 """Refusals in a row after which it is believed that the collector wants nothing, and that halves are no use."""
 
@@ -82,27 +88,38 @@ class Delivery:
         """Guards everything below, and the pieces, which are made when they are asked for."""
         self._halves: list[Piece] = []
         self._unsent: list[Piece] = []
+        self._under_way: list[Piece] = []
         self._slowest = 0.0
         self.refused = 0
         self.reason = ""
         self.failure: Exception | None = None
 
     def run(self, count: int) -> None:
-        """Send everything, ``count`` pieces as it seems; return when all is answered, or after a failure."""
+        """
+        Send everything, ``count`` pieces as it seems; return when all is answered, or after a failure.
+
+        When nobody waits for answers any more, return soon: what is not answered by then is left.
+        """
         slowest = self._experience.slowest
-        others = 0 if slowest is not None and slowest < _QUICK else min(_UNDER_WAY_MAX, count) - 1
+        workers = 1 if slowest is not None and slowest < _QUICK else min(_UNDER_WAY_MAX, count)
         # Daemons: a request that hangs must not keep a run from ending.
-        threads = [threading.Thread(target=self._work, name="otlp request", daemon=True) for _ in range(others)]
+        threads = [threading.Thread(target=self._work, name="otlp request", daemon=True) for _ in range(workers)]
         for thread in threads:
             thread.start()
-        self._work()
+        until = None
         for thread in threads:
-            thread.join()
+            while thread.is_alive() and (until is None or time.monotonic() < until):
+                thread.join(_LOOK)
+                if until is None and self._experience.stopped.is_set():
+                    until = time.monotonic() + _LAST_ANSWERS
         self._experience.slowest = self._slowest
+        if any(thread.is_alive() for thread in threads):
+            self._fail(None, SinkError(f"'{self._client.endpoint}' did not answer before the end"))
 
     def left(self) -> list[int]:
         """Return the positions of the records that were neither taken nor refused, in order."""
-        pieces = [*self._unsent, *self._halves, *self._pieces]
+        with self._lock:
+            pieces = [*self._unsent, *self._halves, *self._under_way, *self._pieces]
         return sorted(position for each in pieces for position in range(each.first, each.first + len(each.records)))
 
     def _work(self) -> None:
@@ -116,17 +133,23 @@ class Delivery:
         with self._lock:
             if self.failure is not None:
                 return None
-            if self._halves:
-                return self._halves.pop()
+            if self._experience.stopped.is_set():
+                self.failure = SinkError(f"'{self._client.endpoint}' did not answer before the end")
+                return None
             try:
-                return next(self._pieces, None)
+                piece = self._halves.pop() if self._halves else next(self._pieces, None)
             except Exception as error:  # noqa: BLE001 - as above
                 self.failure = error
                 return None
+            if piece is not None:
+                self._under_way.append(piece)
+            return piece
 
-    def _fail(self, piece: Piece, error: Exception) -> None:
+    def _fail(self, piece: Piece | None, error: Exception) -> None:
         with self._lock:
-            self._unsent.append(piece)
+            if piece is not None:
+                self._under_way.remove(piece)
+                self._unsent.append(piece)
             self.failure = self.failure or error
 
     def _deliver(self, piece: Piece) -> None:
@@ -136,6 +159,7 @@ class Delivery:
         with self._lock:
             self._slowest = max(self._slowest, time.monotonic() - begun)
             self._experience.steps += 1
+            self._under_way.remove(piece)
             if answer.is_success:
                 self._experience.refusals = 0
                 if answer.rejected:

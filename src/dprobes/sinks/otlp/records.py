@@ -126,6 +126,8 @@ class LogRecords:
         attributes |= {name: value for name, value in items.items() if value is not None}
         if record.is_stack_trace:
             attributes["dprobes.stack_trace"] = True
+        if record.is_cut:
+            attributes["dprobes.cut"] = True
         for field, field_value in fields:
             if field_value is not None:
                 attributes[f"dprobes.field.{field.name}"] = _typed(field, field_value)

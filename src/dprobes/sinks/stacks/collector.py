@@ -9,13 +9,14 @@ from dprobes.escapes import escaped
 from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.kernelnames import is_of_kernel
+from dprobes.formatters.templates.extraction import stacks_in
 from dprobes.record.codec import decode_record
 from dprobes.record.items import KERNEL_STACK, USER_STACK
-from dprobes.rpn.isa import StackEnd
+from dprobes.rpn.isa import StackEnd, Token
 from dprobes.sinks.stacks.profile import StackProfile, StackSample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
@@ -89,7 +90,7 @@ class StackCollector:
         for encoded, place in zip(batch.records, batch.places, strict=True):
             record = decode_record(encoded)
             weight = self._weight_of(values, record, place)
-            stack = tuple(_frames(record, place, symboliser))
+            stack = tuple(_frames(_stacks(record, values), record, place, symboliser))
             if not stack or weight is None:
                 self.without += 1
                 continue
@@ -138,9 +139,21 @@ _INLINED = "_[i]"
 """What follows the name of a function whose call was inlined, as ``_[k]`` that of one of the kernel."""
 
 
-def _frames(record: LogRecord, place: Place, symboliser: AddressSymboliser) -> Iterator[str]:
-    """Give the names of a record's frames, the outermost first: those of the program, then those of the kernel."""
+def _stacks(record: LogRecord, values: FieldValues) -> Mapping[str, Sequence[int]]:
+    """Return the call stacks of a record by their kinds: of items alone, or as the template of the program has it."""
     found = {item.kind: item.value for item in record.items() if isinstance(item.value, tuple)}
+    template = values.templates.of(record)
+    if found or template is None or record.is_stack_trace:
+        return found
+    taken = stacks_in(template, record)
+    kinds = ((Token.USER_STACK, USER_STACK), (Token.KERNEL_STACK, KERNEL_STACK))
+    return {kind: taken[token] for token, kind in kinds if token in taken}
+
+
+def _frames(
+    found: Mapping[str, Sequence[int]], record: LogRecord, place: Place, symboliser: AddressSymboliser
+) -> Iterator[str]:
+    """Iterate over the names of a record's frames, outermost first: the program's, then the kernel's."""
     for kind in (USER_STACK, KERNEL_STACK):
         words: Sequence[int] = found.get(kind, ())
         for number in range(len(words) - 1, -1, -1):

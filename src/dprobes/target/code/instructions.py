@@ -36,6 +36,7 @@ __all__ = [
     "instruction_starts",
     "instructions_between",
     "is_x86",
+    "registers_written",
     "unprobeable",
 ]
 
@@ -156,6 +157,28 @@ def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple
             if found[0].ip >= end:
                 return
             yield found
+
+
+def registers_written(module: Module, start: int, end: int) -> frozenset[str] | None:
+    """
+    Return the names of the registers that the instructions between two link addresses write, as wide as they are.
+
+    None if one of them may lead elsewhere, or cannot be told.
+    """
+    from iced_x86 import FlowControl, InstructionInfoFactory, OpAccess, Register, RegisterExt
+
+    names = {number: name.lower() for name, number in vars(Register).items() if isinstance(number, int)}
+    reading = (OpAccess.NONE, OpAccess.READ, OpAccess.COND_READ, OpAccess.NO_MEM_ACCESS)
+    factory = InstructionInfoFactory()
+    found: set[str] = set()
+    for instruction, _, _ in instructions_between(module, start, end):
+        if instruction.flow_control != FlowControl.NEXT:
+            return None
+        for used in factory.info(instruction).used_registers():
+            if used.access not in reading:
+                name = names[RegisterExt.full_register(used.register)]
+                found.add(f"x{name[1:]}" if name[1:3] == "mm" else name)
+    return frozenset(found)
 
 
 def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:

@@ -2,8 +2,9 @@
 The bytes of a file, as something that can be sliced, searched and unpacked from.
 
 Knows nothing of what the bytes mean. A file up to ``READ_LIMIT`` is read, which costs less than a millisecond per few
-megabytes, leaves no descriptor open and cannot fault when someone truncates the file; a larger one is mapped, unless it
-is hardly more than a hole: anybody can make a file of any size that way, which takes no room and long to read.
+megabytes, leaves no descriptor open and cannot fault when someone truncates the file; a larger one is mapped if nobody
+else can write it, unless it is hardly more than a hole: anybody can make a file of any size that way, which takes no
+room and long to read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import sys
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from dprobes.errors import TargetError, reason_of
-from dprobes.target.notedfiles import note_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +91,8 @@ def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileB
                 f"'{shown or path}' is a hole for the most part: {_BLOCK * status.st_blocks} of its {status.st_size} "
                 f"bytes are on disk, expected {expected}"
             )
+        if not _is_only_ours(status):
+            return _read(descriptor, status.st_size)  # its owner may truncate it, and end us by SIGBUS
         if sys.version_info >= (3, 13):
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -118,9 +120,7 @@ class _Opened:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as e:
-            note_file(path, None)
             raise _unreadable(self._shown, e) from e
-        note_file(path, status)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._descriptor)
             found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
@@ -131,6 +131,12 @@ class _Opened:
         os.close(self._descriptor)
         if isinstance(error, (OSError, ValueError)):
             raise _unreadable(self._shown, error) from error
+
+
+def _is_only_ours(status: os.stat_result) -> bool:
+    """Return whether nobody but root, this user and its group can change a file."""
+    others = stat.S_IWOTH if status.st_gid == os.getegid() else stat.S_IWGRP | stat.S_IWOTH
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
 
 
 def _is_hole(descriptor: int, status: os.stat_result) -> bool:

@@ -19,10 +19,15 @@ from dprobes.target.symbols import SymbolTable
 if TYPE_CHECKING:
     from dprobes.target.symbols import SymbolSource
 
-__all__ = ["DEBUG_DIRECTORY", "find_debug_file", "load_symbols"]
+__all__ = ["DEBUG_DIRECTORY", "find_debug_file", "foreign_debug_file", "lack_of_debug_file", "load_symbols"]
 
 DEBUG_DIRECTORY = Path("/usr/lib/debug")
 """Where distributions install debug files."""
+
+_INFORMATION = (".debug_info", ".zdebug_info")
+
+_DIRECTORY_DIGITS = 2
+"""The digits of a build-id that are the name of a directory below ``.build-id``."""
 
 
 def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFile | None:
@@ -32,23 +37,75 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
     Those of modules of the kernel are found by the module's own name, for distributions do not link them. A file that
     does not match (other build-id, other checksum) or cannot be read is skipped.
     """
-    if module.build_id is not None and len(module.build_id) > 2:
-        path = directory / ".build-id" / module.build_id[:2] / f"{module.build_id[2:]}.debug"
-        found = _open_matching(path, module)
-        if found is not None:
-            return found
-    own = _real(module.path)
-    beside = own.parent
+    if (path := _by_build_id(module, directory)) is not None and (found := _open_matching(path, module)) is not None:
+        return found
     link = _debug_link(module)
     if link is None:
+        beside = _real(module.path).parent
         return _of_kernel_module(module, beside, directory) if module.type == "rel" else None
-    name, checksum = link
-    for path in (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name):
-        if _real(path) != own and _checksum(path) == checksum:
-            found = _open_matching(path, module)
-            if found is not None:
-                return found
+    for path in _linked_places(module, link[0], directory):
+        if _checksum(path) == link[1] and (found := _open_matching(path, module)) is not None:
+            return found
     return None
+
+
+def foreign_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
+    """
+    Return what is wrong with the file where the debug file of ``module`` is expected, None if there is no file.
+
+    It is that of another build. It is asked where ``find_debug_file`` has found none.
+    """
+    if (path := _by_build_id(module, directory)) is not None and (problem := _of_other_build(path, module)) is not None:
+        return problem
+    if (link := _debug_link(module)) is None:
+        return None
+    for path in _linked_places(module, link[0], directory):
+        if (problem := _of_other_build(path, module)) is not None:
+            return problem
+        if (checksum := _checksum(path)) is not None and checksum != link[1]:
+            return (
+                f"'{path}' is the debug file of another build: its CRC is {checksum:#010x}, "
+                f"and .gnu_debuglink of the module says {link[1]:#010x}"
+            )
+    return None
+
+
+def lack_of_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> str | None:
+    """Return ``foreign_debug_file`` of a module that has no debug information, its own or in a file; None else."""
+    if any(each.name in _INFORMATION and each.in_file for each in module.sections) or find_debug_file(
+        module, directory
+    ):
+        return None
+    return foreign_debug_file(module, directory)
+
+
+def _of_other_build(path: Path, module: ElfFile) -> str | None:
+    """Return what says that a file is of another build than ``module``; None if nothing does, or it is no ELF file."""
+    try:
+        found = ElfFile.open(path)
+    except TargetError:
+        return None
+    if found.build_id is None or module.build_id is None or found.build_id == module.build_id:
+        return None
+    return (
+        f"'{path}' is the debug file of another build: its build-id is {found.build_id}, the module's {module.build_id}"
+    )
+
+
+def _by_build_id(module: ElfFile, directory: Path) -> Path | None:
+    """Return where the debug file of a build-id is installed."""
+    if module.build_id is None or len(module.build_id) <= _DIRECTORY_DIGITS:
+        return None
+    first, rest = module.build_id[:_DIRECTORY_DIGITS], module.build_id[_DIRECTORY_DIGITS:]
+    return directory / ".build-id" / first / f"{rest}.debug"
+
+
+def _linked_places(module: ElfFile, name: str, directory: Path) -> list[Path]:
+    """Return where the file that ``.gnu_debuglink`` names may be; the module itself is none."""
+    own = _real(module.path)
+    beside = own.parent
+    places = (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name)
+    return [path for path in places if _real(path) != own]
 
 
 def _of_kernel_module(module: ElfFile, beside: Path, directory: Path) -> ElfFile | None:

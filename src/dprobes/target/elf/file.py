@@ -52,6 +52,11 @@ class Dynamic:
     soname: str | None
     run_path: tuple[str, ...] = ()
 
+    @property
+    def is_run_path_first(self) -> bool:
+        """Whether ``run_path`` counts before LD_LIBRARY_PATH: that of ``DT_RPATH`` does."""
+        return _DT_RUNPATH not in self.values
+
 
 class ElfFile:
     """

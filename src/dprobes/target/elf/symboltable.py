@@ -8,6 +8,7 @@ Rules: System V ABI chapter 4, "Symbol Table"; GNU symbol versions: ``.gnu.versi
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from dprobes.target.elf.gnuhash import GnuHash, sysv_hash_count
@@ -25,7 +26,7 @@ __all__ = ["ElfSymbols", "elf_symbols"]
 
 _KINDS = {0: "notype", 1: "object", 2: "func", 5: "common", 6: "tls", 10: "ifunc"}  # not: section, file
 _BINDINGS = {0: "local", 2: "weak"}  # everything else acts as global: GNU unique, processor-specific
-_NOTYPE, _FUNC, _IFUNC = 0, 2, 10
+_NOTYPE, _FUNC, _FILE, _IFUNC = 0, 2, 4, 10
 _UNDEFINED = 0
 _HIDDEN_VERSION = 0x8000
 _SYMBOLS_MAX = 1 << 23
@@ -138,6 +139,7 @@ class ElfSymbols:
         )
         self._searches = 0
         self._by_name: dict[bytes, list[int]] | None = None
+        self._files: list[int] | None = None
         self._hash = GnuHash(elf, gnu_hash) if gnu_hash is not None else None
         self._descriptors = _descriptors_of(elf)
 
@@ -156,6 +158,23 @@ class ElfSymbols:
         else:
             indices = self._indices(raw)
         return [symbol for i in indices if (symbol := self._defined(i)) is not None]
+
+    def in_files(self, name: str) -> list[tuple[str, Symbol]]:
+        """Return the local symbols called ``name`` with their source files: the last one named before them."""
+        raw = name.encode("utf-8", "surrogateescape")
+        if not self._complete or not raw or b"\0" in raw:
+            return []
+        if self._files is None:
+            self._files = [i for i, (_, info, *_) in enumerate(self._rows()) if info & 15 == _FILE]
+        found = []
+        for i in self._indices(raw):
+            symbol, before = self._defined(i), bisect_left(self._files, i) - 1
+            if symbol is None or symbol.binding != "local" or before < 0:
+                continue
+            # The linker writes a nameless one before what is of no source file.
+            if file := self._raw_name(self._files[before]).decode("utf-8", "surrogateescape"):
+                found.append((file, symbol))
+        return found
 
     def imports(self, name: str) -> bool:
         """Return whether ``name`` is in the table, and only as undefined."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dprobes.errors import TargetError, reason_of
 
-__all__ = ["KERNEL_NOTES", "build_id_of_notes", "running_build_id"]
+__all__ = ["KERNEL_NOTES", "build_id_in", "build_id_of_notes", "running_build_id"]
 
 KERNEL_NOTES = Path("/sys/kernel/notes")
 _MODULE_NOTES = "/sys/module/{}/notes/.note.gnu.build-id"
@@ -26,9 +26,16 @@ def build_id_of_notes(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise TargetError(f"the build-id cannot be read: {path}: {reason_of(error)}") from error
-    start = data.find(_GNU_BUILD_ID)
-    if start < 4:
+    if (found := build_id_in(data)) is None:
         raise TargetError(f"there is no build-id in {path}")
-    size = int.from_bytes(data[start - 4 : start], "little")
+    return found
+
+
+def build_id_in(notes: bytes) -> str | None:
+    """Return the build-id, in hex, that is among some notes; None if there is none."""
+    start = notes.find(_GNU_BUILD_ID)
+    if start < 4:
+        return None
+    size = int.from_bytes(notes[start - 4 : start], "little")
     description = start + len(_GNU_BUILD_ID)
-    return data[description : description + size].hex()
+    return notes[description : description + size].hex()

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from dprobes.diagnostics import near_lengths, near_names, parts_of
 from dprobes.globs import compile_glob
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.lazypattern import lazy_pattern
@@ -28,7 +29,10 @@ __all__ = ["KALLSYMS", "Kallsyms", "KernelSymbol"]
 KALLSYMS = Path("/proc/kallsyms")
 
 _CODE = "tTwW"
-_LINE = lazy_pattern(rb"^([0-9a-f]+) (\S) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
+_LINE = lazy_pattern(rb"^([0-9a-f]{1,16}) ([!-~]) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
+_ADDRESS = lazy_pattern(rb"[0-9a-f]{1,16}")
+_BEFORE_NAME = 19
+"""Bytes in front of a name at most: the end of the line before, 16 digits, a blank, and the letter."""
 _NEAR = 3
 _FEW = 500
 """As many symbols of data may stand in a list of functions: those of the linker script."""
@@ -88,7 +92,7 @@ class Kallsyms:
             yield from (s for s in found if s.is_code and s.module == module and matches(s.name))
             return
         ending = rb"[ \t]+\[(%b)\]" % re.escape(module.encode()) if module else rb"()"
-        for match in re.finditer(rb"^([0-9a-f]+) ([tTwW]) (\S+)%b$" % ending, self._data, re.MULTILINE):
+        for match in re.finditer(rb"^([0-9a-f]{1,16}) ([tTwW]) (\S+)%b$" % ending, self._data, re.MULTILINE):
             if matches(match[3].decode(errors="replace")):
                 yield _symbol(match)
 
@@ -97,7 +101,8 @@ class Kallsyms:
         quoted = b" " + start.encode()
         at = self._data.find(quoted)
         while at >= 0:
-            match = _LINE.match(self._data, self._data.rfind(b"\n", 0, at) + 1)
+            line = self._data.rfind(b"\n", max(0, at - _BEFORE_NAME), at) + 1
+            match = _LINE.match(self._data, line) if line or at < _BEFORE_NAME else None
             if match is not None and match.start(3) == at + 1:
                 yield match
             at = self._data.find(quoted, at + 1)
@@ -120,6 +125,17 @@ class Kallsyms:
         if core and core[0].address > nearest:
             candidates = core
         return min(candidates, key=_familiarity, default=None)
+
+    def global_before(self, address: int) -> str | None:
+        """Return the nearest function before an address of the kernel that is called from other source files."""
+        if self._of_modules and address >= min(symbol.address for symbol in self._of_modules):
+            return None
+        position = self._core_end(address - 1)
+        while position > 0:
+            position = self._data.rfind(b"\n", 0, position - 1) + 1
+            if (match := _LINE.match(self._data, position)) is not None and match[2] == b"T":
+                return _symbol(match).name
+        return None
 
     def following(self, symbol: KernelSymbol) -> int | None:
         """Return the address of the next code of the kernel, or of the module, behind a symbol; None if it is last."""
@@ -157,7 +173,8 @@ class Kallsyms:
         while low < high:
             start = self._data.rfind(b"\n", 0, (low + high) // 2) + 1
             end = self._data.find(b"\n", start) + 1 or self._core_size
-            if int(self._data[start : self._data.index(b" ", start)], 16) <= address:
+            line = _ADDRESS.match(self._data, start)
+            if line is None or int(line[0], 16) <= address:
                 low = end
             else:
                 high = start
@@ -165,15 +182,30 @@ class Kallsyms:
 
     def near(self, name: str, module: str) -> list[str]:
         """Return up to three names in a module that ``name`` may be a misprint of, the nearest first."""
-        from difflib import get_close_matches  # only after a mistake
-
-        plain = name.strip("_").lower()
-        names = sorted({symbol.name for symbol in self.all() if symbol.module == module})
-        same = [n for n in names if n.strip("_").lower() == plain and n != name]
-        split = [n for n in names if n.partition(".")[0] == name and n != name]
-        likely = [n for n in names if abs(len(n) - len(name)) <= 2 and n[:1] == name[:1]]
-        near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same]
+        plain = name.strip("_")
+        split = [each for each in self._named_with(f"{name}.", module) if each.startswith(f"{name}.")]
+        same = [each for each in self._named_with(plain or name, module) if each.strip("_") == plain and each != name]
+        parts = parts_of(name) or ("",)
+        likely = {each for part in parts for each in self._named_with(part, module, near=len(name))}
+        near = near_names(name, sorted(likely - {name}), _NEAR)
         return list(dict.fromkeys(split + same + near))[:_NEAR]
+
+    def _named_with(self, part: str, module: str, near: int | None = None) -> list[str]:
+        """Return the names in a module that have ``part`` in them, with ``near`` those of about this length."""
+        lengths = range(1 << 16) if near is None else near_lengths(near)
+        lines = [line for line in self._with(part.encode()) if len(line[3]) in lengths]
+        return sorted({symbol.name for symbol in map(_symbol, lines) if symbol.module == module})
+
+    def _with(self, part: bytes) -> Iterator[re.Match[bytes]]:
+        """Iterate over the lines whose names contain some bytes, in the order of the list."""
+        if not part:
+            yield from _LINE.finditer(self._data)
+        at = self._data.find(part) if part else -1
+        while at >= 0:
+            start, end = self._data.rfind(b"\n", 0, at) + 1, self._data.find(b"\n", at)
+            if (match := _LINE.match(self._data, start)) is not None and match.start(3) <= at:
+                yield match
+            at = self._data.find(part, end) if end >= 0 else -1
 
     @cached_property
     def _core_size(self) -> int:
@@ -197,7 +229,9 @@ class Kallsyms:
 
 def _symbol(match: re.Match[bytes]) -> KernelSymbol:
     address, letter, name, module = match.groups()
-    return KernelSymbol(name.decode(errors="replace"), int(address, 16), letter.decode(), (module or b"").decode())
+    return KernelSymbol(
+        name.decode(errors="replace"), int(address, 16), letter.decode(), (module or b"").decode(errors="replace")
+    )
 
 
 def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:

@@ -16,6 +16,7 @@ from dprobes.target.elf.contents import file_contents
 from dprobes.target.elf.debugfiles import DEBUG_DIRECTORY, find_debug_file
 from dprobes.target.elf.headers import SHT_SYMTAB
 from dprobes.target.kernel.carriedkernel import KernelArea, listed
+from dprobes.target.kernel.debugfiles import source_files
 from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
 from dprobes.target.kernel.kerneltext import KernelText
 from dprobes.target.kernel.movedkernel import section_addresses
@@ -24,7 +25,7 @@ from dprobes.target.kernel.packedfiles import open_packed
 from dprobes.target.kernel.runningkernel import KERNEL_BASE, LoadedModule, RunningKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from dprobes.target.elf.file import ElfFile
@@ -95,17 +96,29 @@ class KernelFile:
             self.areas = (_image(plain.symbols, plain.base_of("")),)
         self.symbols = NeededKallsyms(data)
         self._code = _FileCode(elf)
+        self._elf = elf
 
     def kernel(self) -> RunningKernel:
         """Return it as if it ran, where its addresses are those of the file."""
         loaded = {}
         if self._module:
             loaded[self._module] = LoadedModule(self._module, self.areas[0].address, self.areas[0].size)
-        return _FileKernel(self.symbols, self._code, modules=loaded)
+        return _FileKernel(self._elf, self.symbols, self._code, loaded)
 
 
 class _FileKernel(RunningKernel):
     """A kernel that does not run: nobody knows what it would let nobody probe."""
+
+    def __init__(self, elf: ElfFile, symbols: Kallsyms, code: _FileCode, modules: Mapping[str, LoadedModule]) -> None:
+        super().__init__(symbols, code, modules=modules)
+        self._elf = elf
+
+    def source_files(self, name: str, module: str) -> dict[int, str]:  # noqa: ARG002 - the file is of one thing
+        """Return the source files of the static symbols called ``name``, by address, as far as its files have them."""
+        for elf in (self._elf, find_debug_file(self._elf)):
+            if elf is not None and (found := source_files(elf, name, lambda section: section.address)):
+                return found
+        return {}
 
     @cached_property
     def blacklist(self) -> None:

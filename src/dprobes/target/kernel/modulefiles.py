@@ -12,21 +12,27 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.diagnostics import near_names
 from dprobes.errors import TargetError, reason_of
 from dprobes.target.elf.contents import file_contents
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.kernel.runningkernel import module_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["find_module_file", "open_module_file"]
+__all__ = ["find_module_file", "module_name", "open_module_file"]
 
 _MODULES = Path("/lib/modules")
 _SIZE_MAX = 512 << 20
 """Bytes of a module's file: the largest ones, with debug information, have a tenth."""
 
 _XZ, _GZIP, _ZSTD = b"\xfd7zXZ\x00", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+def module_name(name: str) -> str:
+    """Return what the kernel calls the module that a program names: ``snd-pcm.ko`` is ``snd_pcm``."""
+    stem = Path(name).name.partition(".ko")[0]
+    return stem.replace("-", "_")
 
 
 def find_module_file(name: str, release: str | None = None, root: Path = _MODULES) -> Path:
@@ -47,9 +53,7 @@ def find_module_file(name: str, release: str | None = None, root: Path = _MODULE
             f"'{module}' is a part of the kernel, not a module that is loaded",
             hint="write 'name = vmlinux' and 'modtype = kernel'",
         )
-    from difflib import get_close_matches  # only after a mistake
-
-    near = get_close_matches(module, listed, 2)
+    near = near_names(module, listed, 2)
     raise TargetError(
         f"there is no module '{module}': it is not loaded, and {directory} has no file of it",
         hint=f"did you mean {' or '.join(repr(each) for each in near)}?"

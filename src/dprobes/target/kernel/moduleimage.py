@@ -131,6 +131,10 @@ class ModuleImage:
                 return base, base + self._elf.sections[number].size
         return None
 
+    def start_of(self, section: Section) -> int | None:
+        """Return the address of a section; None if it is not loaded."""
+        return next((base for number, base in self._bases.items() if self._elf.sections[number] is section), None)
+
     @property
     def code_size(self) -> int:
         """How many bytes of code stay."""

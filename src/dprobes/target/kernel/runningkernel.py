@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.kallsyms import KernelSymbol
     from dprobes.target.kernel.kerneltext import Text
 
-__all__ = ["KERNEL_BASE", "KERNEL_NAMES", "LoadedModule", "RunningKernel", "module_name"]
+__all__ = ["KERNEL_BASE", "KERNEL_NAMES", "LoadedModule", "RunningKernel"]
 
 KERNEL_NAMES = ("vmlinux", "bzImage", "vmlinuz", "kernel")
 """What all means the running kernel in ``name =`` of a program with ``modtype = kernel``."""
@@ -33,10 +33,16 @@ KERNEL_NAMES = ("vmlinux", "bzImage", "vmlinuz", "kernel")
 KERNEL_BASE = "_text"
 """The symbol that offsets in the kernel count from: its image begins there."""
 
-_LISTED = 4
+_LISTED = 16
 _BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
 _PER_CPU_OFFSETS = "__per_cpu_offset"
 _PER_CPU_AREA = ("__per_cpu_start", "__per_cpu_end")
+_CODE_OF_START = ("_sinittext", "_einittext")
+_PADDING = "__pfx_"
+"""
+What the names of the space before functions begin with, since Linux kernel commit b341b20d648b ("x86: Add prefix
+symbols for function padding") (in v6.2).
+"""
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
@@ -57,12 +63,6 @@ class LoadedModule(NamedTuple):
     name: str
     address: int
     size: int
-
-
-def module_name(name: str) -> str:
-    """Return what the kernel calls the module that a program names: ``snd-pcm.ko`` is ``snd_pcm``."""
-    stem = Path(name).name.partition(".ko")[0]
-    return stem.replace("-", "_")
 
 
 class RunningKernel:
@@ -268,7 +268,28 @@ class RunningKernel:
 
     def refusal(self, address: int) -> str | None:
         """Return why the kernel is known to refuse a probe at an address; None if it is not."""
+        if self.is_given_back(address):
+            return "the kernel has executed it when it started, and given its memory back (__init)"
+        padded = next((name for name in self.symbols.names_at(address) if name.startswith(_PADDING)), None)
+        if padded is not None:
+            return f"it is the space before '{padded.removeprefix(_PADDING)}', and never executed"
         return _BLACKLISTED if self.is_blacklisted(address) else None
+
+    def is_given_back(self, address: int) -> bool:
+        """Return whether an address is in the code that the kernel gives back when it has started."""
+        start, end = self._code_of_start
+        return start <= address < end and self.has_started
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it has given back what it needs at its start only."""
+        return True
+
+    @cached_property
+    def _code_of_start(self) -> tuple[int, int]:
+        found = [self.symbols.find(name, "") for name in _CODE_OF_START]
+        start, end = (symbols[0].address if symbols else 0 for symbols in found)
+        return start, end
 
     def is_changed_later(self, address: int) -> bool:  # noqa: ARG002 - for code that is not in memory yet
         """Return whether other code will be at an address than is seen there."""
@@ -328,12 +349,31 @@ class RunningKernel:
 
     def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
         base = self.base_of(module)
-        listed = ", ".join(f"{address - base:#x}" for address in addresses[:_LISTED])
+        files = self.source_files(name, module)
+        listed = ", ".join(self._place_among(address, base, files.get(address)) for address in addresses[:_LISTED])
         more = f" and {len(addresses) - _LISTED} more" if len(addresses) > _LISTED else ""
+        hint = f"write the one that is meant as a number, 'offset = {addresses[0] - base:#x}', or all as a pattern, "
+        hint += f"'offset = {name[:-1]}[{name[-1]}]'"
+        if not files:
+            hint += f"; which source file each is of is in no file here: debug information of {_shown(module)} has it"
         return TargetError(
-            f"'{name}' stands for {len(addresses)} places in {_shown(module)}, at offsets {listed}{more}",
-            hint=f"write the one that is meant as a number: offset = {addresses[0] - base:#x}",
+            f"'{name}' stands for {len(addresses)} places in {_shown(module)}, at offsets {listed}{more}", hint=hint
         )
+
+    def _place_among(self, address: int, base: int, file: str | None) -> str:
+        """Return an offset with the source file, and with the function before it that others may call."""
+        known = self.symbols.global_before(address)
+        marks = [file] if file is not None else []
+        marks += [f"after '{known}'"] if known is not None else []
+        return f"{address - base:#x}" + (f" ({', '.join(marks)})" if marks else "")
+
+    def source_files(self, name: str, module: str) -> Mapping[int, str]:
+        """Return the source files of the static symbols called ``name``, by address, as far as a file here has them."""
+        from dprobes.target.kernel.debugfiles import described_kernel, sources_in_kernel, sources_in_module
+
+        if module:
+            return sources_in_module(name, module)
+        return sources_in_kernel(described_kernel(), name, self._text_start)
 
     def _not_found(self, name: str, module: str) -> TargetError:
         elsewhere = sorted({symbol.module for symbol in self.symbols.find(name) if symbol.module != module})

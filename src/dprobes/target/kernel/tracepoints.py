@@ -12,12 +12,14 @@ that they entered the kernel with, at the end as well.
 
 from __future__ import annotations
 
-import difflib
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.diagnostics import near_names
 from dprobes.errors import FormatError, TargetError, reason_of
+from dprobes.lazypattern import lazy_pattern
 from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 from dprobes.target.kernel.systemcalls import ARGUMENT_COUNT, system_calls
 from dprobes.target.kernel.tracedfields import (
@@ -44,11 +46,29 @@ _WORD = 8
 _LISTED = 12
 _FORMS = {"": Form.ADDRESS, "__data_loc": Form.PLACED, "__rel_loc": Form.PLACED_BEHIND}
 
+_MADE_OF_CALLS = lazy_pattern(r"\A(?:__(?:x64|ia32)_)?(?:sys|ksys|do_sys|compat_sys)_")
+"""What functions that are system calls have before their names."""
 _NO_TRACEPOINTS = ("ftrace",)
 """Whose formats are of what ftrace itself writes: nothing can be attached to them."""
 
 _ENTRY, _END = SYSTEM_CALL_ENTRY, SYSTEM_CALL_END
 """The tracepoints ``(struct pt_regs *regs, long id)`` and ``(struct pt_regs *regs, long ret)``."""
+
+_NUMBERS = {
+    **dict.fromkeys(
+        ("int", "pid_t", "clockid_t", "timer_t", "mqd_t", "key_t", "key_serial_t", "rwf_t", "__s32"), (4, True)
+    ),
+    **dict.fromkeys(
+        ("unsigned int", "unsigned", "uid_t", "gid_t", "qid_t", "u32", "__u32", "enum landlock_rule_type"), (4, False)
+    ),
+    **dict.fromkeys(("long", "loff_t", "off_t"), (_WORD, True)),
+    "umode_t": (2, False),
+}
+"""
+The size and the sign of what system calls take, by its type: the kernel looks at so much of the register.
+
+What is not here is an unsigned word, such as ``size_t`` and pointers.
+"""
 
 _WIDE_REGISTERS = ("di", "si", "dx", "r10", "r8", "r9")
 _NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
@@ -98,12 +118,22 @@ class KernelTracepoints:
             ways[each] = self._way_from(parameters, each)
         return TracedEvent(Source.ARGUMENTS, name, fields=ways)
 
+    def ways_to(self, subsystem: str, name: str, field: str) -> list[TracedField]:
+        """Return the ways to a field of a tracepoint, in its record and by its arguments; raise as ``find``."""
+        shape, _ = self._shape(subsystem, name)
+        ways = [_way_in_record(shape.fields[field])] if shape is not None and field in shape.fields else []
+        with suppress(OSError, TargetError):
+            if field.partition(".")[0] in (parameters := self._parameters(name)):
+                ways.append(self._way_from(parameters, field))
+        return ways
+
     def find_system_call(self, name: str, fields: Iterable[str], *, at_return: bool) -> TracedEvent:
         """Return a system call, or the end of one, with the ways to these fields; raise ``TargetError`` as ``find``."""
         calls = system_calls()
         call = calls.get(name)
         if call is None:
-            near = difflib.get_close_matches(name, calls, 2)
+            plain = _MADE_OF_CALLS.sub("", name)
+            near = [plain] if plain in calls else near_names(name, calls, 2)
             hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
             raise TargetError(f"there is no system call '{name}'", hint=hint)
         try:
@@ -130,10 +160,11 @@ class KernelTracepoints:
         pairs = zip(_WIDE_REGISTERS, _NARROW_REGISTERS, strict=True)
         ways = [((self._register(wide),), (self._register(narrow),)) for wide, narrow in pairs]
         for number, (path, narrow_path) in enumerate(ways[:ARGUMENT_COUNT]):
-            fields[f"arg{number}"] = TracedField("long", 0, _WORD, path, narrow_path=narrow_path)
+            fields[f"arg{number}"] = TracedField("long", 0, _WORD, path, is_signed=True, narrow_path=narrow_path)
         for number, (type_name, name) in enumerate(call.parameters):
             path, narrow_path = ways[number]
-            fields.setdefault(name, TracedField(type_name, 0, _WORD, path, narrow_path=narrow_path))
+            size, is_signed = _NUMBERS.get(type_name.removeprefix("const "), (_WORD, False))
+            fields.setdefault(name, TracedField(type_name, 0, size, path, is_signed=is_signed, narrow_path=narrow_path))
         if at_return:
             fields["ret"] = TracedField("long", _WORD, _WORD, is_signed=True)
         return fields
@@ -228,7 +259,7 @@ class KernelTracepoints:
             names = [f"{subsystem}:{each}" for each in self.names(subsystem)]
         except OSError:
             names = []
-        near = difflib.get_close_matches(f"{subsystem}:{name}", names, 2)
+        near = near_names(f"{subsystem}:{name}", names, 2)
         hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
         return TargetError(f"this kernel has no tracepoint '{subsystem}:{name}'", hint=hint)
 

@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.target.kernel.debugfiles import source_files
 from dprobes.target.kernel.kallsyms import Kallsyms
 from dprobes.target.kernel.kerneltext import KernelText
-from dprobes.target.kernel.modulefiles import find_module_file, open_module_file
+from dprobes.target.kernel.modulefiles import find_module_file, module_name, open_module_file
 from dprobes.target.kernel.moduleimage import ModuleImage
-from dprobes.target.kernel.runningkernel import LoadedModule, RunningKernel, module_name
+from dprobes.target.kernel.runningkernel import LoadedModule, RunningKernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ class UnloadedModule(RunningKernel):
     def __init__(self, name: str, elf: ElfFile) -> None:
         self.name = name
         self._file = elf.path
+        self._elf = elf
         self._image = image = ModuleImage(elf)
         super().__init__(_ListedSymbols(name, image), _FileText(image))
 
@@ -49,6 +51,10 @@ class UnloadedModule(RunningKernel):
         if offset >= self._image.code_size:
             return "in code that the kernel frees when the module has begun"
         return super().offset_text(offset)
+
+    def source_files(self, name: str, module: str) -> dict[int, str]:  # noqa: ARG002 - there is no other one
+        """Return the source files of the static symbols called ``name``, by address, as far as its file has them."""
+        return source_files(self._elf, name, self._image.start_of)
 
     @cached_property
     def modules(self) -> dict[str, LoadedModule]:

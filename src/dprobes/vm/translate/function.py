@@ -28,7 +28,7 @@ paths can meet a *block* begins, one for each state in which it is reached::
                                              c1023 = v1
                                              block = 1
                                              continue
-                                         return new(Outcome, (EXIT, log, b'', major, minor, 0, 0))
+                                         return new(Outcome, (EXIT, log, b'', major, minor, 0, 0, 0, False))
 
 ``leave`` lets the interpreter go on before the instruction that the function did not carry out, with a machine in the
 state that ``Function.exits`` tells. All exceptions of RPN end there, and what is rare: it has one definition, in

@@ -146,7 +146,7 @@ def _end(ending: str) -> Template:
         if not w.ends:
             raise NotKnownError
         log = "b''" if ending == "ABORT" else "log"
-        w.end(f"return new(Outcome, ({ending}, {log}, b'', major, minor, {code}, 0, 0))")
+        w.end(f"return new(Outcome, ({ending}, {log}, b'', major, minor, {code}, 0, 0, False))")
 
     return write
 

@@ -157,3 +157,33 @@ def test_helpers_are_called_by_number() -> None:
     asm.place(label)
     asm.exit()
     assert listing(asm) == ["call ktime_get_ns#5", "may_goto +0 <2>", "exit"]
+
+
+def _calling(function_code: int) -> Assembler:
+    asm = Assembler()
+    function = asm.label()
+    asm.mov(R0, 5)
+    asm.call_function(function)
+    asm.load_function(R1, function)
+    asm.exit()
+    asm.function(function)
+    asm.mov(R0, function_code)
+    asm.exit()
+    return asm
+
+
+def test_what_is_included_leads_to_its_functions_behind_everything() -> None:
+    first, second = _calling(7).assemble(), _calling(8).assemble()
+    asm = Assembler()
+    labels = [asm.label()], [asm.label()]
+    asm.include(first, labels[0])
+    asm.include(second, labels[1])
+    asm.include_functions(first, labels[0])
+    asm.include_functions(second, labels[1])
+    assembled = asm.assemble()
+    assert assembled.functions == (0, 10, 12)
+    assert [line.text for line in disassemble(assembled.code)] == [
+        *("r0 = 5", "call pc+8 <10>", "r1 = function <10>", "exit"),
+        *("r0 = 5", "call pc+5 <12>", "r1 = function <12>", "exit"),
+        *("r0 = 7", "exit", "r0 = 8", "exit"),
+    ]

@@ -17,8 +17,8 @@ from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import MapName, Status
 from dprobes.bpf.lower import LoopForm
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-from dprobes.engines.ebpf.kernel.loader import with_descriptors
-from dprobes.engines.linux.bpfcalls import LogLevel, Program, ProgramFlag, ProgramType, load_program
+from dprobes.engines.ebpf.kernel.loader import loadable
+from dprobes.engines.linux.bpfcalls import LogLevel, ProgramFlag, ProgramType, load_program
 from ebpf_backend import obstacle
 from unit.bpf.lower.test_verification import SHAPES, runner_of
 
@@ -171,14 +171,14 @@ def test_the_kernel_lists_handlers_in_the_same_way(shape: str) -> None:
         lowered = runner.compile(start, point)
         scratch = ArrayMap(lowered.state.size)
         maps = {each: map_.fd for each, map_ in runner._maps.items()} | {MapName.SCRATCH: scratch.fd}
-        code = with_descriptors(lowered.assembled, maps)
         log = ctypes.create_string_buffer(1 << 24)
-        program = Program(ProgramType.SYSCALL, code, flags=ProgramFlag.SLEEPABLE)
-        os.close(load_program(program, log, LogLevel.LEVEL2))
+        with loadable(lowered.assembled, maps, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE) as program:
+            os.close(load_program(program, log, LogLevel.LEVEL2))
         scratch.close()
     theirs = {int(index): text for index, text in KERNEL_LINE.findall(log.value.decode())}
     assert len(theirs) > len(lowered.assembled.code) // 2
     for line in disassemble(lowered.assembled.code):
-        # The kernel shows addresses in the place of map references.
-        if line.index in theirs and not lowered.assembled.code[line.index].is_map_reference:
+        # The kernel shows addresses in the place of references to maps and functions.
+        insn = lowered.assembled.code[line.index]
+        if line.index in theirs and not (insn.is_map_reference or insn.is_function_reference):
             assert as_the_kernel_has_it(line.text) == theirs[line.index]

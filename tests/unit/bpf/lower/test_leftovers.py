@@ -45,6 +45,8 @@ LOOKS_AT_ITS_OWN = {
     "an exception": "sx l; push 0; push mem, u32; log 1; exit\nl: log 3",
     "a raised exception": "sx l; push 1; push 2; push 0x8000; rx; exit\nl: log 3",
     "a procedure": "push 7; call f; log 1; call f; log 1; exit\nproc f; push 5; log 1; push 6; ret; endproc\n",
+    "cells above the base": "push 7; push 8; push sbp, -1; push 9; pop sbp, -2; push -2; push sbp; copy sbp, -1; log 4",
+    "cells above the base, on two ways": "push 7; push r, eax; jz l; push sbp, -1; pop lv, 0\nl: push sbp, -1; log 2",
     "memory": "push r, esp; push mem, u64; push r, esp; push 16; xchg; log mrf; push 9; push r, esp; log str",
 }
 
@@ -139,6 +141,12 @@ def test_only_who_may_look_at_something_else_pays_for_it(name: str) -> None:
         ("save tsp; restore tsp; push 1; log 1", False),
         ("save tsp; push 1; xchg; restore tsp; log 1", True),
         ("push 1; trace pv", True),
+        ("push 1; push sbp, -1", False),
+        ("push 1; push sbp, -2", True),
+        ("push 1; push sbp, 0", True),
+        ("push 1; push lv, 0; jz l; push 2\nl: push sbp, -1", True),  # nobody knows how many cells there are
+        ("push 1; save tsp; restore sbp; push sbp, -1", True),
+        ("push 0; push 0; push 1; push 5; dup; ros 1; push tsp", True),  # what was copied is the number
     ],
 )
 def test_what_may_read_a_cell_that_was_never_written(handler: str, answer: bool) -> None:

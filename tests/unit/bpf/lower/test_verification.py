@@ -15,8 +15,8 @@ from dprobes.bpf.layout import MapName
 from dprobes.bpf.lower import LoopForm
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-from dprobes.engines.ebpf.kernel.loader import with_descriptors
-from dprobes.engines.linux.bpfcalls import LogLevel, Program, ProgramFlag, ProgramType, load_program
+from dprobes.engines.ebpf.kernel.loader import loadable
+from dprobes.engines.linux.bpfcalls import LogLevel, ProgramFlag, ProgramType, load_program
 from dprobes.errors import NotSupportedError
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.isa import ExceptionCode
@@ -94,14 +94,13 @@ def runner_of(text: str, name: str, loops: LoopForm, *, trace: bool = False) -> 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_instruction_is_verified_a_few_times_at_most(shape: str, name: str, loops: LoopForm) -> None:
     runner, start, point = runner_of(SHAPES[shape], name, loops, trace=name == "i386")
-    log = ctypes.create_string_buffer(1 << 12)
+    log = ctypes.create_string_buffer(1 << 16)
     with runner:
         lowered = runner.compile(start, point)
         scratch = ArrayMap(lowered.state.size)
         maps = {each: map_.fd for each, map_ in runner._maps.items()} | {MapName.SCRATCH: scratch.fd}
-        code = with_descriptors(lowered.assembled, maps)
-        program = Program(ProgramType.SYSCALL, code, flags=ProgramFlag.SLEEPABLE)
-        os.close(load_program(program, log, LogLevel.STATS))
+        with loadable(lowered.assembled, maps, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE) as program:
+            os.close(load_program(program, log, LogLevel.STATS))
         scratch.close()
     found = re.search(rb"processed (\d+) insns", log.value)
     assert found is not None

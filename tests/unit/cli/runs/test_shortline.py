@@ -24,6 +24,7 @@ SHORT = [
     ["-v", "--engine", "gdb=localhost:1", "-e", TEXT, "-e", "-p", "-p", "7", "-p", "8"],
     ["-e", TEXT, "--", "ls", "-l", "--", "/"],
     ["-e", TEXT, "--"],
+    ["-e", TEXT, "-e", "every 1s { }", "-p", "7"],
     ["-e", "--", "--duration", "10", "--", "sleep", "1"],
 ]
 LONG = [
@@ -46,7 +47,7 @@ LONG = [
 
 def by_click(line: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> RunOptions:
     read: list[Any] = []
-    monkeypatch.setattr(verb, "carry_out", lambda options, _head_start: read.append(options))
+    monkeypatch.setattr(verb, "carry_out", read.append)
     verb.command.main(list(line), standalone_mode=False)
     (options,) = read
     assert isinstance(options, RunOptions)
@@ -63,6 +64,12 @@ def test_a_short_line_says_what_click_makes_of_it(line: list[str], monkeypatch: 
 @pytest.mark.parametrize("line", LONG)
 def test_other_lines_are_left_to_click(line: list[str]) -> None:
     assert options_of(["run", *line]) is None
+
+
+def test_several_texts_are_one_program_in_their_order() -> None:
+    options = options_of(["run", "-e", TEXT, "-v", "-e", "end { }", "-e", ""])
+    assert options is not None
+    assert options.text == f"{TEXT}\nend {{ }}\n"
 
 
 def test_other_verbs_are_left_to_click() -> None:

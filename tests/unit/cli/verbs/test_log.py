@@ -204,7 +204,7 @@ def test_names_of_any_bytes_can_be_printed(trace: Path, log: Said) -> None:
     trace.write_bytes(header() + program(1, "\udcff") + records(1, (0, record(1, process_name=name))))
     for format_name in FORMATS:
         assert "\x1b" not in log(trace, "--format", format_name)
-    assert json.loads(log(trace, "--format", "json"))["name"] == r"\xff\x1b[31m"
+    assert json.loads(log(trace, "--format", "json"))["name"] == "\\xff\x1b[31m"  # JSON has escapes of its own
     assert r"\xff\x1b[31m" in log(trace, "--format", "csv")
     assert log(trace) == "\\xff\\x1b[31m  probepoint 0\n"
     assert r"name=\xff\x1b[31m" in log(trace, "--format", "dprobes")

@@ -8,6 +8,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.pipeline import compile_source
+from dprobes.errors import SourceError
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.pipeline import CompileOptions
 from dprobes.rpn.program import Address, Expression
@@ -40,3 +41,26 @@ def test_a_watched_address_without_a_module_is_one_of_every_process() -> None:
     (program,) = compile_source(source, Diagnostics(), CompileOptions()).programs
     assert space_of(program) is Space.PROCESSES
     assert program.definitions[0].location == Address(Expression(0x5000), Expression(0x5007))
+
+
+@pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        ("sample 99hz { @ = count(); }", ["*"]),
+        ("sample 99hz python3 { @ = count(); }", ["python3"]),
+        ('module "libz.so.1"; sample 99hz { @ = count(); }', ["libz.so.1"]),
+        ("sample 99hz { @ = count(); } f { @f = count(); }", ["*", "server"]),
+    ],
+)
+def test_a_sampler_without_a_module_is_of_whatever_runs(text: str, modules: list[str]) -> None:
+    programs = compile_source(SourceFile("test.dpc", text), Diagnostics(), CompileOptions(), module="server").programs
+    assert [each.name for each in programs] == modules
+
+
+def test_a_record_that_may_be_too_long_is_an_error() -> None:
+    text = 'f(p, q) { printf("%s %s", str(p, 40000), str(q, 40000)); }'
+    with pytest.raises(SourceError) as caught:
+        compile_source(SourceFile("test.dpc", text), Diagnostics(), CompileOptions(), module="server")
+    (error,) = caught.value.diagnostics
+    assert error.message == "this may print 80008 bytes in one record, which has at most 65535"
+    assert error.hint == "print less: str(p, n) or mem(p, n) with a smaller n"

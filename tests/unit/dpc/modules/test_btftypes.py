@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ import pytest
 
 from dprobes.dpc.modules.btfnames import BtfModule
 from dprobes.dpc.modules.btftypes import BtfTypes
+from dprobes.dpc.modules.debugscope import NameScope, ScopedTypes
 from dprobes.dpc.modules.debugtypes import DebugTypes
+from dprobes.dpc.typedtree.scattered import NotKnownError
 from dprobes.dpc.types.ctype import Array, Enumeration, Integer, Pointer, Record, size_of
 from dprobes.dwarf.debugfile import debug_file_of
 from dprobes.errors import FormatError, TargetError
@@ -18,6 +21,8 @@ from dprobes.target.btf import Btf
 from dprobes.target.elf.file import ElfFile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dprobes.dpc.types.ctype import CType
 
 # gcc 12 writes the dimensions of arrays of arrays in the wrong order: here they are equal.
@@ -44,7 +49,7 @@ node_t *function(struct outer *outer, enum color color, struct flags by_value, l
 
 
 @pytest.fixture(scope="module")
-def types(tmp_path_factory: pytest.TempPathFactory) -> tuple[Btf, DebugTypes]:
+def types(tmp_path_factory: pytest.TempPathFactory) -> tuple[Btf, ScopedTypes]:
     directory = tmp_path_factory.mktemp("types")
     (directory / "types.c").write_text(SOURCE)
     for option, name in (("-gbtf", "btf.o"), ("-g", "dwarf.so")):
@@ -54,7 +59,7 @@ def types(tmp_path_factory: pytest.TempPathFactory) -> tuple[Btf, DebugTypes]:
     subprocess.run(section, cwd=directory, check=True)
     debug = debug_file_of(ElfFile.open(directory / "dwarf.so"))
     assert debug is not None
-    return Btf((directory / "btf").read_bytes()), DebugTypes(debug, 8)
+    return Btf((directory / "btf").read_bytes()), ScopedTypes(DebugTypes(debug, 8).of, NameScope(debug))
 
 
 def btf_types(btf: Btf) -> BtfTypes:
@@ -84,7 +89,7 @@ def described(type_: CType | None, depth: int = 0) -> object:
     ("kind", "tag"),
     [("struct", "outer"), ("struct", "node"), ("struct", "flags"), ("union", "value"), ("enum", "color")],
 )
-def test_types_with_tags_are_those_of_dwarf(types: tuple[Btf, DebugTypes], kind: str, tag: str) -> None:
+def test_types_with_tags_are_those_of_dwarf(types: tuple[Btf, ScopedTypes], kind: str, tag: str) -> None:
     btf, dwarf = types
     expected = described(dwarf.tagged(kind, tag))
     assert described(btf_types(btf).tagged(kind, tag)) == expected
@@ -92,12 +97,12 @@ def test_types_with_tags_are_those_of_dwarf(types: tuple[Btf, DebugTypes], kind:
 
 
 @pytest.mark.parametrize("name", ["size_type", "node_t", "unsigned int", "nothing"])
-def test_types_with_names_are_those_of_dwarf(types: tuple[Btf, DebugTypes], name: str) -> None:
+def test_types_with_names_are_those_of_dwarf(types: tuple[Btf, ScopedTypes], name: str) -> None:
     btf, dwarf = types
     assert described(btf_types(btf).named(name)) == described(dwarf.named(name))
 
 
-def test_what_the_program_declares_comes_first(types: tuple[Btf, DebugTypes]) -> None:
+def test_what_the_program_declares_comes_first(types: tuple[Btf, ScopedTypes]) -> None:
     ours = Record("node")
     found = BtfTypes(types[0], lambda kind, tag: ours if (kind, tag) == ("struct", "node") else None)
     assert found.tagged("struct", "node") is ours
@@ -109,12 +114,14 @@ def test_what_the_program_declares_comes_first(types: tuple[Btf, DebugTypes]) ->
     assert nodes.type.element is ours
 
 
-def test_functions_have_parameters_and_results(types: tuple[Btf, DebugTypes]) -> None:
+def test_functions_have_parameters_and_results(types: tuple[Btf, ScopedTypes]) -> None:
     names = BtfModule(lambda: types[0]).names_at("function", at_return=False)
     assert [str(names.parameter_type(number)) for number in (0, 1, 2, 3, 4)] == [
         "struct outer *", "enum color", "None", "long *", "None",
     ]  # fmt: skip
-    assert str(names.result) == "struct node *"
+    returned = names.returned()
+    assert returned is not None
+    assert str(returned.type) == "struct node *"
     last = names.named_parameter("last")
     assert last is not None
     assert "arg3" in str(last.value)
@@ -125,18 +132,43 @@ def test_functions_have_parameters_and_results(types: tuple[Btf, DebugTypes]) ->
     assert names.was_asked
 
 
-def test_names_of_what_is_not_there(types: tuple[Btf, DebugTypes]) -> None:
+def test_names_of_what_is_not_there(types: tuple[Btf, ScopedTypes]) -> None:
     module = BtfModule(lambda: types[0])
     for place in ("nothing", "function+4", None):
         names = module.names_at(place, at_return=True)
         assert names.parameter_type(0) is None
-        assert names.result is None
+        assert names.returned() is None
     none = BtfModule(lambda: None)
     assert none.types is None
     assert none.names_at("function", at_return=False).elsewhere("outer") is None
 
 
-def test_damaged_btf_ends_in_an_error(types: tuple[Btf, DebugTypes]) -> None:
+def test_of_types_with_one_name_that_of_a_parameter_is_meant(tmp_path: Path) -> None:
+    source = (
+        "int first(struct same { int a; } *p) { return p->a; }\n"
+        "int second(struct same { long a, b; } *p) { return p->b; }\n"
+        "int third(int n) { return n; }\n"
+    )
+    (tmp_path / "same.c").write_text(source)
+    subprocess.run(["gcc", "-gbtf", "-w", "-c", "same.c"], check=True, cwd=tmp_path)
+    subprocess.run(["objcopy", "-O", "binary", "--only-section=.BTF", "--set-section-flags", ".BTF=alloc", "same.o",
+                    "btf"], check=True, cwd=tmp_path)  # fmt: skip
+    module = BtfModule(lambda: Btf((tmp_path / "btf").read_bytes()))
+    for function, size in (("first", 4), ("second", 16)):
+        types = module.names_at(function, at_return=False).types
+        assert types is not None
+        found = types.tagged("struct", "same")
+        assert found is not None
+        assert size_of(found) == size
+    types = module.names_at("third", at_return=False).types
+    assert types is not None
+    with pytest.raises(TargetError) as caught:
+        types.tagged("struct", "same")
+    assert caught.value.message == "the kernel has 2 types 'struct same', of 16, 4 bytes"
+    assert caught.value.hint == "a parameter or member of it means its own; or declare the one that is meant"
+
+
+def test_damaged_btf_ends_in_an_error(types: tuple[Btf, ScopedTypes]) -> None:
     data, random, damaged = bytes(types[0]._data), Random(15), 0
     for _ in range(500):
         mutated = bytearray(data)
@@ -148,7 +180,9 @@ def test_damaged_btf_ends_in_an_error(types: tuple[Btf, DebugTypes]) -> None:
                 described(btf_types(btf).tagged("struct", tag))
             names = BtfModule(lambda btf=btf: btf).names_at("function", at_return=False)  # type: ignore[misc]
             assert names.parameter_type(9) is None
-            described(names.result)
+            with suppress(NotKnownError):  # it returns nothing, or that is nowhere
+                if (returned := names.returned()) is not None:
+                    described(returned.type)
         except (TargetError, FormatError):
             damaged += 1
     assert damaged >= 10

@@ -66,11 +66,21 @@ def test_floating_point_parameters_take_no_place_of_others(optimized: ElfFile, p
         assert ["push r, arg1"] == pushes(elf, "static long kept; real { kept = (long)table; }")
 
 
-def test_structures_in_registers_have_members(optimized: ElfFile, plain: ElfFile) -> None:
-    for elf in (optimized, plain):
-        assert ["push r, arg1"] == pushes(elf, "static long kept; whole { kept = pair.b; }")
-        assert ["push r, arg0", "pbl 32"] == pushes(elf, "static long kept; whole { kept = pair.a; }")
-        assert ["push r, arg2", "pzl 32"] == pushes(elf, "static long kept; whole { kept = color; }")
+def test_structures_in_registers_have_members(plain: ElfFile) -> None:
+    assert ["push r, arg1"] == pushes(plain, "static long kept; whole { kept = pair.b; }")
+    assert ["push r, arg0", "pbl 32"] == pushes(plain, "static long kept; whole { kept = pair.a; }")
+    assert ["push r, arg2", "pzl 32"] == pushes(plain, "static long kept; whole { kept = color; }")
+
+
+def test_a_parameter_that_is_nowhere_is_not_taken_from_where_the_abi_has_it(optimized: ElfFile) -> None:
+    assert "'pair' is not known here: optimized out | None" == errors_of(optimized, "whole { pair.b; }")
+    assert "'p' is not known here: optimized out | None" == errors_of(optimized, "whole(p) { p.b; }")
+    assert "'p' is not known here: optimized out | None" == errors_of(optimized, "whole(long p) { p; }")
+
+
+def test_a_function_has_no_more_parameters_than_its_own(optimized: ElfFile) -> None:
+    found = errors_of(optimized, "gone(a, b, c) { c; }")
+    assert "'c' is not known here: the function has 2 parameters | None" == found
 
 
 def test_arguments_on_the_stack_are_read_there(optimized: ElfFile, plain: ElfFile) -> None:
@@ -113,6 +123,8 @@ def test_a_colon_may_be_that_of_a_choice_or_a_label(optimized: ElfFile) -> None:
 
 
 ELSEWHERE = "'hidden' is in 'other', and this handler in 'own' | a handler reads the variables of its own module"
+NO_ARITHMETIC = "there is no floating-point arithmetic: this is 'double'"
+UNNAMED = "nothing is named 'none' | known at this place: number, second; no symbol of the module has it, either"
 AT_RETURN = (
     "'weight' is not known here: not known any more at the return: at the entry it is in no register"
     " | keep it at the entry, in a thread variable"
@@ -123,16 +135,22 @@ AT_RETURN = (
     ("text", "message"),
     [
         ("gone { own_each; }", "'own_each' is not known here: thread-local: each thread has its own | None"),
-        ("real { weight; }", "'weight' is not known here: in a register that is not for integers | None"),
-        ("gone { none; }", "nothing is named 'none' | for a variable of the module, declare it: extern int none;"),
+        ("real { weight; }", f"{NO_ARITHMETIC} | its bits are reg(\"xmm0\")"),
+        ("gone { none; }", UNNAMED),
         ("gone { other:hidden; }", ELSEWHERE),
-        ("whole { pair; }", "a whole 'struct pair' is no value: use its members | None"),
-        ("whole { pair.c; }", "'struct pair' has no member 'c' | None"),
         ("return real { weight; }", AT_RETURN),
     ],
 )  # fmt: skip
 def test_names_that_mean_nothing_here_are_errors(optimized: ElfFile, text: str, message: str) -> None:
     assert message == errors_of(optimized, text)
+
+
+def test_structures_in_registers_are_no_values(plain: ElfFile) -> None:
+    found = [errors_of(plain, text) for text in ("whole { pair; }", "whole { pair.c; }")]
+    assert [
+        "a whole 'struct pair' is no value: use its members | None",
+        "'struct pair' has no member 'c' | None",
+    ] == found
 
 
 def test_an_error_says_where_a_variable_is_known(optimized: ElfFile) -> None:

@@ -94,6 +94,12 @@ def test_both_have_the_same_of_parameters(stock: Module, name: str) -> None:
     assert by_btf == stock.rpn_of(text, has_btf=False) == stock.rpn_of(text)
 
 
+def test_a_function_in_quotes_has_its_parameters(stock: Module) -> None:
+    rpn = stock.rpn_of('kmod stock:deliver { printf("%d", stock->kept); }', has_debug=False)
+    quoted = stock.rpn_of('kmod stock:"deliver" { printf("%d", stock->kept); }', has_debug=False)
+    assert quoted.replace('"deliver"', "deliver") == rpn.replace('"deliver"', "deliver")
+
+
 def test_returns_have_the_parameters_of_the_entry(stock: Module) -> None:
     text = 'return kmod stock:deliver { printf("%d %d", stock->kept, retval); }'
     assert stock.rpn_of(text, has_debug=False) == stock.rpn_of(text, has_btf=False)

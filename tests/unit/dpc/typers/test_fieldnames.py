@@ -9,6 +9,7 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.pipeline import compile_source
 from dprobes.rpn.pipeline import CompileOptions
+from dprobes.rpn.tables import KeyKind
 from dprobes.source import SourceFile
 
 WORLD = """
@@ -65,16 +66,16 @@ def test_a_field_has_the_name_of_an_expression(expression: str, name: str) -> No
 @pytest.mark.parametrize(
     ("conversion", "expression", "template"),
     [
-        ("%s", "str(path)", "%(path)*s"),
-        ("%s", "path", "%(path)*s"),
+        ("%s", "str(path)", "%(path)*.200~s"),
+        ("%s", "path", "%(path)*.200~s"),
         ("%s", "req->head.name", "%(name)*s"),
         ("%h", "mem(req, 8)", "%(req)*h"),
         ("%k", "ustack()", "%(ustack)*k"),
         ("%s", "func", "%(func)*na"),
-        ("%s", "sym(pc)", "%(pc)qa"),
+        ("%s", "sym(pc)", "%(pc)na"),
         ("%v", "sym(arg0)", "%(arg0)*na"),
         ("%s", "comm", "%{name}"),
-        ("%d", "req->total", "%(total)*qd"),
+        ("%d", "req->total", "%(total)*nd"),
         ("%d", "req->values", "%(values[])*dd"),
         ("%4x", "req->values", "%(values[])*4dx"),
         ("%v", "req->head.name", "%(name[])*bv"),
@@ -83,7 +84,7 @@ def test_a_field_has_the_name_of_an_expression(expression: str, name: str) -> No
         ("%v", "elapsed", "%(elapsed)*nT"),
         ("%d", "elapsed", "%(elapsed)*nd"),
         ("%T", "nsecs - count", "%(value)qT"),
-        ("%T", "(int)count", "%(count)qT"),
+        ("%T", "(int)count", "%(count)nT"),
         ("%T", "(short)count", "%(count)wT"),
     ],
 )
@@ -93,4 +94,13 @@ def test_what_reads_memory_is_a_number_and_an_array_is_a_list(conversion: str, e
 
 def test_names_are_not_endless() -> None:
     (template,) = templates_of(f'long {"n" * 100} = pid; printf("%d", {"n" * 100});')
-    assert template == f"%({'n' * 60})qd"
+    assert template == f"%({'n' * 60})nd"
+
+
+def test_control_registers_are_keys_as_addresses_are() -> None:
+    text = 'module "m"; f { @[reg("cr3")] = count(); @b[reg("rax")] = count(); }'
+    diagnostics = Diagnostics()
+    compiled = compile_source(SourceFile("a.dpc", text), diagnostics, CompileOptions())
+    tables = {table.name: [key.kind for key in table.keys] for table in compiled.programs[0].tables}
+    assert tables["_"] == [KeyKind.ADDRESS]
+    assert tables["b"] == [KeyKind.WORD]

@@ -191,3 +191,38 @@ def test_whatever_is_answered_only_errors_of_ours_are_raised(answers: list[bytes
             with contextlib.suppress(EngineError):
                 ask()
     stub.close()
+
+
+def test_acknowledgements_without_an_end_are_no_answers(tmp_path: Path) -> None:
+    path = tmp_path / "stub"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                while True:
+                    connection.sendall(b"+" * 4096)
+
+        threading.Thread(target=serve, daemon=True).start()
+        (found,) = [each.detail for each in examine_stub(str(path)) if not each.works and each.essential]
+    assert found.startswith(f"the stub {path} does not stop to send")
+
+
+def test_acknowledgements_behind_a_question_are_no_answer_either(tmp_path: Path) -> None:
+    path = tmp_path / "stub"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                while True:
+                    connection.sendall(b"+" * 4096)
+
+        threading.Thread(target=serve, daemon=True).start()
+        (found,) = [each.detail for each in examine_stub(str(path)) if not each.works and each.essential]
+    assert found.startswith(f"the stub {path} does not answer 'qSupported")

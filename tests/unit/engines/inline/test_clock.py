@@ -27,3 +27,13 @@ def test_the_page_shows_the_monotonic_clock() -> None:
         clock.correct()
         assert abs(shown(clock) - time.monotonic_ns()) < NEAR
         clock.close()
+
+
+def test_what_others_write_there_is_written_over() -> None:
+    with Region(1 << 16) as region:
+        clock = Clock(region)
+        for number in range(len(clock._page.words)):
+            clock._page.words[number] = (1 << 64) - 1
+        clock.correct()
+        assert abs(shown(clock) - time.monotonic_ns()) < NEAR
+        clock.close()

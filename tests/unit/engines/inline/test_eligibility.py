@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +14,9 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Helper
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.eligibility import (
+    Eligibility,
     asks_for_thread,
     obstacle_in_process,
-    obstacle_to,
     obstacle_to_module,
     obstacle_to_program,
 )
@@ -27,6 +28,7 @@ from dprobes.target.location import Module
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import FrameType
 
     from dprobes.rpn.program import Program
 
@@ -58,7 +60,7 @@ def parsed(path: Path, body: str, header: str = "") -> Program:
 def said_of(path: Path, body: str, header: str = "") -> str | None:
     program = parsed(path, body, header)
     (probe,) = resolve(program, Module.load(path), Diagnostics(), allow_write=True).probepoints
-    return obstacle_to_program(program) or obstacle_to(program, probe)
+    return obstacle_to_program(program) or Eligibility(program).obstacle_to(probe)
 
 
 def test_most_handlers_can(program_file: Path) -> None:
@@ -123,3 +125,32 @@ def test_only_code_for_one_processor_with_large_stacks_can() -> None:
     assert obstacle_to_module(architecture("x86_64")) is None
     assert obstacle_to_module(architecture("i386")) == "jumps are made for x86_64, not for i386"
     assert obstacle_to_module(X86_64_GO) == "stacks of goroutines may have no room for its handler"
+
+
+def test_what_is_said_of_a_probepoint_does_not_cost_a_look_at_all_handlers(program_file: Path) -> None:
+    header = "table = t, count, ustack\n"
+    one = parsed(program_file, "offset = plain\ntally t\nexit", header)
+    (probe,) = resolve(one, Module.load(program_file), Diagnostics(), allow_write=True).probepoints
+    looks = []
+    for number in (20, 40):
+        bodies = "\n".join(f"offset = plain\nminor = {n}\ntally t\nexit" for n in range(number))
+        program = parsed(program_file, bodies, header)
+        eligibility, walked = Eligibility(program), Walks()
+        sys.setprofile(walked)
+        try:
+            found = {eligibility.obstacle_to(probe) for _ in range(number)}
+        finally:
+            sys.setprofile(None)
+        assert found == {None}
+        looks.append(walked.calls / number)
+    assert looks[1] <= looks[0] * 1.1, looks
+
+
+class Walks:
+    """A count of the calls of functions."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        self.calls += event == "call"

@@ -35,13 +35,15 @@ def handler(instructions: int = 1) -> list[SiteHandler]:
     return [SiteHandler(asm.assemble())]
 
 
-def writer(code: str, targets: Iterable[int] = (), *, near: bool = True, start: int = START) -> CodeWriter:
+def writer(
+    code: str, targets: Iterable[int] = (), *, near: bool = True, start: int = START, hole: int = HOLE
+) -> CodeWriter:
     """Return a writer for a module; with ``near`` nothing is free but a hole behind it."""
     raw = bytes.fromhex(code)
     module = ModuleCode([CodeRange(0, len(raw), raw)], ControlFlow(frozenset(targets), (0,), Spans()), start, SIZE)
     used = [(0x5500_0000_0000, 0x5500_0000_1000), (start, start + SIZE)]
     if near:
-        used += [(start - (1 << 32), start), (start + SIZE + HOLE, start + (1 << 32))]
+        used += [(start - (1 << 32), start), (start + SIZE + hole, start + (1 << 32))]
     mappings = [Mapping(first, last, "r-xp", 0, 0, 0, f"/{first}", False) for first, last in sorted(used)]
     space = AddressSpace(mappings, start, start + SIZE)
     return CodeWriter(module, space, ProcessFacts(0x1000, 0x2000), {}, RingShape(2, 4096), {})
@@ -115,8 +117,8 @@ def test_a_jump_may_lie_in_two_pages_if_a_breakpoint_is_where_it_begins() -> Non
 
 
 def test_without_memory_there_is_no_jump() -> None:
-    made = writer(CODE, start=1 << 20)
-    assert made.place({1 << 20: handler()}) == ([], {1 << 20: "no memory near it is free"})
+    made = writer(CODE, hole=0)
+    assert made.place({START: handler()}) == ([], {START: "no memory near it is free"})
 
 
 def test_what_is_bound_has_jumps_everywhere_or_nowhere() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.engines.inline.refusalnotice import refusal_notice
+from dprobes.engines.inline.hits.handlerhits import Damage
+from dprobes.engines.inline.refusalnotice import damage_notice, refusal_notice
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,14 @@ def test_reasons_are_counted(reasons: list[str], said: str) -> None:
     notice = refusal_notice(reasons)
     assert notice.message == said
     assert not notice.is_warning
+
+
+def test_what_was_written_over_is_said() -> None:
+    notice = damage_notice(Damage(entries=1, counts=2))
+    assert notice.message == (
+        "a probed process has written over the memory of its handlers: 1 record that no handler makes was dropped, "
+        "2 probepoints have no counts of hits"
+    )
+    assert notice.is_warning
+    assert "3 times all records of a CPU were given up" in damage_notice(Damage(rings=3)).message
+    assert "1 key of a table without a count was left out" in damage_notice(Damage(keys=1)).message

@@ -11,6 +11,7 @@ import pytest
 
 from dprobes.engines.linux import mapquery
 from dprobes.engines.linux.mapquery import MapQuestion
+from dprobes.target.processmaps import PROCMAP_QUERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,5 +107,5 @@ def test_a_process_without_memory_is_no_process(sleeping: subprocess.Popen[bytes
 
 
 def test_an_older_kernel_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapquery, "_PROCMAP_QUERY", mapquery._PROCMAP_QUERY + 1)
+    monkeypatch.setattr(mapquery, "PROCMAP_QUERY", PROCMAP_QUERY + 1)
     assert MapQuestion(NO_INODE, "python").answer(os.getpid(), MANY) is None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.engines.linux.procfs import children_of, first_stack_of, ids_of
+from dprobes.engines.linux.mapquery import MapQuestion
+from dprobes.engines.linux.procfs import children_of, first_stack_of, ids_of, without_waiting
 
 NOBODY = (1 << 22) - 1
 
@@ -41,3 +42,13 @@ def test_a_thread_has_an_id_in_each_namespace_from_ours_on() -> None:
         (child,) = children_of(process.pid, process.pid)
         assert ids_of(child) == (child, 1)
         process.communicate(b"\n")
+
+
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    os.mkfifo(path)
+    with open(path, "rb", opener=without_waiting) as file:
+        assert file.read(1) == b""
+    # The name of the file is asked for where it cannot be mapped.
+    question = MapQuestion.about(str(path), 7, "program")
+    assert question.answer(os.getpid(), 1 << 12) in (False, None)

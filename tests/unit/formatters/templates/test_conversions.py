@@ -7,7 +7,9 @@ import struct
 import pytest
 
 from dprobes.formatters.templates.fields import Fault
-from dprobes.rpn.isa import StackEnd
+from dprobes.formatters.templates.renderer import render
+from dprobes.record.layout import LogRecord
+from dprobes.rpn.isa import UNSEEN_ENTRY, StackEnd
 from unit.formatters.templates.support import formatted, item, problems_of, template_of, values
 
 WORDS = struct.pack("<Qq", 42, -5)
@@ -45,6 +47,10 @@ WORDS = struct.pack("<Qq", 42, -5)
         ("[%.0d]", struct.pack("<q", 0), "[]"),
         ("[%3.0x]", struct.pack("<q", 0), "[   ]"),
         ("[%.0d]", struct.pack("<q", -7), "[-7]"),
+        ("%X %#x %#X %#o", struct.pack("<4Q", 171, 171, 171, 8), "AB 0xab 0XAB 010"),
+        ("%+d % d %(n)+5d % +d", struct.pack("<4q", 5, 5, 5, -5), "+5  5    +5 -5"),
+        ("%+x|% u", struct.pack("<2Q", 5, 5), "5|5"),
+        ("[%#06x] [%#.0o] [%#x]", struct.pack("<3Q", 255, 0, 0), "[0x00ff] [0] [0]"),
         ("[%6p]", struct.pack("<Q", 0xAB), "[  0xab]"),
         ("[%-6a]", struct.pack("<Q", 0xAB), "[0xab  ]"),
         ("[%3c]", struct.pack("<Q", 0x41), "[  A]"),
@@ -178,6 +184,13 @@ def test_the_frames_of_a_call_stack_are_lines() -> None:
     assert formatted("%*k", narrow, word_size=4) == "0x8049000\n<no unwind table goes on from here>"
 
 
+def test_a_line_of_a_call_stack_without_frames_is_left_out() -> None:
+    template = template_of('fmt = "%*k"\nfmt = "%*k"\nfmt = "n=%d"')
+    user = item(10, struct.pack("<Q", 0x401136), 1)
+    record = LogRecord(major=1, minor=1, data=item(9, b"", 0) + user + bytes(8))
+    assert render(template, record) == "0x401136\nn=0"
+
+
 @pytest.mark.parametrize(
     ("end", "text"),
     [
@@ -280,6 +293,13 @@ def test_a_fault_is_shown_and_formatting_goes_on(conversion: str) -> None:
     fmt = f"[%*{conversion}] [%*{conversion}] %d"
     assert formatted(fmt, data) == "[<fault at 0xdead0>] [<selector fault at 0x2b>] 7"
     assert values(fmt, data) == (Fault(0xDEAD0), Fault(0x2B, is_selector=True), 7)
+
+
+@pytest.mark.parametrize("conversion", ["s", "h", "d", "T"])
+def test_a_value_of_an_entry_that_was_not_seen_is_no_fault(conversion: str) -> None:
+    data = item(0xFF, struct.pack("<q", UNSEEN_ENTRY)) + item(0xFE, struct.pack("<q", UNSEEN_ENTRY))
+    fmt = f"[%*{conversion}] [%*{conversion}]"
+    assert formatted(fmt, data) == "[<entry not seen>] [<selector fault at 0xfffffffffffff001>]"
 
 
 def test_what_is_missing_is_said_once_data_has_ended() -> None:

@@ -43,6 +43,7 @@ def derived(handler: str, more: str = "", size: int = 8) -> str | None:
         ("push r, arg0; log b, 1; push u, arg1; log w, 1; push r, retval; log d, 1; exit",
          "arg0=%bv arg1=%wv retval=%dv"),
         ("push r, rip; log 1; push r, rip; log d, 1; push r, rip; log w, 1; exit", "rip=%na rip=%da rip=%wx"),
+        ("push r, cr3; log 1; push r, cr0; log d, 1; push r, dr7; log w, 1; exit", "cr3=%np cr0=%dp dr7=%wx"),
         ("push pid; push tid; push uid; push procid; log 4; exit", "cpu=%nv uid=%nv tid=%nv pid=%nv"),
         ("push task; log 1; push time; log 1; push wid; log 1; exit", "task=%nv time=%nu bits=%nv"),
         ("push comm; log 2; push pid; push comm; log 3; exit", 'comm=\\"%.16s\\" comm=\\"%.16s\\" pid=%nv'),

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dprobes.formatters.templates.fields import Fault, Field, FieldKind, Value, decode_fields, fields_of
+from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from unit.formatters.templates.support import item, template_of, values
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.recordfields import FieldReader, value_text
+from unit.formatters.templates.support import formatted, item, template_of, values
 
 
 def names(fmt: str) -> list[str]:
@@ -107,6 +111,25 @@ def test_types() -> None:
 def test_values() -> None:
     assert values("%bd %bc %*c %s %*s %*h %*wx %r", b"\xffA" + item(0, b"B") + b"c\0" + item(1, b"d") + item(0, b"e")
                   + item(0, b"\1\2\3") + b"rest") == (-1, 0x41, (0x42,), "c", "d", b"e", (0x201,), b"rest")  # fmt: skip
+
+
+def test_what_is_cut_of_a_dump_is_the_rest() -> None:
+    fmt, data = "%(p)*.4~h%(rest)*s", item(0, b"abcde") + item(0, b"x")
+    record = LogRecord(major=1, minor=1, data=data, process_name="p")
+    decoded = decode_fields(template_of(f'fmt = "{fmt}"'), record)
+    assert (decoded.values, decoded.rest) == ((b"abcd", "x"), b"e")
+    text = "0x00000000 : 61626364                            : abcd <missing the rest, which is longer>\nx"
+    assert formatted(fmt, data) == text
+    text = f'major = 1\nminor = 1\nfmt = "{fmt}"\n'
+    source = RecordSource(1, "m", major=1, templates={"templates.lst": b"1 t.fmt\n", "t.fmt": text.encode()})
+    reader = FieldReader()
+    reader.create_event(source)
+    known = reader.read(source, encode_record(record), Place("m", "f"))
+    assert [(field.name, value_text(field, value)) for field, value in known.fields] == [
+        ("p", "61626364"),
+        ("rest", "x"),
+        ("rest_2", "65"),
+    ]
 
 
 def test_what_is_in_no_field_is_the_rest() -> None:

@@ -18,22 +18,26 @@ if TYPE_CHECKING:
     ("fmt", "column", "length", "message", "hint"),
     [
         ("%i", 9, 1, "unknown conversion 'i'", "write '%d'"),
-        ("%X", 9, 1, "unknown conversion 'X'", "write '%x'"),
         ("%ld", 9, 1, "unknown conversion 'l'", "sizes are b (1), w (2), d (4), q (8) and n (word): '%qd'"),
         ("%f", 9, 1, "unknown conversion 'f'",
          "there are no floating-point numbers; '%qx' prints the bits of a double"),
         ("%8*d", 10, 1, "unknown conversion '*'", "for an item '*' comes first: '%*8d'"),
         ("%y", 9, 1, "unknown conversion 'y'",
-         "conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign"),
+         "conversions are d u x X o c s p a h e v k T E U I r; '%%' prints a percent sign"),
         ("100%", 11, 1, "a place-holder without its conversion at the end of the text", "'%%' prints a percent sign"),
         ("%-08", 8, 4, "a place-holder without its conversion at the end of the text", None),
         ("%b", 8, 2, "a place-holder without its conversion at the end of the text", None),
-        ("%#x", 9, 1, "unknown flag '#'", "write '0x%x'"),
-        ("% d", 9, 1, "unknown flag ' '", "flags are '-' (to the left) and '0'"),
+        ("%'d", 9, 1, "unknown flag \"'\"", "flags are '-', '0', '+', '#' and a blank"),
+        ("%.8~d", 8, 5, "'~' is for the string of an item: '%*.200~s'", None),
+        ("%U", 8, 2, "conversion 'U' prints the name of a number", "write the names: '%dE{IDLE=0,BUSY=7}'"),
+        ("%4000d" * 21, 1, 3, "the widths and precisions of a template are at most 80000 together", None),
+        ("%#p", 9, 1, "flag '#' is for numbers", None),
+        ("%*+s", 10, 1, "flag '+' is for numbers", None),
         ("%-d", 8, 2, "a flag needs a width", "'%-8d', '%08x'"),
-        ("%81d", 9, 2, "expected a width of at most 80, found 81", None),
-        ("%99999999999999999999d", 9, 20, "expected a width of at most 80, found 99999999999999999999", None),
-        ("%.81d", 9, 3, "expected a precision of at most 80, found 81", None),
+        ("%4096d", 9, 4, "expected a width of at most 4095, found 4096", None),
+        ("%99999999999999999999d", 9, 20, "expected a width of at most 4095, found 99999999999999999999", None),
+        ("%.4096d", 9, 5, "expected a precision of at most 4095, found 4096", None),
+        ("%*81d", 8, 5, "expected a width and precision of at most 80 for elements, found 81", None),
         ("%.99999s", 9, 6, "expected a precision of at most 65535, found 99999", None),
         ("%.d", 8, 2, "'.' needs a precision", "'%.8x', '%.16s'"),
         ("%.4c", 9, 2, "conversion 'c' takes no precision", None),
@@ -102,7 +106,7 @@ def test_strings_may_go_on_and_their_mistakes_are_found_there() -> None:
     text = 'major = 1\nminor = 1\nfmt = "a%"  "d"\n      "b%y"\n'
     assert problems(("templates.lst", "1 t.fmt"), ("t.fmt", text)) == (
         "t.fmt:4:10: error: unknown conversion 'y'\n          \"b%y\"\n             ^\n"
-        "hint: conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign"
+        "hint: conversions are d u x X o c s p a h e v k T E U I r; '%%' prints a percent sign"
     )
 
 
@@ -299,7 +303,7 @@ def test_a_directory_on_disk(tmp_path: Path) -> None:
     templates = Templates.from_directory(tmp_path)
     assert templates.diagnostics.render() == (
         f"{tmp_path}/t.fmt:3:9: error: unknown conversion 'y'\n    fmt = \"%y\"\n            ^\n"
-        "hint: conversions are d u x o c s p a h e v k T E I r; '%%' prints a percent sign\n"
+        "hint: conversions are d u x X o c s p a h e v k T E U I r; '%%' prints a percent sign\n"
         f"{tmp_path}/templates.lst:2:3: error: there is no file '{tmp_path}/u.fmt'\n    2 u.fmt\n      ^~~~~"
     )
 

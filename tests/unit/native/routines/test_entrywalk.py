@@ -21,6 +21,8 @@ from dprobes.native.routines.entrywalk import (
 from dprobes.native.routines.ring import BUSY, DISCARDED
 from ring_entries import entry
 
+LATEST = 1 << 40
+FLAGS = 0x0803
 TIMED = RecordPlaces(time=0, uid=None, name=None)
 UNTIMED = RecordPlaces(time=None, uid=None, name=None)
 
@@ -49,11 +51,16 @@ class Walker:
             (Walk.GROUPS_END, ctypes.addressof(self._groups)),
             (Walk.COUNTS, ctypes.addressof(self.counts)),
             (Walk.PROBES, len(self.counts)),
+            (Walk.LATEST, LATEST),
         ):
             self.walk[place // 8] = value
 
     def run(self) -> WalkResult:
         return WalkResult(self._function(ctypes.addressof(self.walk)))
+
+    @property
+    def refused(self) -> int:
+        return self.walk[Walk.REFUSED // 8]
 
     @property
     def lines(self) -> list[tuple[int, int, int]]:
@@ -105,17 +112,45 @@ def test_records_without_a_time_have_none() -> None:
     assert [time for time, _, _ in walker.lines] == [0]
 
 
-@pytest.mark.parametrize("end", [entry(0, timed(2))[:-8], (1 << 29).to_bytes(8, "little"), (4).to_bytes(16, "little")])
+@pytest.mark.parametrize("end", [entry(0, timed(2))[:-8], (1 << 29).to_bytes(8, "little")])
 def test_a_walk_ends_at_what_is_no_entry(end: bytes) -> None:
     walker = Walker(entry(0, timed(1)) + end)
     assert walker.run() is WalkResult.NONSENSE
     assert [time for time, _, _ in walker.lines] == [1]
 
 
-def test_a_probepoint_that_there_is_not_is_not_counted() -> None:
-    walker = Walker(entry(8, timed(1)) + entry(7, timed(2)))
+def flagged(flags: int = FLAGS, size: int = 16) -> bytes:
+    return flags.to_bytes(4, "little").ljust(size, b"x")
+
+
+@pytest.mark.parametrize(
+    ("places", "refused"),
+    [
+        (TIMED, entry(8, timed(1))),
+        (TIMED, entry(0xFF_FFFF, bytes(8), Entry.ENDED)),
+        (TIMED, entry(0, timed(LATEST + 1))),
+        (TIMED, entry(0, timed(1 << 63))),
+        (TIMED, (4).to_bytes(16, "little")),
+        (TIMED, entry(0, bytes(4), Entry.ENDED)),
+        *((TIMED, entry(0, timed(1), kind)) for kind in (*Entry, 200) if kind not in (0, 1, 2, 6, 8)),
+        (RecordPlaces(None, None, None, FLAGS, 16), entry(0, flagged(FLAGS + 4))),
+        (RecordPlaces(None, None, None, FLAGS, 16), entry(0, flagged(), Entry.TRACE)),
+        (RecordPlaces(None, None, None, FLAGS, 16), entry(0, flagged(size=15))),
+        (RecordPlaces(None, None, None, FLAGS, 16), entry(0, flagged(size=15), Entry.STACKED)),
+    ],
+)
+def test_what_no_handler_writes_is_passed_over_and_counted(places: RecordPlaces, refused: bytes) -> None:
+    last = entry(7, timed(2) if places is TIMED else flagged())
+    walker = Walker(refused + last, places)
     assert walker.run() is WalkResult.DONE
-    assert (len(walker.lines), list(walker.counts)) == (2, [0] * 7 + [1])
+    assert (len(walker.lines), walker.refused) == (1, 1)
+    assert list(walker.counts) == [0] * 7 + [1]
+
+
+def test_a_stack_trace_has_its_flag() -> None:
+    walker = Walker(entry(0, flagged(FLAGS | 0x1000), Entry.TRACE), RecordPlaces(None, None, None, FLAGS, 16))
+    assert walker.run() is WalkResult.DONE
+    assert (len(walker.lines), walker.refused) == (1, 0)
 
 
 def test_a_walk_stops_where_there_are_no_more_groups() -> None:

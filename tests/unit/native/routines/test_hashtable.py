@@ -283,7 +283,7 @@ def test_whoever_is_killed_with_the_lock_stops_nobody() -> None:
     for helper in (LOOKUP, UPDATE, DELETE):
         routine(helper, shape)
     table.update(b"existing", b"existing")
-    locked = 0
+    locks = range(shape.locks, shape.size, BLOCK)
     for _ in range(400):
         child = os.fork()
         if not child:
@@ -298,15 +298,12 @@ def test_whoever_is_killed_with_the_lock_stops_nobody() -> None:
         os.waitpid(child, 0)
         assert table.look_up(b"existing") == b"existing"
         result = table.update(b"anything", b"anything")
-        if table.memory[0]:
-            locked += 1
-            assert result == -errno.EBUSY
-            assert table.delete(b"existing") == -errno.EBUSY
-            table.memory[0] = 0  # so that the next one can run
+        if any(table.memory[lock] for lock in locks):  # perhaps that of this key
+            assert result in (0, -errno.EBUSY)
             break
         assert result == 0
         assert table.delete(b"anything") == 0
-    for lock in range(shape.locks, shape.size, BLOCK):  # as if there had been none at such a moment
+    for lock in locks:  # as if there had been none at such a moment
         table.memory[lock] = 1
     assert table.update(b"anything", b"anything") == -errno.EBUSY
     assert table.update(b"existing", b"anything") == -errno.EBUSY

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.elf.debugfiles import find_debug_file, load_symbols
+from dprobes.target.elf.debugfiles import find_debug_file, foreign_debug_file, load_symbols
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.listedsymbols import parse_linker_map, parse_nm
 from dprobes.target.location import Module
@@ -61,6 +61,34 @@ def test_debug_file_with_another_checksum_is_passed_over(linked: Path) -> None:
     with linked.with_name("linked.debug").open("ab") as file:
         file.write(b"\0")
     assert find_debug_file(ElfFile.open(linked)) is None
+
+
+def test_a_debug_file_of_another_checksum_is_named(linked: Path) -> None:
+    beside = linked.with_name("linked.debug")
+    module = ElfFile.open(linked)
+    assert foreign_debug_file(module, linked.parent) is None
+    with beside.open("ab") as file:
+        file.write(b"changed")
+    said = foreign_debug_file(module, linked.parent)
+    assert said is not None
+    assert re.fullmatch(
+        rf"'{beside}' is the debug file of another build: its CRC is 0x[0-9a-f]{{8}}, "
+        r"and .gnu_debuglink of the module says 0x[0-9a-f]{8}",
+        said,
+    )
+
+
+def test_a_debug_file_of_another_build_id_is_named(tools: Toolbox, tmp_path: Path, stripped: Path, libc: Path) -> None:
+    module = ElfFile.open(stripped)
+    assert module.build_id is not None
+    assert foreign_debug_file(module, tmp_path) is None
+    place = tmp_path / ".build-id" / module.build_id[:2] / f"{module.build_id[2:]}.debug"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(libc.read_bytes())
+    assert foreign_debug_file(module, tmp_path) == (
+        f"'{place}' is the debug file of another build: its build-id is {ElfFile.open(libc).build_id}, "
+        f"the module's {module.build_id}"
+    )
 
 
 def test_module_takes_symbols_from_its_debug_file(linked: Path, pie: Path) -> None:

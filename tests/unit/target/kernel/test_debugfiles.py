@@ -7,7 +7,7 @@ import pytest
 
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.kernel import debugfiles
-from dprobes.target.kernel.debugfiles import described_kernel, described_module
+from dprobes.target.kernel.debugfiles import described_kernel, described_module, sources_in_module
 from unit.target.conftest import Toolbox
 
 if TYPE_CHECKING:
@@ -74,3 +74,25 @@ def test_a_module_without_a_file_has_none(tmp_path: Path) -> None:
     assert described_module("stock", tmp_path / "stock.ko") is None
     (tmp_path / "stock.ko").write_text("no module")
     assert described_module("stock", tmp_path / "stock.ko") is None
+
+
+def test_source_files_of_functions_of_one_name_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module has no addresses yet: the kernel says where its sections are."""
+    for file, section in (("one.c", ".text"), ("two.c", ".init.text"), ("three.c", ".text.late")):
+        (tmp_path / file).write_text(
+            f"{MODULE if file == 'one.c' else ''}\n"
+            f'static __attribute__((noipa, section("{section}"))) int twice(int n) {{ return n; }}\n'
+            f"int (*use_{file[:-2]})(int) = twice;\n"
+        )
+    Toolbox(tmp_path).run("gcc", "-O1", "-r", "-Wl,--build-id", "one.c", "two.c", "three.c", "-o", "stock.ko")
+    elf = ElfFile.open(tmp_path / "stock.ko")
+    monkeypatch.setattr(debugfiles, "described_module", lambda _name: elf)
+    (tmp_path / "stock").mkdir()
+    (tmp_path / "stock" / ".text").write_text("0xffffffffc0100000\n")
+    (tmp_path / "stock" / ".text.late").write_text("0xffffffffc0200000\n")
+    found = sources_in_module("twice", "stock", f"{tmp_path}/{{}}")
+    assert sorted((address >> 20, file) for address, file in found.items()) == [
+        (0xFFFFFFFFC01, "one.c"),
+        (0xFFFFFFFFC02, "three.c"),
+    ]
+    assert sources_in_module("nothing", "stock", f"{tmp_path}/{{}}") == {}

@@ -155,3 +155,17 @@ def test_a_file_of_another_kind_is_refused(toolbox: Toolbox, vmlinux: Path, modu
         with pytest.raises(TargetError) as caught:
             KernelFile(path, name)
         assert caught.value.message == said
+
+
+def test_functions_of_one_name_are_shown_with_their_source_files(toolbox: Toolbox) -> None:
+    other = "static volatile int late = 5;\n__attribute__((noipa)) static int helper(int x) { return x + late; }\n"
+    sources = {
+        "kernel.c": KERNEL + other + "int one(int x) { return helper(x); }",
+        "more.c": f"{other}int two(int x) {{ return helper(x); }}",
+    }
+    path = toolbox.build("vmlinux-1.2.3", sources, *LINKED, START)
+    with pytest.raises(TargetError) as caught:
+        KernelFile(path, "").kernel().symbol("helper", "", is_code=True)
+    assert re.search(
+        r"at offsets 0x\w+ \(kernel\.c, after '\w+'\), 0x\w+ \(more\.c, after '\w+'\)$", caught.value.message
+    )

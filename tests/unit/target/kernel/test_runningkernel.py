@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.kernel import runningkernel
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.kernel import debugfiles, runningkernel
 from dprobes.target.kernel.kallsyms import Kallsyms
-from dprobes.target.kernel.runningkernel import RunningKernel, module_name
+from dprobes.target.kernel.modulefiles import module_name
+from dprobes.target.kernel.runningkernel import RunningKernel
+from unit.target.conftest import Toolbox
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +23,11 @@ ffffffff81000040 t helper
 ffffffff81000100 T kernel_clone
 ffffffff81000180 t helper
 ffffffff81000200 T __x64_sys_getpid
+"""
+BUILD = ("gcc", "-O1", "-fno-toplevel-reorder", "-nostdlib", "-static", "-Wl,-e,_text")
+TWICE = """
+static __attribute__((noipa)) int helper(int n) { return n + 1; }
+int NAME(int n) { return helper(n); }
 """
 KERNEL = RunningKernel(Kallsyms(CODE + DATA + b"ffffffffc0101000 t dummy_xmit\t[dummy]\n"))
 
@@ -43,11 +51,71 @@ def test_data_that_is_no_more_has_no_other_name() -> None:
     )
 
 
+@pytest.fixture
+def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of the kernel's debug information."""
+    monkeypatch.setattr(debugfiles, "described_kernel", lambda: None)
+
+
+@pytest.mark.usefixtures("no_file")
 def test_a_name_of_several_places() -> None:
     with pytest.raises(TargetError) as caught:
         KERNEL.symbol("helper", "")
-    assert caught.value.message == "'helper' stands for 2 places in the kernel, at offsets 0x40, 0x180"
-    assert caught.value.hint == "write the one that is meant as a number: offset = 0x40"
+    assert caught.value.message == (
+        "'helper' stands for 2 places in the kernel, at offsets 0x40 (after '_text'), 0x180 (after 'kernel_clone')"
+    )
+    assert caught.value.hint == (
+        "write the one that is meant as a number, 'offset = 0x40', or all as a pattern, 'offset = helpe[r]'; which "
+        "source file each is of is in no file here: debug information of the kernel has it"
+    )
+
+
+def test_a_name_of_several_places_with_their_source_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "vmlinux"
+    (tmp_path / "one.c").write_text("int _text(void) { return 0; }" + TWICE.replace("NAME", "first"))
+    (tmp_path / "two.c").write_text(TWICE.replace("NAME", "second"))
+    Toolbox(tmp_path).run(*BUILD, "one.c", "two.c", "-o", path)
+    elf = ElfFile.open(path)
+    monkeypatch.setattr(debugfiles, "described_kernel", lambda: elf)
+    listed = Toolbox(tmp_path).run("nm", "-n", path).splitlines()
+    moved = 0x7F00_0000
+    lines = [f"{int(line[:16], 16) + moved:016x}{line[16:]}\n" for line in listed]
+    start, *places = (int(line[:16], 16) for line in listed if line.split()[2] in ("_text", "helper"))
+    with pytest.raises(TargetError) as caught:
+        RunningKernel(Kallsyms("".join(lines).encode())).symbol("helper", "", is_code=True)
+    first, second = (place - start for place in places)
+    assert caught.value.message == (
+        f"'helper' stands for 2 places in the kernel, at offsets {first:#x} (one.c, after '_text'), "
+        f"{second:#x} (two.c, after 'first')"
+    )
+    assert caught.value.hint == (
+        f"write the one that is meant as a number, 'offset = {first:#x}', or all as a pattern, 'offset = helpe[r]'"
+    )
+
+
+@pytest.mark.usefixtures("no_file")
+def test_all_of_several_places_are_named() -> None:
+    lines = [f"ffffffff8100{n:02x}00 {'Tt'[n % 2]} {'twice' if n % 2 else f'known_{n}'}\n" for n in range(1, 40)]
+    with pytest.raises(TargetError) as caught:
+        RunningKernel(Kallsyms(CODE.splitlines(keepends=True)[0] + "".join(lines).encode())).symbol("twice", "")
+    assert caught.value.message.startswith(
+        "'twice' stands for 20 places in the kernel, at offsets 0x100 (after '_text')"
+    )
+    assert caught.value.message.endswith(", 0x1f00 (after 'known_30') and 4 more")
+
+
+def test_code_that_is_no_more_or_never_runs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runningkernel, "_BLACKLIST", tmp_path / "blacklist")
+    head, clone, *rest = CODE.partition(b"ffffffff81000100")
+    padding = b"ffffffff810000f0 T __pfx_kernel_clone\n"
+    start = b"ffffffff82000000 T _sinittext\nffffffff82000100 T start_kernel\nffffffff82000200 T _einittext\n"
+    kernel = RunningKernel(Kallsyms(b"".join((head, padding, clone, *rest, start))))
+    given_back = "the kernel has executed it when it started, and given its memory back (__init)"
+    assert kernel.refusal(0xFFFFFFFF82000100) == given_back
+    assert kernel.refusal(0xFFFFFFFF820001FF) == given_back
+    assert kernel.refusal(0xFFFFFFFF82000200) is None
+    assert kernel.refusal(0xFFFFFFFF810000F0) == "it is the space before 'kernel_clone', and never executed"
+    assert kernel.refusal(0xFFFFFFFF81000100) is None
 
 
 def test_a_name_of_another_module() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dprobes.errors import TargetError
 from dprobes.target.kernel.modulefiles import open_module_file
 from dprobes.target.kernel.unloadedmodule import UnloadedModule, open_unloaded_module
+from unit.target.conftest import Toolbox
 from unit.target.kernel.modulewriter import ENDBR, FUNCTION, RETURN, module_bytes
 
 if TYPE_CHECKING:
@@ -73,3 +75,20 @@ def test_a_module_for_another_kernel_is_refused(tmp_path: Path) -> None:
         open_unloaded_module(str(tmp_path / "sample.ko"))
     assert caught.value.message.startswith(f"'{tmp_path}/sample.ko' is a module for Linux 2.4.20, and this is Linux ")
     assert caught.value.hint == "build the module for the kernel that runs"
+
+
+def test_functions_of_one_name_are_shown_with_their_source_files(tmp_path: Path) -> None:
+    begin = "int begin(int n) { return 2 * n; }"
+    static = "static __attribute__((noipa)) int twice(int n) { return n; }\nint NAME(int n) { return twice(n); }"
+    this = '__attribute__((section(".gnu.linkonce.this_module"))) int this_module[4];'
+    sources = {
+        "one.c": f"{begin}\n{static.replace('NAME', 'first')}",
+        "two.c": f"{this}\n{static.replace('NAME', 'second')}",
+    }
+    path = Toolbox(tmp_path).build("sample.ko", sources, "-r")
+    with pytest.raises(TargetError) as caught:
+        UnloadedModule("sample", open_module_file(path)).symbol("twice", "sample", is_code=True)
+    assert re.fullmatch(
+        r"'twice' stands for 2 places in the module 'sample', at offsets 0x\w+ \(one\.c\), 0x\w+ \(two\.c\)",
+        caught.value.message,
+    )

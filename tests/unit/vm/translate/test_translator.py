@@ -181,7 +181,7 @@ def handler(point, context):
     if len(log) + 16 > point.logmax:
         return leave(0, point, context, locals())
     log += k0(v0, 5)
-    return new(Outcome, (EXIT, log, b'', major, minor, 0, 0, 0))
+    return new(Outcome, (EXIT, log, b'', major, minor, 0, 0, 0, False))
 """
 
 

@@ -238,6 +238,8 @@ class Prologue:
         zero = [Field.LP, Field.ENDING, Field.UNHANDLED, FRAMES + Frame.HANDLER]
         if self._w.counts_jumps:
             zero.append(Field.JUMPS)
+        if self._w.may_cut:
+            zero.append(Field.CUT_AT)
         if flow.uses("push plp"):
             zero.append(Field.PLP)
         if flow.uses("pop lp"):

@@ -10,6 +10,7 @@ from dprobes.bpf.lower.state.handlerstate import LOG, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.bpf.lower.state.stackcopy import write_stack_copy
 from dprobes.record.layout import Item
+from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,7 @@ class RingEntries:
         is_read = self._read_thread(start - _HEAD) or self._write_ids(start - _HEAD)
         self._head(start - _HEAD, Entry.RECORD, has_tid=is_read)
         asm.store(SCRATCH, start, int(self.items), Size.W)
+        self._mark_cut(start)
         flow = self._w.flow
         if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
             for item, field in ((Item.MAJOR, Field.MAJOR), (Item.MINOR, Field.MINOR)):
@@ -75,6 +77,22 @@ class RingEntries:
         if copies:  # the traces have the same head
             self._kind(start - _HEAD, Entry.RECORD)
         self._count_output()
+
+    def _mark_cut(self, start: int) -> None:
+        """Mark the record whose flag word is at ``start`` if the log had no room for all; it ends there. Takes R1."""
+        asm, marked = self._asm, int(self.items | Item.CUT)
+        whole = asm.label()
+        if self._w.may_cut:
+            asm.load(_R.R1, SCRATCH, Field.CUT_AT)
+            asm.jump_if(Jump.JEQ, _R.R1, 0, whole)
+            asm.alu(Alu.SUB, _R.R1, 1)
+            asm.store(SCRATCH, Field.LP, _R.R1)
+            asm.store(SCRATCH, start, marked, Size.W)
+        elif self._w.may_overflow and self._w.is_enabled(ExceptionCode.LOG_OVERFLOW):
+            asm.load(_R.R1, SCRATCH, Field.UNHANDLED)
+            asm.jump_if(Jump.JNE, _R.R1, int(ExceptionCode.LOG_OVERFLOW), whole)
+            asm.store(SCRATCH, start, marked, Size.W)
+        asm.place(whole)
 
     def _copy_stack(self, entry: int) -> None:
         """Put behind a record what its call stacks are found by, if it has any; R3 is the size of its entry."""

@@ -14,7 +14,7 @@ from dprobes.bpf.lower.dispatch import COOKIE
 from dprobes.bpf.lower.hosts.identities import Identities
 from dprobes.bpf.lower.hosts.probetable import ProbeTable
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers
-from dprobes.bpf.lower.hosts.vma import Answer, VmaQuestions, ask_once, write_module_test
+from dprobes.bpf.lower.hosts.vma import Answer, PagingQuestion, VmaQuestions, ask_once, write_module_test
 from dprobes.bpf.lower.request import Placement, Watched
 from dprobes.bpf.lower.state.handlerstate import Field
 from dprobes.bpf.lower.state.stack import SCRATCH
@@ -61,6 +61,7 @@ class Host(Identities, ProbeTable):
         self._keeps_ids = uses_ids and request.namespace is not None
         vma = request.abilities.vma
         self._vmas = None if vma is None else VmaQuestions(asm, vma)
+        self._paging = PagingQuestion(asm, request.abilities)
         self.sleeps = False
         """Whether something was written that may sleep."""
 
@@ -146,11 +147,14 @@ class Host(Identities, ProbeTable):
             asm.store(SCRATCH, Field.IP, Register.R1)
             return
         asm.store(SCRATCH, Field.IP, 0)
-        asm.mov(Register.R1, SCRATCH)
-        asm.alu(Alu.ADD, Register.R1, Field.IP)
-        asm.mov(Register.R2, self._word_size)
-        asm.load(Register.R3, CONTEXT, REGISTER_OFFSETS["esp"])
-        self.read_memory()
+
+        def arguments() -> None:
+            asm.mov(Register.R1, SCRATCH)
+            asm.alu(Alu.ADD, Register.R1, Field.IP)
+            asm.mov(Register.R2, self._word_size)
+            asm.load(Register.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+
+        self.read_memory(arguments)
 
     # Registers
 
@@ -235,13 +239,27 @@ class Host(Identities, ProbeTable):
 
     # Memory
 
-    def read_memory(self) -> None:
-        """Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read."""
-        if self._request.abilities.sleepable and self._request.placement is not Placement.EVENT:
-            self.sleeps = True
-            self._asm.call(Helper.COPY_FROM_USER)
-        else:
-            self._asm.call(Helper.PROBE_READ_USER)
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """
+        Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read.
+
+        ``arguments`` loads them, from what is still there afterwards. What has to be paged in first is waited for if
+        that comes for certain.
+        """
+        asm = self._asm
+        arguments()
+        asm.call(Helper.PROBE_READ_USER)
+        if not self._request.abilities.sleepable or self._request.placement is Placement.EVENT:
+            return
+        self.sleeps, done = True, asm.label()
+        asm.jump_if(Jump.JEQ, Register.R0, 0, done)
+        arguments()
+        asm.mov(Register.R1, Register.R3)
+        self._paging.ask()
+        asm.jump_if(Jump.JNE, Register.R0, 0, done)
+        arguments()
+        asm.call(Helper.COPY_FROM_USER)
+        asm.place(done)
 
     def read_string(self) -> None:
         """
@@ -345,8 +363,9 @@ class Host(Identities, ProbeTable):
         self._vmas.ask()
         self._asm.load(Register.R1, Register.R10, Answer.FLAGS)
 
-    def write_callbacks(self) -> None:
-        """Write functions that the kernel calls, behind everything else."""
+    def write_functions(self) -> None:
+        """Write functions that the kernel and the handler call, behind everything else."""
+        self._paging.write_functions()
         if self._vmas is not None:
             self._vmas.write_callback()
 

@@ -57,12 +57,13 @@ class AnywhereHost(Host):
         _load_user_register(asm, name, nobody)
         asm.place(done)
 
-    def read_memory(self) -> None:
-        """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """Read R2 bytes at address R3 to R1, as ``Host`` does."""
         if self._request.reads_kernel:
+            arguments()
             _read(self._asm, Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
         else:
-            super().read_memory()
+            super().read_memory(arguments)
 
     def read_string(self) -> None:
         """Read a string at address R3 to R1, as ``Host`` does."""
@@ -142,8 +143,9 @@ class KernelHost(Host):
         offsets, _ = self._request.per_cpu
         load_word_of_cpu(self._asm, offsets, dst)
 
-    def read_memory(self) -> None:
+    def read_memory(self, arguments: Callable[[], None]) -> None:
         """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""
+        arguments()
         _read(self._asm, Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
 
     def read_string(self) -> None:

@@ -1,6 +1,11 @@
 """
 What is mapped at an address, asked of the kernel: ``bpf_find_vma`` and callbacks that follow kernel structures.
 
+A page may be one that a server in user space has to deliver, and never does: one of a file on FUSE, which any user can
+mount, or of memory that is registered with userfaultfd(2). A handler that reads it sleeps until then, and nobody can
+take its probe away. So in processes of other users it sleeps only where the kernel itself delivers. A thread that puts
+another mapping there between the answer and the reading is not noticed, here as under ptrace (``servedpages``).
+
 The helper does not wait for the lock of the mappings, and where interrupts are off it can be called once only until
 they are on again; it says EBUSY then, and the caller has to say what that means.
 """
@@ -15,9 +20,9 @@ from dprobes.quickenum import IntEnum
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembler, Label
-    from dprobes.bpf.lower.request import MappedModule, VmaLayout
+    from dprobes.bpf.lower.request import Abilities, MappedModule, VmaLayout
 
-__all__ = ["BUSY", "VM_WRITE", "Answer", "VmaQuestions", "ask_once", "write_module_test"]
+__all__ = ["BUSY", "VM_WRITE", "Answer", "PagingQuestion", "VmaQuestions", "ask_once", "write_module_test"]
 
 BUSY = -16
 """What the helper returns if it cannot look (-EBUSY)."""
@@ -99,6 +104,93 @@ class VmaQuestions:
         asm.load(_R.R4, _R.R2, layout.device, Size.W)
         keep(Answer.DEVICE)
         asm.place(anonymous)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+
+
+_FAULT = -14
+"""-EFAULT, as helpers return it that read memory."""
+
+_FUSE = 0x6573_5546
+"""FUSE_SUPER_MAGIC (include/uapi/linux/magic.h)."""
+
+_MAPPINGS_MAX = 4
+"""How many mappings may have a part in what is read at once."""
+
+_END, _OWN_FRAME = -8, _R.R10
+
+
+class PagingQuestion:
+    """Write the question whether pages come without a server; ``write_functions`` goes behind everything else."""
+
+    def __init__(self, asm: Assembler, abilities: Abilities) -> None:
+        self._asm = asm
+        self._user = abilities.user
+        self._layout = abilities.paging
+        self._function: Label | None = None
+
+    def ask(self) -> None:
+        """Ask about R2 bytes at the address in R1; R0 is 0 if whoever reads them waits for nobody. Takes R1-R5."""
+        if self._function is None:
+            self._function = self._asm.label()
+        self._asm.call_function(self._function)
+
+    def write_functions(self) -> None:
+        """
+        Write the function, and what the kernel calls from there with a mapping (R2) and a word of our stack (R3).
+
+        R7 is what handlers have for their state, and is left to them.
+        """
+        if self._function is None:
+            return
+        asm, layout = self._asm, self._layout
+        callback, comes, refused = asm.label(), asm.label(), asm.label()
+        address, end, task = _R.R6, _R.R8, _R.R9
+        asm.function(self._function)
+        asm.mov(address, _R.R1)
+        asm.mov(end, _R.R1)
+        asm.alu(Alu.ADD, end, _R.R2)
+        asm.call(Helper.GET_CURRENT_UID_GID)
+        asm.mov(_R.R1, self._user)
+        asm.jump_if(Jump.JEQ, _R.R0, _R.R1, comes, wide=False)
+        if layout is not None:
+            asm.call(Helper.GET_CURRENT_TASK_BTF)
+            asm.mov(task, _R.R0)
+            for _ in range(_MAPPINGS_MAX):
+                asm.store(_OWN_FRAME, _END, 0)
+                asm.mov(_R.R1, task)
+                asm.mov(_R.R2, address)
+                asm.load_function(_R.R3, callback)
+                asm.mov(_R.R4, _OWN_FRAME)
+                asm.alu(Alu.ADD, _R.R4, _END)
+                asm.mov(_R.R5, 0)
+                asm.call(Helper.FIND_VMA)
+                asm.jump_if(Jump.JNE, _R.R0, 0, refused)
+                asm.load(address, _OWN_FRAME, _END)
+                asm.jump_if(Jump.JEQ, address, 0, refused)
+                asm.jump_if(Jump.JGE, address, end, comes)
+        asm.place(refused)
+        asm.mov(_R.R0, _FAULT)
+        asm.exit()
+        asm.place(comes)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+        if layout is None:
+            return
+        in_memory, out = asm.label(), asm.label()
+        asm.function(callback)
+        if layout.userfault is not None:
+            asm.load(_R.R1, _R.R2, layout.userfault)
+            asm.jump_if(Jump.JNE, _R.R1, 0, out)
+        asm.load(_R.R1, _R.R2, layout.file)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, in_memory)
+        for offset in (layout.inode, layout.super_block, layout.magic):
+            asm.load(_R.R1, _R.R1, offset)
+        asm.jump_if(Jump.JEQ, _R.R1, _FUSE, out)
+        asm.place(in_memory)
+        asm.load(_R.R1, _R.R2, layout.end)
+        asm.store(_R.R3, 0, _R.R1)
+        asm.place(out)
         asm.mov(_R.R0, 0)
         asm.exit()
 

@@ -13,14 +13,15 @@ from dprobes.bpf.lower.logbuffer import (
     check_prefix,
     end,
     move_to,
+    open_again,
     overflow,
     overflow_if,
     room,
     write_prefix,
 )
-from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.handlerstate import LOG, Field
 from dprobes.bpf.lower.state.stack import SCRATCH, store_number
-from dprobes.rpn.isa import Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Template, Writer
@@ -170,7 +171,7 @@ def _popped_count(w: Writer, i: EncodedInstruction) -> None:
     check_prefix(w, done)
     asm.load(_R.R1, SCRATCH, count)
     asm.store(SCRATCH, kept, _R.R1)
-    room(w, _R.R2, w.word_size, PREFIX_SIZE)
+    room(w, _R.R2, w.word_size, ITEM_PREFIX_SIZE)
     asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
     asm.store(SCRATCH, kept, _R.R2)
     asm.place(fits)
@@ -214,7 +215,11 @@ def _pop_lp(w: Writer, i: EncodedInstruction) -> None:
     w.stack.settle()
     w.asm.load(_R.R1, SCRATCH, target)
     w.asm.mov(_R.R9, w.point.logmax)
-    overflow_if(w, Jump.JGT, _R.R1, _R.R9, done)
+    if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+        w.asm.jump_if(Jump.JGT, _R.R1, _R.R9, done)
+    else:
+        overflow_if(w, Jump.JGT, _R.R1, _R.R9, done)
+    open_again(w)
     move_to(w, target, Field.LP, Field.LOGGED, LOG, w.state.log_mask)
     w.asm.place(done)
 

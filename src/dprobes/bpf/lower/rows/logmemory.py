@@ -18,9 +18,9 @@ from dprobes.bpf.lower.logbuffer import (
     write_prefix,
 )
 from dprobes.bpf.lower.rows.world import PAGE, next_page, read_byte
-from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.handlerstate import LOG, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
-from dprobes.rpn.isa import KERNEL_FRAMES_MAX, ExceptionCode, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, KERNEL_FRAMES_MAX, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,16 +50,20 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
     check_prefix(w, done)
     asm.load(_R.R1, SCRATCH, length)
     asm.store(SCRATCH, kept, _R.R1)
-    room(w, _R.R2, 1, PREFIX_SIZE)
+    room(w, _R.R2, 1, ITEM_PREFIX_SIZE)
     asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
     asm.store(SCRATCH, kept, _R.R2)
     asm.place(fits)
-    _log_address(w, _R.R1)
+
+    def arguments() -> None:
+        _log_address(w, _R.R1)
+        asm.load(_R.R2, SCRATCH, kept)
+        asm.alu(Alu.AND, _R.R2, w.state.log_mask)
+        asm.load(_R.R3, SCRATCH, address)
+
     asm.load(_R.R2, SCRATCH, kept)
-    asm.alu(Alu.AND, _R.R2, w.state.log_mask)
-    asm.load(_R.R3, SCRATCH, address)
     asm.jump_if(Jump.JEQ, _R.R2, 0, empty)
-    w.host.read_memory()
+    w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     w.defer(lambda: _find_fault(w, fault))
     asm.place(empty)
@@ -90,7 +94,7 @@ def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], N
     w.stack.settle()
     begin(w)
     check_prefix(w, done)
-    room(w, _R.R2, w.word_size, PREFIX_SIZE)
+    room(w, _R.R2, w.word_size, ITEM_PREFIX_SIZE)
     asm.jump_if(Jump.JLE, _R.R2, frames, fits)
     asm.mov(_R.R2, frames)
     asm.place(fits)
@@ -117,7 +121,7 @@ def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], N
 def _log_address(w: Writer, register: Register) -> None:
     """Let a register point to what comes behind a prefix at LP."""
     w.asm.load(register, SCRATCH, Field.LP)
-    w.pointer(register, LOG + PREFIX_SIZE, w.state.log_mask)
+    w.pointer(register, LOG + ITEM_PREFIX_SIZE, w.state.log_mask)
 
 
 def _find_fault(w: Writer, label: Label) -> None:
@@ -151,9 +155,9 @@ def _throw_logged_fault(w: Writer, position: int) -> None:
     """Log the address that a field holds as a fault, if there is room, and raise it."""
     asm, size, full = w.asm, w.work(14), w.asm.label()
     w.close_loop()
-    if w.point.logmax >= PREFIX_SIZE + w.word_size:
+    if w.point.logmax >= ITEM_PREFIX_SIZE + w.word_size:
         asm.load(_R.R1, SCRATCH, Field.LP)
-        asm.jump_if(Jump.JGT, _R.R1, w.point.logmax - PREFIX_SIZE - w.word_size, full)
+        asm.jump_if(Jump.JGT, _R.R1, w.point.logmax - ITEM_PREFIX_SIZE - w.word_size, full)
         asm.store(SCRATCH, size, w.word_size)
         write_prefix(w, Token.ADDRESS_FAULT, size)
         asm.load(_R.R2, SCRATCH, position)
@@ -177,7 +181,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     # One byte more than fits tells whether the string ends there.
     asm.load(_R.R1, SCRATCH, maximum)
     asm.store(SCRATCH, limit, _R.R1)
-    room(w, _R.R2, 1, PREFIX_SIZE - 1)
+    room(w, _R.R2, 1, ITEM_PREFIX_SIZE - 1)
     asm.jump_if(Jump.JGE, _R.R2, _R.R1, fits)
     asm.store(SCRATCH, limit, _R.R2)
     asm.place(fits)
@@ -194,7 +198,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, length, _R.R0)
     asm.place(known)
     asm.load(_R.R1, SCRATCH, length)
-    room(w, _R.R2, 1, PREFIX_SIZE)
+    room(w, _R.R2, 1, ITEM_PREFIX_SIZE)
     overflow_if(w, Jump.JGT, _R.R1, _R.R2, done)
     write_prefix(w, Token.STRING, length)
     advance(w, length)
@@ -229,11 +233,14 @@ def _string_by_pages(w: Writer, known: Label) -> None:
     asm.jump_if(Jump.JLE, _R.R3, _R.R1, fits)
     asm.store(SCRATCH, chunk, _R.R1)
     asm.place(fits)
-    _string_address(w, _R.R1, length)
-    asm.load(_R.R2, SCRATCH, chunk)
-    asm.alu(Alu.AND, _R.R2, w.state.log_mask)
-    asm.load(_R.R3, SCRATCH, position)
-    w.host.read_memory()
+
+    def arguments() -> None:
+        _string_address(w, _R.R1, length)
+        asm.load(_R.R2, SCRATCH, chunk)
+        asm.alu(Alu.AND, _R.R2, w.state.log_mask)
+        asm.load(_R.R3, SCRATCH, position)
+
+    w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     asm.store(SCRATCH, seen, 0)
     w.loops.head(scan)
@@ -265,7 +272,7 @@ def _string_address(w: Writer, register: Register, length: int) -> None:
     w.asm.load(register, SCRATCH, Field.LP)
     w.asm.load(_R.R9, SCRATCH, length)
     w.asm.alu(Alu.ADD, register, _R.R9)
-    w.pointer(register, LOG + PREFIX_SIZE, w.state.log_mask)
+    w.pointer(register, LOG + ITEM_PREFIX_SIZE, w.state.log_mask)
 
 
 TEMPLATES: dict[str, Template] = {

@@ -139,10 +139,13 @@ def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
     w.loops.head(head)
     asm.load(_R.R1, SCRATCH, length)
     asm.jump_if(Jump.JGT, _R.R1, limit, ended)
-    _point_to_byte(w)
-    asm.mov(_R.R2, 1)
-    asm.load(_R.R3, SCRATCH, position)
-    w.host.read_memory()
+
+    def arguments() -> None:
+        _point_to_byte(w)
+        asm.mov(_R.R2, 1)
+        asm.load(_R.R3, SCRATCH, position)
+
+    w.host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     _point_to_byte(w)
     asm.load(_R.R1, _R.R1, 0, Size.B)

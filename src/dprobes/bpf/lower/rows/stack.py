@@ -104,10 +104,29 @@ def _displaced(w: Writer, base: Operand, n: Operand) -> Register:
 
 
 def _base(w: Writer, name: str) -> Operand:
-    return w.field(Field.SBP) if name == "sbp" else w.stack.tsp_value()
+    if name == "tsp":
+        return w.stack.tsp_value()
+    return RPN_STACK_CELLS if w.flow.keeps_base else w.field(Field.SBP)
 
 
-def _load_cell(w: Writer, base: Operand, n: Operand) -> None:
+def _position(w: Writer, name: str, n: Operand) -> int | None:
+    """Return the position, in the block's stack, of the cell at SBP or TSP + ``n``; None where that is not known."""
+    if isinstance(n, Register):
+        return None
+    if name == "tsp":
+        return w.stack.top + n
+    if w.flow.keeps_base and w.stack.tsp is not None:
+        return RPN_STACK_CELLS + n - w.stack.tsp
+    return None
+
+
+def _load_cell(w: Writer, name: str, n: Operand) -> None:
+    position = _position(w, name, n)
+    if position is not None:
+        value = w.stack.peek(position - w.stack.top)
+        w.stack.push(w.stack.copy(value) if isinstance(value, Register) else value)
+        return
+    base = _base(w, name)
     w.stack.flush()
     address = _displaced(w, base, n)
     w.asm.load(address, address, 0)
@@ -125,7 +144,7 @@ def _store_cell(w: Writer, value: Operand, base: Operand, n: Operand) -> None:
 
 def _push_relative(name: str) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
-        _load_cell(w, _base(w, name), int(i.operand))
+        _load_cell(w, name, int(i.operand))
 
     return template
 
@@ -133,15 +152,21 @@ def _push_relative(name: str) -> Template:
 def _push_relative_popped(name: str) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
         n = w.stack.pop()
-        _load_cell(w, _base(w, name), n)
+        _load_cell(w, name, n)
 
     return template
 
 
 def _pop_relative(name: str) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
+        n = int(i.operand)
+        position = _position(w, name, n)  # before the pop
+        if position is not None:
+            value = w.stack.pop()
+            w.stack.set(position - w.stack.top, value)
+            return
         base = _base(w, name)  # before the pop
-        _store_cell(w, w.stack.pop(), base, int(i.operand))
+        _store_cell(w, w.stack.pop(), base, n)
 
     return template
 
@@ -149,14 +174,27 @@ def _pop_relative(name: str) -> Template:
 def _pop_relative_popped(name: str) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
         value, n = w.stack.pop(), w.stack.pop()
+        position = _position(w, name, n)
+        if position is not None:
+            w.stack.set(position - w.stack.top, value)
+            return
         _store_cell(w, value, _base(w, name), n)
 
     return template
 
 
+def _copy_to(w: Writer, name: str, n: Operand) -> None:
+    value = w.stack.peek()
+    position = _position(w, name, n)
+    if position is not None:
+        w.stack.set(position - w.stack.top, w.stack.copy(value) if isinstance(value, Register) else value)
+        return
+    _store_cell(w, value, _base(w, name), n)
+
+
 def _copy_relative(name: str) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
-        _store_cell(w, w.stack.peek(), _base(w, name), int(i.operand))
+        _copy_to(w, name, int(i.operand))
 
     return template
 
@@ -164,7 +202,7 @@ def _copy_relative(name: str) -> Template:
 def _copy_relative_popped(name: str) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
         n = w.stack.pop()
-        _store_cell(w, w.stack.peek(), _base(w, name), n)
+        _copy_to(w, name, n)
 
     return template
 

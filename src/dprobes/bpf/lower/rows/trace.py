@@ -12,7 +12,7 @@ from dprobes.bpf.lower.exceptions import frame_address, ranges_address
 from dprobes.bpf.lower.logbuffer import move_back, move_to
 from dprobes.bpf.lower.state.handlerstate import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.state.stack import SCRATCH
-from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, RPN_STACK_CELLS, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Template, Writer
@@ -23,8 +23,6 @@ __all__ = ["TEMPLATES", "write_trace_routine"]
 _R = Register
 _CELLS, _LOCALS, _GLOBALS = 0, 16, 32
 """Where the ranges of a frame are: first and count."""
-
-_PREFIX = 3
 
 
 def write_trace_routine(w: Writer) -> None:
@@ -87,7 +85,7 @@ class _TraceWriter:
         offset = (point.offset & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
         start = bytes([Token.STRING]) + len(name).to_bytes(2, "little") + name
         tail = point.program_id.to_bytes(2, "little")
-        size = len(start) + len(offset) + len(tail) + 4 + _PREFIX
+        size = len(start) + len(offset) + len(tail) + 4 + ITEM_PREFIX_SIZE
         self._check_room(size)
         if size <= w.state.ex_logmax:
             self._pointer(_R.R1, Field.STP)
@@ -122,7 +120,7 @@ class _TraceWriter:
 
     def _trace(self) -> None:
         w, asm, word = self._w, self._asm, self._w.word_size
-        self._check_room(4 * word + _PREFIX)
+        self._check_room(4 * word + ITEM_PREFIX_SIZE)
         if self._has_depth:
             asm.load(_R.R2, SCRATCH, Field.DEPTH)
             frame_address(w, _R.R2, _R.R2)
@@ -141,7 +139,7 @@ class _TraceWriter:
             asm.store(_R.R1, 4 * word + 1, _R.R2, Size.H)
         else:
             asm.store(_R.R1, 4 * word + 1, 0, Size.H)
-        self._advance(4 * word + _PREFIX)
+        self._advance(4 * word + ITEM_PREFIX_SIZE)
         asm.load(_R.R2, SCRATCH, Field.TRACES)
         asm.alu(Alu.ADD, _R.R2, 1)
         asm.store(SCRATCH, Field.TRACES, _R.R2)
@@ -187,7 +185,7 @@ class _TraceWriter:
         """Write a range of cells or variables behind a prefix."""
         w, asm = self._w, self._asm
         index, rest, head, done = w.work(17), w.work(18), asm.label(), asm.label()
-        self._check_room(_PREFIX)
+        self._check_room(ITEM_PREFIX_SIZE)
         if w.flow.uses("trace pv", "trace lv", "trace gv"):
             asm.load(_R.R2, SCRATCH, level)
             ranges_address(w, _R.R2)
@@ -208,7 +206,7 @@ class _TraceWriter:
         asm.load(_R.R3, SCRATCH, w.work(19))
         asm.store(_R.R1, 0, int(token), Size.B)
         asm.store(_R.R1, 1, _R.R3, Size.H)
-        self._advance(_PREFIX)
+        self._advance(ITEM_PREFIX_SIZE)
         source = self._source(token)
         if source is None or not w.flow.uses("trace pv", "trace lv", "trace gv"):
             return

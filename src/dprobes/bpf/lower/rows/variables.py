@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
 from dprobes.bpf.layout import MapName, ProbeField, power_of_two
 from dprobes.bpf.lower.logbuffer import append, begin, check_prefix, end, overflow_if, room, write_prefix
-from dprobes.bpf.lower.state.handlerstate import ABORT, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.handlerstate import ABORT, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
 from dprobes.bpf.lower.threadvariables import point_to_variables
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import ExceptionCode, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.state.stack import Operand
@@ -209,7 +209,7 @@ def _log(w: Writer, variables: _VariableKind) -> None:
     asm.jump_if(Jump.JLE, _R.R1, _R.R2, existing_least)
     asm.store(SCRATCH, kept, _R.R2)
     asm.place(existing_least)
-    room(w, _R.R2, w.word_size, PREFIX_SIZE)
+    room(w, _R.R2, w.word_size, ITEM_PREFIX_SIZE)
     asm.load(_R.R1, SCRATCH, kept)
     asm.jump_if(Jump.JLE, _R.R1, _R.R2, fitting_least)
     asm.store(SCRATCH, kept, _R.R2)

@@ -12,7 +12,7 @@ from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.hosts.vma import BUSY, VM_WRITE
 from dprobes.bpf.lower.state.handlerstate import ABORT, KEPT, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
-from dprobes.rpn.isa import ExceptionCode
+from dprobes.rpn.isa import UNSEEN_ENTRY, ExceptionCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,14 +68,14 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
         _read(w, address, w.word_size)
 
 
-def nobody(w: Writer) -> Label:
-    """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR is raised there."""
+def nobody(w: Writer, address: int = 0) -> Label:
+    """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR at ``address`` is raised."""
     nothing = w.asm.label()
     w.stack.settle()
 
     def throw() -> None:
         w.asm.place(nothing)
-        w.throw(ExceptionCode.INVALID_ADDR)
+        w.throw(ExceptionCode.INVALID_ADDR, address)
 
     w.defer(throw)
     return nothing
@@ -112,11 +112,14 @@ def read_value(w: Writer, address: Register, size: int) -> None:
     asm.store(SCRATCH, w.work(0), address)
     asm.store(SCRATCH, w.work(1), 0)
     w.stack.settle()
-    asm.mov(_R.R1, SCRATCH)
-    asm.alu(Alu.ADD, _R.R1, w.work(1))
-    asm.mov(_R.R2, size)
-    asm.load(_R.R3, SCRATCH, w.work(0))
-    w.host.read_memory()
+
+    def arguments() -> None:
+        asm.mov(_R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, w.work(1))
+        asm.mov(_R.R2, size)
+        asm.load(_R.R3, SCRATCH, w.work(0))
+
+    w.host.read_memory(arguments)
     fault = asm.label()
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
     w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
@@ -153,11 +156,14 @@ def next_page(w: Writer, register: Register, field: int) -> None:
 def read_byte(w: Writer, field: int) -> None:
     """Read the byte at the address that a field holds; R0 is 0 if it could be read."""
     asm = w.asm
-    asm.mov(_R.R1, SCRATCH)
-    asm.alu(Alu.ADD, _R.R1, w.work(15))
-    asm.mov(_R.R2, 1)
-    asm.load(_R.R3, SCRATCH, field)
-    w.host.read_memory()
+
+    def arguments() -> None:
+        asm.mov(_R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, w.work(15))
+        asm.mov(_R.R2, 1)
+        asm.load(_R.R3, SCRATCH, field)
+
+    w.host.read_memory(arguments)
 
 
 def _push_memory(size: int) -> Template:
@@ -279,10 +285,10 @@ def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
     """Write the exception for a call whose entry was not seen; return False if that is so for all calls."""
     if not w.state.entry_words or not is_kept:
         w.stack.flush()
-        w.throw(ExceptionCode.INVALID_ADDR)
+        w.throw(ExceptionCode.INVALID_ADDR, UNSEEN_ENTRY)
         w.is_open = False
         return False
-    unseen = nobody(w)
+    unseen = nobody(w, UNSEEN_ENTRY)
     w.asm.load(_R.R1, SCRATCH, KEPT)
     w.asm.jump_if(Jump.JEQ, _R.R1, 0, unseen)
     return True

@@ -5,11 +5,11 @@ The state of one running handler: an element of the SCRATCH map.
 
          0  cells    the RPN stack, 1024 * 8 bytes
       8192  fields   ``Field``, 8 bytes each
-      8752  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
-     10800  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-     14896  entry    what a return knows of the entry: the time, registers
-     15248  record   the header of a record, which ends where the log buffer begins
-     15376  log      twice the power of two above logmax, and room for a copy of the program's stack behind it
+      8760  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+     10808  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+     14904  entry    what a return knows of the entry: the time, registers
+     15256  record   the header of a record, which ends where the log buffer begins
+     15384  log      twice the next power of two above logmax, then a copy of the program's stack
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
@@ -41,7 +41,6 @@ __all__ = [
     "KEY_HEAD",
     "KEY_SLACK",
     "LOG",
-    "PREFIX_SIZE",
     "RANGES",
     "RANGE_SIZE",
     "RECORD_SPACE",
@@ -56,7 +55,7 @@ CELLS = 0
 FIELDS = CELLS + 8 * RPN_STACK_CELLS
 FRAME_COUNT = 64
 FRAME_SIZE = 32
-FRAMES = FIELDS + 8 * 70
+FRAMES = FIELDS + 8 * 71
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
@@ -65,9 +64,6 @@ KEPT_MAX = 44
 """What a program has room for on its stack as well."""
 RECORD_SPACE = 128
 LOG = KEPT + 8 * KEPT_MAX + RECORD_SPACE
-
-PREFIX_SIZE = 3
-"""The bytes of a logged item's token and 16-bit length."""
 
 _SNAPSHOT_SIZE = ENTRY_HEAD.size + SNAPSHOT.size + 8 * SNAPSHOT_REGISTERS + 2 * power_of_two(SNAPSHOT_STACK_MAX)
 """Room for the entry with a position and a length in the stack, each of which is masked."""
@@ -142,6 +138,8 @@ class Field(IntEnum):
     """What the function is to return after SKIP."""
     STACKS = FIELDS + 552
     """Where in the log the last call stack stands plus one, if the entry gets a copy of the stack; 0: there is none."""
+    CUT_AT = FIELDS + 560
+    """Where the log ends plus one, once an item had no room and the handler went on; LP is at the buffer's end then."""
 
 
 class Frame(IntEnum):

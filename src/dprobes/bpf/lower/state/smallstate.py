@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["begin_small", "may_be_small", "move_to_stack"]
 
 _STACK_MAX = 512
+_CALLED = 64
+"""What the frames of functions take of it that a handler calls (``PagingQuestion``)."""
 _INSTRUCTIONS_MAX = 64
 _VERIFIED_JUMPS_MAX = 6
 """The verifier knows what is on the stack, and goes each way through the branches for each of its values."""
@@ -49,22 +51,8 @@ _MOVE, _ADD = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD
 _SET = Class.ALU64 | Alu.MOV
 _WORD = 8
 
-_LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
 _KEYS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.COMM)
 """The keys that are put together without a loop, and without the help of the reader."""
-
-
-def _log_bound(flow: HandlerFlow, word_size: int) -> int | None:
-    """Return how much a handler logs at most; None if that depends on what it finds."""
-    bound = 0
-    for instruction in flow.instructions.values():
-        row = instruction.row
-        if row is None or row.operator != "log":
-            continue
-        if row.syntax not in _LOG_WIDTHS:
-            return None
-        bound += (_LOG_WIDTHS[row.syntax] or word_size) * int(instruction.operand)
-    return bound
 
 
 def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
@@ -89,7 +77,7 @@ def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
             return False
         if row.flow is Flow.END and row.syntax not in ("exit", "abort"):
             return False
-    bound = _log_bound(flow, word_size)
+    bound = flow.log_bound(word_size)
     return bound is not None and bound + RECORD_SPACE < _STACK_MAX
 
 
@@ -110,7 +98,7 @@ class _Span(NamedTuple):
 
 def begin_small(w: Writer) -> None:
     """Let a handler be written so that its state can be moved."""
-    bound = _log_bound(w.flow, w.word_size)
+    bound = w.flow.log_bound(w.word_size)
     assert bound is not None
     w.is_small, w.log_mask = True, power_of_two(bound + 1) - 1
 
@@ -122,12 +110,15 @@ def move_to_stack(w: Writer) -> bool:
         for index in w.cleared:
             asm.leave_out(index)  # all of the record is written
     key = _Span(state.key, state.key + state.keys)
-    return _move(asm, w.log_mask if logged is None else logged, key, aligned=w.request.abilities.verified)
+    room = _STACK_MAX - _CALLED if w.host.sleeps else _STACK_MAX
+    return _move(asm, w.log_mask if logged is None else logged, key, room, aligned=w.request.abilities.verified)
 
 
-def _move(asm: Assembler, log_size: int, key: _Span, *, aligned: bool) -> bool:
+def _move(asm: Assembler, log_size: int, key: _Span, room: int, *, aligned: bool) -> bool:
     """
     Move it, where ``log_size`` bytes of the log buffer may be touched, and a key is put together at ``key``.
+
+    The stack may have ``room`` bytes.
 
     With ``aligned`` all accesses have to be so.
     """
@@ -168,7 +159,7 @@ def _move(asm: Assembler, log_size: int, key: _Span, *, aligned: bool) -> bool:
         elif kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and _names_state(insn):
             return False
     first = min((code[index + 1].imm for index in addresses if code[index + 1].imm > LOG - RECORD_SPACE), default=0)
-    places = _places(read, lowest)
+    places = _places(read, lowest, room)
     if places is None:
         return False
     for index, span in accesses.items():
@@ -219,7 +210,7 @@ def _addressed(code: Sequence[Insn], index: int, log_size: int, key: _Span) -> _
     return None
 
 
-def _places(read: list[_Span], lowest: int) -> list[tuple[_Span, int]] | None:
+def _places(read: list[_Span], lowest: int, room: int) -> list[tuple[_Span, int]] | None:
     """Return where each part of the state that something reads is to be: what is to be added to its offset."""
     merged: list[_Span] = []
     for start, end in sorted(_Span(span.start // _WORD * _WORD, -(-span.end // _WORD) * _WORD) for span in read):
@@ -233,4 +224,4 @@ def _places(read: list[_Span], lowest: int) -> list[tuple[_Span, int]] | None:
         assert span.start >= 0
         top -= span.end - span.start
         places.append((span, top - span.start))
-    return places if top >= -_STACK_MAX else None
+    return places if top >= -room else None

@@ -22,9 +22,9 @@ from dprobes.bpf.layout import (
     power_of_two,
 )
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.bpf.lower.state.handlerstate import LOG, PREFIX_SIZE, Field
+from dprobes.bpf.lower.state.handlerstate import LOG, Field
 from dprobes.bpf.lower.state.stack import SCRATCH
-from dprobes.rpn.isa import StackEnd
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, StackEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class SnapshotHost(Protocol):
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """Write the registers of the program."""
 
-    def read_memory(self) -> None:
+    def read_memory(self, arguments: Callable[[], None]) -> None:
         """Read memory of the program."""
 
     def task(self) -> None:
@@ -84,6 +84,17 @@ def write_snapshot(
     def point_to(register: Register, offset: int = 0) -> None:
         asm.mov(register, SCRATCH)
         asm.alu(Alu.ADD, register, area + offset)
+
+    def arguments() -> None:
+        """Load those of a copy of R9 bytes, which are counted already."""
+        asm.load(_R.R1, SCRATCH, copied)
+        asm.alu(Alu.SUB, _R.R1, _R.R9)
+        asm.alu(Alu.AND, _R.R1, _MASK)
+        asm.alu(Alu.ADD, _R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, area + _STACK)
+        asm.mov(_R.R2, _R.R9)
+        asm.load(_R.R3, SCRATCH, address)
+        asm.alu(Alu.SUB, _R.R3, _R.R9)
 
     asm.store(SCRATCH, kept, _R.R2)
     asm.store(SCRATCH, address, 0)
@@ -132,17 +143,11 @@ def write_snapshot(
             asm.jump_if(Jump.JGE, _R.R4, _R.R2, whole)
             asm.mov(_R.R2, _R.R4)
             asm.place(whole)
-        asm.alu(Alu.AND, _R.R1, _MASK)
-        asm.mov(_R.R4, _R.R1)
-        asm.alu(Alu.ADD, _R.R4, _R.R2)
-        asm.store(SCRATCH, copied, _R.R4)
-        asm.mov(_R.R4, _R.R3)
-        asm.alu(Alu.ADD, _R.R4, _R.R2)
-        asm.store(SCRATCH, address, _R.R4)
-        asm.alu(Alu.ADD, _R.R1, SCRATCH)
-        asm.alu(Alu.ADD, _R.R1, area + _STACK)
         asm.mov(_R.R9, _R.R2)
-        host.read_memory()
+        for field, register in ((copied, _R.R1), (address, _R.R3)):
+            asm.alu(Alu.ADD, register, _R.R9)
+            asm.store(SCRATCH, field, register)
+        host.read_memory(arguments)
         last = asm.label()
         asm.jump_if(Jump.JEQ, _R.R0, 0, last)
         asm.load(_R.R1, SCRATCH, copied)
@@ -162,7 +167,7 @@ def write_snapshot(
         asm.load(_R.R1, SCRATCH, Field.LP)
         asm.alu(Alu.AND, _R.R1, log_mask)
         asm.alu(Alu.ADD, _R.R1, SCRATCH)
-        asm.store(_R.R1, LOG + PREFIX_SIZE, StackEnd.NO_COPY, Size.of(word_size))
+        asm.store(_R.R1, LOG + ITEM_PREFIX_SIZE, StackEnd.NO_COPY, Size.of(word_size))
     else:
         asm.mov(_R.R1, SCRATCH)
         asm.alu(Alu.ADD, _R.R1, key)

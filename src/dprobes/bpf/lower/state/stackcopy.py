@@ -17,6 +17,8 @@ from dprobes.bpf.lower.state.handlerstate import Field
 from dprobes.bpf.lower.state.stack import SCRATCH
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.bpf.asm.assembler import Assembler
 
 __all__ = ["STACK_COPY_SIZE", "write_place", "write_stack_copy"]
@@ -49,7 +51,7 @@ class CopyHost(Protocol):
     def register(self, dst: Register, name: str) -> None:
         """Load a register of the program."""
 
-    def read_memory(self) -> None:
+    def read_memory(self, arguments: Callable[[], None]) -> None:
         """Read memory of the program."""
 
     def global_pid(self) -> None:
@@ -152,8 +154,13 @@ def _copy(asm: Assembler, host: CopyHost, place: int, address: int, limit: int) 
     asm.mov(_R.R2, _R.R4)
     asm.place(whole)
     asm.mov(_R.R9, _R.R2)
-    asm.load(_R.R1, SCRATCH, place)
-    host.read_memory()
+
+    def arguments() -> None:
+        asm.load(_R.R1, SCRATCH, place)
+        asm.mov(_R.R2, _R.R9)
+        asm.load(_R.R3, SCRATCH, address)
+
+    host.read_memory(arguments)
     asm.jump_if(Jump.JNE, _R.R0, 0, done)
     for field, operation in ((place, Alu.ADD), (address, Alu.ADD), (limit, Alu.SUB)):
         asm.load(_R.R1, SCRATCH, field)

@@ -3,8 +3,9 @@ Where processes hold other code than the file: places that a uprobe must leave a
 
 The kernel takes the instruction under a uprobe from the file. Where a debugger has a breakpoint, the kernel would take
 that for the uprobe's own, and the debugger would see no hit; where a tool has patched the code, the file's instruction
-would be executed instead. Only pages that a process has a private copy of can differ, and ``/proc/PID/pagemap`` tells
-which these are: nothing else is read, and no page comes into memory because of us.
+would be executed instead. A jump of such a tool may share its last bytes with what follows, where memory looks as the
+file does: so the bytes before are looked at as well. Only pages that a process has a private copy of can differ, and
+``/proc/PID/pagemap`` tells which these are: nothing else is read, and no page comes into memory because of us.
 """
 
 from __future__ import annotations
@@ -35,9 +36,15 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Scope, StateEvent
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["Conflict", "Conflicts", "Place", "find_conflicts", "notes_of_outsiders"]
+__all__ = ["Conflict", "Conflicts", "Place", "conflict_outside", "find_conflicts", "notes_of_outsiders"]
 
-_INT3, _CALL = 0xCC, 0xE8
+BEFORE = 7
+"""Bytes of a jump with three prefixes, the longest that there is, that may precede one of its own bytes."""
+
+_INT3, _CALL, _JUMP, _SHORT_JUMP = 0xCC, 0xE8, 0xE9, 0xEB
+_JUMP_SIZE, _SHORT_JUMP_SIZE = 5, 2
+_PREFIXES = b"\x2e\x36\x3e\x26\x64\x65\x66\xf2\xf3"
+"""Those that jumps may have in front (segments, operand size, bnd)."""
 _CALL_DISTANCE = struct.Struct("<i")
 _TRAMPOLINE = "[uprobes-trampoline]"
 """What the kernel calls the page to which it makes nops of five bytes call."""
@@ -49,10 +56,15 @@ _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 
 class Place(NamedTuple):
-    """Hold the file offset of a probepoint, and the bytes of the instruction that the file has there."""
+    """
+    Hold the file offset of a probepoint, and the bytes of the instruction that the file has there.
+
+    ``before`` are those that precede it, as many as a jump there may have that ends in it (``BEFORE``).
+    """
 
     offset: int
     raw: bytes
+    before: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +128,46 @@ def find_conflicts(
 
             found.append(Conflict(mapper.pid, others, tracer_text(tracers[mapper.pid])))
         if patched:
-            found.append(Conflict(mapper.pid, tuple(patched), PATCHED))
+            from dprobes.engines.breakpointowners import jump_text
+
+            tracer = _tracer_of(mapper.pid)
+            name = process_field(tracer, "Name") if tracer else None
+            detail = jump_text(tracer) or (f"{PATCHED}; process {tracer} ({name}) traces it" if name else PATCHED)
+            found.append(Conflict(mapper.pid, tuple(patched), detail))
     return Conflicts(tuple(found), tuple(hidden))
+
+
+def conflict_outside(path: str, places: Sequence[Place], scope: Scope) -> str | None:
+    """Return which process outside of the scope of a process or command keeps a uprobe away; None if none does."""
+    inside = _inside(scope)
+    for conflict in find_conflicts(path, places).found if places else ():
+        if conflict.pid not in inside:
+            name = process_field(conflict.pid, "Name")
+            return (
+                f"a uprobe would be in process {conflict.pid} ({name}) as well, where it cannot be: {conflict.detail}"
+            )
+    return None
 
 
 def notes_of_outsiders(states: Iterable[StateEvent], scope: Scope) -> list[Notice]:
     """Return the note that code of processes outside of a scope keeps probepoints from being inserted, if it does."""
-    if not scope.is_tree:
-        return []
-    from dprobes.engines.ebpf.attach.scopecontent import descendants
-
-    inside = {0} if scope.pid is None else {0, scope.pid, *(descendants(scope.pid) if scope.follow else ())}
-    outside = sorted({state.pid for state in states if state.state is ProbeState.CONFLICT} - inside)
+    outside = sorted({state.pid for state in states if state.state is ProbeState.CONFLICT} - _inside(scope))
     if not outside:
         return []
+    if not scope.is_tree:
+        hint = "end what has changed the code, or give -p PID or a command: then one process alone can be probed"
+        return [Notice("uprobes are in all processes that execute a file, or in none", hint, is_warning=False)]
     shown = ", ".join(map(str, outside[:_OUTSIDERS_SHOWN])) + (", ..." if outside[_OUTSIDERS_SHOWN:] else "")
     who = f"processes {shown} are" if outside[1:] else f"process {shown} is"
     message = f"{who} not in the scope of this run, but uprobes are in all processes that execute the file"
     return [Notice(message, "--engine ptrace inserts the probepoints in the processes in scope only", is_warning=False)]
+
+
+def _inside(scope: Scope) -> set[int]:
+    """Return the processes of a tree, and 0, which stands for no process."""
+    from dprobes.engines.ebpf.attach.scopecontent import descendants
+
+    return {0} if scope.pid is None else {0, scope.pid, *(descendants(scope.pid) if scope.follow else ())}
 
 
 _Differences = tuple[list[int], list[int]]
@@ -161,6 +195,9 @@ def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
     with _Memory(mapper.thread) as memory:
         for address, place in _copied(memory, mapper, places):
             found = memory.read(address, len(place.raw))
+            if place.before and _is_in_jump(place.before, memory.read(address - len(place.before), len(place.before))):
+                patched.append(place.offset)
+                continue
             if found == place.raw:
                 continue
             if trampolines is None:
@@ -171,6 +208,19 @@ def _differences(mapper: Mapper, places: Sequence[Place]) -> _Differences:
                 case _Finding.PATCH:
                     patched.append(place.offset)
     return breakpoints, patched
+
+
+def _is_in_jump(original: bytes, before: bytes) -> bool:
+    """Return whether in the bytes ``before`` a place a jump begins that is not the file's, and ends behind them."""
+    size = len(before)
+    for start in range(size):
+        opcode = size - len(before[start:].lstrip(_PREFIXES))
+        if opcode == size or before[start : opcode + 1] == original[start : opcode + 1]:
+            continue
+        length = {_JUMP: _JUMP_SIZE, _SHORT_JUMP: _SHORT_JUMP_SIZE}.get(before[opcode], 0)
+        if opcode + length > size:
+            return True
+    return False
 
 
 def _compare(raw: bytes, found: bytes, address: int, trampolines: Sequence[Mapping]) -> _Finding:
@@ -194,7 +244,7 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
         if first == behind:
             continue
         distance = mapping.start - mapping.offset
-        start = (places[first].offset + distance) // PAGE_SIZE
+        start = max(places[first].offset + distance - BEFORE, mapping.start) // PAGE_SIZE
         last = places[behind - 1]
         # The last instruction may go on in the next page, but not behind the mapping.
         end = min((last.offset + len(last.raw) - 1 + distance) // PAGE_SIZE, mapping.end // PAGE_SIZE - 1)
@@ -203,8 +253,10 @@ def _copied(memory: _Memory, mapper: Mapper, places: Sequence[Place]) -> Iterato
             continue
         for place in places[first:behind]:
             address = place.offset + distance
-            if address // PAGE_SIZE in copies or (address + len(place.raw) - 1) // PAGE_SIZE in copies:
-                yield address, place
+            before = place.before[-(address - mapping.start) :] if address > mapping.start else b""
+            ends = address - len(before), address, address + len(place.raw) - 1
+            if not copies.isdisjoint(each // PAGE_SIZE for each in ends):
+                yield address, place._replace(before=before)
 
 
 def _tracer_of(pid: int) -> int:

@@ -217,8 +217,10 @@ def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile
     thread = None if scope.pid is None or is_about_to_exec else living_thread(scope.pid)
     # What the name means for the processor of the file that was found is that file.
     known = job.resolved.architecture.name if job.resolved is not None else None
-    for architecture in {"x86_64", "i386"} - {known}:
-        path = find_module(name, pid=thread, architecture=architecture)
+    others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
+    for architecture in others - {known}:
+        command = scope.command[0] if scope.command else None
+        path = find_module(name, pid=thread, command=command, architecture=architecture)
         # A program in PATH is found for whatever processor.
         if path is not None and path not in paths and ElfFile.open(path).machine == architecture:
             paths.append(path)

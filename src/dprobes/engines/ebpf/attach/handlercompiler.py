@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.bpf.layout import NOTE_HITS, MapName
+from dprobes.bpf.lower import host_of, lower
 from dprobes.bpf.lower.request import KeptEntry, Placement
-from dprobes.engines.ebpf.attach.knownhandlers import lowered_handler
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
@@ -136,7 +136,6 @@ class HandlerCompiler:
                 entry=_kept(self._program, definition, resolved.architecture, is_uretprobe=number in nesting),
             )
             if is_entry:
-                from dprobes.bpf.lower import host_of
                 from dprobes.bpf.lower.callentries import entry_program
 
                 lowered = entry_program(resolved.architecture, request, host_of(request))
@@ -146,9 +145,10 @@ class HandlerCompiler:
             point = Point.of(self._program, definition, probe.offset, probe.arguments)
             shared = are_many and not is_glob and alone < 0
             asked = replace(request, probe=None, shared=True) if shared else request
-            lowered = lowered_handler(resolved, number, point, asked)
+            handler = resolved.image.handlers[number]
+            lowered = lower(resolved.image, resolved.architecture, handler, point, asked)
             if shared and not _can_share(lowered):
-                shared, lowered = False, lowered_handler(resolved, number, point, request)
+                shared, lowered = False, lower(resolved.image, resolved.architecture, handler, point, request)
             if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
                 self.giving_back |= {probe for probe, _ in sites}
             yield Part(file, number, placement, sites, lowered, shared=shared)

@@ -19,15 +19,14 @@ from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.scope import refuse_stops
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
+from dprobes.engines.ebpf.kernel.loader import load, loadable
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.support import abilities_of
-from dprobes.engines.linux import bpfcalls
 from dprobes.engines.linux.bpfcalls import AttachType, ProgramFlag, ProgramType
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, PrivilegeError, reason_of
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.isa import Group
-from dprobes.rpn.needs import shared_tables
+from dprobes.rpn.needs import CORE_DUMP, shared_tables
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Sampler, Tracepoint, calls_extensions
 
@@ -97,6 +96,10 @@ def check_handlers(
             )
 
 
+_WHOLE_MACHINE = "use --engine gdb=ENDPOINT, where a stub stands for the machine"
+_NO_CORE = "what runs in the kernel has no core; 'exit 2' of --engine gdb=ENDPOINT writes the memory of a machine"
+
+
 def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
     """Add an error for each exit in the kernel that hands over: whatever runs there cannot be stopped for that."""
     for code in program.bodies():
@@ -105,7 +108,7 @@ def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
                 diagnostics.error(
                     instruction.span,
                     f"the ebpf engine cannot hand over what runs in the kernel ('{instruction}')",
-                    hint="no engine of this version can do that in the kernel",
+                    hint=_NO_CORE if instruction.operand == CORE_DUMP else _WHOLE_MACHINE,
                 )
 
 
@@ -186,11 +189,10 @@ def load_handler(
                 f"the handler of {name} cannot be loaded into the kernel: {reason}",
                 hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
             ) from error
-        code = with_descriptors(lowered.assembled, maps)
-        loaded = bpfcalls.Program(kind, code, attach_type, flags, attach_btf_id=btf_id)
         from dprobes.engines.ebpf.attach.verifierfindings import rejection
 
-        raise rejection(loaded, lowered, name, error, span_of) from error
+        with loadable(lowered.assembled, maps, kind, attach_type, flags, btf_id) as loaded:
+            raise rejection(loaded, lowered, name, error, span_of) from error
 
 
 def attach_nothing(path: str, offset: int) -> Descriptors:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Self
 from dprobes.engines.ebpf.attach.mappers import FileId, RecentMaps, file_id, processes
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.foreign.users import ForeignUsers
+from dprobes.engines.linux.processcalls import RemoteMemory
+from dprobes.engines.linux.procfs import without_waiting
 from dprobes.lazydataclass import dataclass
 from dprobes.quickenum import Enum
 from dprobes.target.modules import has_soname, is_made_by_kernel, matches
@@ -278,7 +280,7 @@ class _FirstPage:
     """Map the first page of a file into this process."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             # Private, so that it may be writable, which ctypes wants; it is never written.
             self._mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -293,7 +295,8 @@ class _FirstPage:
         view = ctypes.c_char.from_buffer(self._mapping)
         address = ctypes.addressof(view)
         del view
-        self._mapping[:1]
+        # By the kernel, which gets an error where we would get SIGBUS: the file may be truncated at any time.
+        RemoteMemory().read(os.getpid(), address, 1)
         descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             entry = os.pread(descriptor, 8, address // mmap.PAGESIZE * 8)

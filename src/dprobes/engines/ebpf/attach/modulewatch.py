@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ARRIVAL, MapName, Status
+from dprobes.bpf.lower.request import Abilities
 from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE, Watch
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.ebpf.attach.programs.mapperprograms import (
@@ -34,6 +35,7 @@ from dprobes.engines.ebpf.kernel.links import UprobeLinks, attach_typed_tracepoi
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.vmas import paging_layout
 from dprobes.engines.interface import Notice, StateEvent
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
 from dprobes.target.code.instructions import decode_at
@@ -152,8 +154,9 @@ class ModuleWatch:
         """Attach the programs that keep MAPPERS."""
         features, maps = self._features, self.maps
         sleepable = Feature.SLEEPABLE_UPROBE in features
+        abilities = Abilities(sleepable=sleepable, user=os.geteuid(), paging=paging_layout(features))
         program = load(
-            arrival_program(self._scope, sleepable=sleepable),
+            arrival_program(self._scope, abilities),
             maps,
             ProgramType.KPROBE,
             attach_type=uprobe_attach_type(features),

@@ -6,11 +6,10 @@ import os
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.ebpf.attach.conflicts import Place, find_conflicts
+from dprobes.engines.ebpf.attach.conflicts import BEFORE, Place, find_conflicts
 from dprobes.engines.ebpf.attach.modulefiles import descriptor_path
-from dprobes.engines.linux import kernelobjects
 from dprobes.lazydataclass import dataclass
-from dprobes.resolve.knownanswers import answered
+from dprobes.target.code.instructions import first_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,28 +147,16 @@ class Findings:
 
 def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
     """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
-    places = places_of(file)
-    if places and not _is_known_to_have_none(file, places):
+    if places := places_of(file.plan):
         for path in file.all_reached:
             yield from find_conflicts(path, places, users=users).found
 
 
-def _is_known_to_have_none(file: PlannedFile, places: Sequence[Place]) -> bool:
-    """Return whether that was looked at just now, before uprobes were attached to just these places."""
-    if (standing := kernelobjects.standing()) is None or len(file.descriptors) > 1:
-        return False
-    status = os.fstat(file.descriptor)
-    return (status.st_dev, status.st_ino) == standing.identity and {p.offset for p in places} == standing.places
-
-
-def places_of(file: PlannedFile) -> list[Place]:
-    """Return the places of the probepoints in a file, with the bytes that it has there."""
-    offsets = tuple(dict.fromkeys(site.offset for _, sites in file.plan.probes for site in sites))
-    resolved = file.plan.resolved
-
-    def work() -> list[Place]:
-        from dprobes.target.code.instructions import first_instructions
-
-        return [Place(found.offset, found.raw) for found in first_instructions(resolved.module, offsets)]
-
-    return answered(resolved.answers, ("instructions", offsets), work)
+def places_of(plan: FilePlan) -> list[Place]:
+    """Return the places of a plan where uprobes are to be, with the bytes that the file has there."""
+    offsets = tuple(dict.fromkeys(site.offset for _, sites in plan.probes for site in sites))
+    module = plan.resolved.module
+    return [
+        Place(found.offset, found.raw, bytes(module.elf.data[max(0, found.offset - BEFORE) : found.offset]))
+        for found in first_instructions(module, offsets)
+    ]

@@ -6,15 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.attach.handlers import basic_request, check_handlers
-from dprobes.engines.ebpf.attach.siteplan import FilePlan
+from dprobes.engines.ebpf.attach.siteplanner import plan_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.bpf.lower.request import Request
     from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.ebpf.attach.siteplan import FilePlan
     from dprobes.engines.ebpf.inkernel.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.resolve.kernelplaces import ResolvedKernel
@@ -62,32 +61,12 @@ class Planner:
         plan = self._plans.get(key)
         if plan is None:
             request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
-            question = "sites", request, self.exact, kept
-            known = resolved.answers.find(question) if resolved.answers is not None else None
-            if known is not None:
-                plan = FilePlan(resolved, *known)
-            else:
-                plan = self._worked_out(program, resolved, diagnostics, request, kept, reached)
-                if resolved.answers is not None and not len(diagnostics) and not _needs_uretprobes(plan):
-                    resolved.answers.add(question, (plan.probes, plan.left_out))
+            check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
+            self._refuse_events(resolved.events, diagnostics, everywhere=False)
+            hazard = partial(self._uretprobe_hazard, resolved.module, reached)
+            plan = plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
             self._plans[key] = plan
         return plan
-
-    def _worked_out(
-        self,
-        program: Program,
-        resolved: ResolvedModule,
-        diagnostics: Diagnostics,
-        request: Request,
-        kept: frozenset[int],
-        reached: str,
-    ) -> FilePlan:
-        from dprobes.engines.ebpf.attach.siteplanner import plan_file
-
-        check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
-        self._refuse_events(resolved.events, diagnostics, everywhere=False)
-        hazard = partial(self._uretprobe_hazard, resolved.module, reached)
-        return plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
 
     def _uretprobe_hazard(self, module: Module, reached: str) -> str | None:
         from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
@@ -132,8 +111,3 @@ class Planner:
             from dprobes.engines.ebpf.attach.perfevents import refuse_events
 
             refuse_events(probes, self.features, diagnostics, everywhere=everywhere)
-
-
-def _needs_uretprobes(plan: FilePlan) -> bool:
-    """Return whether a plan depends on what speaks against uretprobes, which may be others at the next run."""
-    return any(site.placement is Placement.URETPROBE for _, sites in plan.probes for site in sites)

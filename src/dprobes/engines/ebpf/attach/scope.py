@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import awaiting_key
+from dprobes.bpf.layout import AWAITING, SCOPE_VALUE, awaiting_key
 from dprobes.bpf.lower.request import Filter
-from dprobes.engines.ebpf.attach.scopecontent import KEY, plant, put
+from dprobes.engines.ebpf.attach.scopecontent import KEY, plant, put, withdraw
 from dprobes.engines.ebpf.kernel.refusal import explained
-from dprobes.engines.linux import kernelobjects
-from dprobes.engines.linux.procfs import living_thread, process_field
+from dprobes.engines.linux.procfs import living_thread, process_field, system_call_of, thread_state
 from dprobes.errors import EngineError, NotSupportedError, TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
@@ -35,6 +37,12 @@ __all__ = [
     "pid_namespace_of",
     "refuse_stops",
 ]
+
+_LEAVING = 2.0
+"""
+Seconds in which a process leaves its CPU and the kernel what it had of it, once it has sent SIGCHLD; tens of
+milliseconds as a rule.
+"""
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
@@ -138,6 +146,7 @@ class ProcessTree:
         self._pid = command.pid if command is not None else scope.pid
         self._awaits_exec = command is not None or scope.program is not None
         self._extra = 0
+        self._leaving: float | None = None
         with explained("what follows the processes of a tree"):
             self._links: Descriptors = follow_processes(
                 maps.descriptors, types, children=scope.follow, awaits_exec=self._awaits_exec
@@ -153,27 +162,51 @@ class ProcessTree:
             with explained("to have more processes in scope"):
                 self._extra += put(self._maps.scope, pid, awaiting_key(pid))
             return
-        if (standing := kernelobjects.standing()) is not None:
-            self._extra = standing.planted(pid)
-            return
         with explained("to have more processes in scope"):
             self._extra = plant(self._maps.scope, self._maps.set_alive, pid, follow=self._follow)
-        if (notes := kernelobjects.notes()) is not None:
-            notes.add(None, 0)
 
     def pids(self) -> list[int]:
         """Return the processes that are in scope now."""
-        numbers = [KEY.unpack(key)[0] for key in set(self._maps.scope)]
-        return sorted(pid for pid in numbers if pid != awaiting_key(pid))
+        return sorted(pid for pid, _ in self._members())
+
+    def _members(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the processes in scope, with how many threads of each have come to their end."""
+        for key in set(self._maps.scope):
+            with contextlib.suppress(KeyError):
+                (pid,), (_, ending, _) = KEY.unpack(key), SCOPE_VALUE.unpack(self._maps.scope[key])
+                if not pid & AWAITING:
+                    yield pid, ending
+
+    @property
+    def has_left(self) -> bool:
+        """
+        Whether none of the processes, all of which have ended, executes the kernel's code at its end any more.
+
+        That is looked for ``_LEAVING`` seconds from the first question on; only one that still closes files or the like
+        is waited for longer.
+        """
+        if self._leaving is None:
+            self._leaving = time.monotonic() + _LEAVING
+        is_late = time.monotonic() > self._leaving
+        return all(self._has_left(pid, ending, is_late=is_late) for pid, ending in self._members())
+
+    @staticmethod
+    def _has_left(pid: int, ending: int, *, is_late: bool) -> bool:
+        match thread_state(pid):
+            case "Z":
+                # Who has not been waited for is in scope until then; it has no stack any more once it has left its CPU.
+                return is_late or (ending <= 1 and system_call_of(pid) is not None)
+            case "X":
+                return is_late
+        return False
 
     def release(self, pid: int) -> None:
         """Take a process out of scope; what it starts from now on is not in scope either."""
-        if self._maps.scope.discard(KEY.pack(pid)):
-            self._extra -= 1
+        self._extra += withdraw(self._maps.scope, KEY.pack(pid))
 
     @property
     def alive(self) -> int:
-        """How many processes are in scope."""
+        """How many processes in scope have not ended."""
         return self._maps.alive + self._extra
 
     def close(self) -> None:

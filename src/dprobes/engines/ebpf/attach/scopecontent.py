@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from typing import TYPE_CHECKING, Protocol
 
+from dprobes.bpf.layout import SCOPE_VALUE
 from dprobes.engines.linux.procfs import children_of, thread_state, threads_of
 
-# Nothing that takes long is imported here: no typing.
-
-TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
-    class ScopeMap(Protocol):
-        """The map of the processes in scope; their ids are keys and values."""
-
-        def __contains__(self, key: bytes) -> bool: ...
-
-        def __setitem__(self, key: bytes, value: bytes) -> None: ...
-
-        def discard(self, key: bytes) -> bool:
-            """Delete a key; return whether it was there."""
+__all__ = ["KEY", "descendants", "plant", "put", "withdraw"]
 
 
-__all__ = ["KEY", "descendants", "plant", "put"]
+class ScopeMap(Protocol):
+    """The map of the processes in scope; their ids are keys."""
+
+    def __contains__(self, key: bytes) -> bool: ...
+
+    def __getitem__(self, key: bytes) -> bytes: ...
+
+    def __setitem__(self, key: bytes, value: bytes) -> None: ...
+
+    def discard(self, key: bytes) -> bool:
+        """Delete a key; return whether it was there."""
+
 
 KEY = struct.Struct("=I")
 _ENDED = ("Z", "X")
@@ -51,9 +52,18 @@ def plant(scope: ScopeMap, set_alive: Callable[[int], None], pid: int, *, follow
 def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
     """Put a process in scope, by another number if one is given; return -1 if it has ended already, else 0."""
     key = KEY.pack(pid if number is None else number)
-    scope[key] = key
-    # One that ended before had no key that its end could take away.
-    return -1 if not _has_living_thread(pid) and scope.discard(key) else 0
+    scope[key] = bytes(SCOPE_VALUE.size)
+    # One that ended before had no key when it did.
+    return 0 if _has_living_thread(pid) else withdraw(scope, key)
+
+
+def withdraw(scope: ScopeMap, key: bytes) -> int:
+    """Delete the key of a process that nobody has seen end; return -1 then, else 0."""
+    try:
+        _, _, has_ended = SCOPE_VALUE.unpack(scope[key])
+    except KeyError:
+        return 0
+    return -1 if not has_ended and scope.discard(key) else 0
 
 
 def _has_living_thread(pid: int) -> bool:

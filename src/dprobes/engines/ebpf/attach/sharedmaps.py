@@ -11,6 +11,7 @@ from dprobes.bpf.layout import (
     NOTE_SIZE,
     PROBE_ENTRY_SIZE,
     SAMPLE_SIZE,
+    SCOPE_VALUE,
     STATUS_SIZE,
     MapName,
     ProbeField,
@@ -52,6 +53,8 @@ _ENTRIES, _SPACES = 1 << 14, 1 << 13
 """Of how many calls the entry is kept, and of how many processes; if there are more, the oldest ones are forgotten."""
 _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
 """How many threads can have variables at a time: at most and at least, and in how many bytes between these."""
+_ENDING = 1 << 16
+"""How many threads can be between their end and that of their number."""
 
 
 def state_count() -> int:
@@ -124,7 +127,7 @@ class SharedMaps:
             try:
                 self.ring = stack.enter_context(RingBuffer(sizes.ring, "dprobes_ring"))
                 self.scope = stack.enter_context(
-                    HashMap(4, 4, scope_size, "dprobes_scope", preallocated=sizes.for_events)
+                    HashMap(4, SCOPE_VALUE.size, scope_size, "dprobes_scope", preallocated=sizes.for_events)
                 )
                 self._scratch = stack.enter_context(ArrayMap(sizes.state, sizes.states, "dprobes_scratch"))
                 self._claims = stack.enter_context(ArrayMap(8 * sizes.states, name="dprobes_claims"))
@@ -154,7 +157,8 @@ class SharedMaps:
                     room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
                     variables = stack.enter_context(HashMap(8, size, room, "dprobes_tv", preallocated=True))
                     zeros = max(zeros, size)
-                    self._own.append((MapName.THREAD_VARIABLES, variables.fd))
+                    ending = stack.enter_context(HashMap(8, 8, _ENDING, "dprobes_ending"))
+                    self._own += [(MapName.THREAD_VARIABLES, variables.fd), (MapName.ENDING, ending.fd)]
                 if zeros and principal is None:
                     self._own.append((MapName.ZEROS, stack.enter_context(ArrayMap(zeros, name="dprobes_zeros")).fd))
                 self._common: tuple[tuple[MapName, int], ...] = tuple(self._own)

@@ -81,7 +81,7 @@ class _Planner:
 
     def probes(self) -> Iterator[tuple[Probepoint, tuple[Site, ...]]]:
         for probe in self._resolved.in_code:
-            if probe.state is not ProbeState.COMPILED:
+            if probe.state is not ProbeState.COMPILED or probe.never_returns:
                 yield probe, ()
                 continue
             sites = self._sites(probe)

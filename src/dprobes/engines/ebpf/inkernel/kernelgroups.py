@@ -7,6 +7,7 @@ What it refuses because of the place has no probepoint, and all others have one;
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.interface import Notice, StateEvent
 from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.errors import EngineError
 from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Glob
@@ -107,12 +109,30 @@ class KernelGroups:
         if group.placement.is_trampoline:
             return self._link_trampoline(group, first)
         if len(self._probes) == 1 and not isinstance(self._probes[first].definition.location, Glob):
-            return attach_kernel(group.program, places, group.placement)
+            try:
+                return attach_kernel(group.program, places, group.placement)
+            except EngineError as error:
+                reason = getattr(error.__cause__, "errno", None) == errno.EINVAL and self._reason_of(group.sites[0][1])
+                if not reason:
+                    raise
+                self.refused[first] = reason
+                group.sites[:] = []
+                return Descriptors()
         links, refused = attach_pattern(group.program, places, group.placement)
         if refused:
             self.refused |= {probe: refused[site.offset] for probe, site in group.sites if site.offset in refused}
             group.sites[:] = [pair for pair in group.sites if pair[1].offset not in refused]
         return links
+
+    def _reason_of(self, site: Site) -> str | None:
+        """Return why the kernel calls a place invalid, if that is known."""
+        if self._planned is None:
+            return None
+        kernel = self._planned.resolved.module.kernel
+        function = kernel.symbols.covering(site.offset)
+        if function is None or kernel.is_traceable(function.address) is not False:
+            return None
+        return "the function is one that nobody may trace (notrace, or a part of what traces)"
 
     def _link_trampoline(self, group: Group, probe: int) -> Descriptors:
         from dprobes.engines.ebpf.kernel.trampolinelinks import attach_trampoline

@@ -85,11 +85,19 @@ class ModuleFollower:
         if before is not None:
             self.is_there = False
             message = f"the module '{self._name}' has been unloaded"
-            yield from self._give_up()
-            if self._mine():
-                yield from self._absent()
-                message += ": its probepoints wait until it is loaded again"
+            ended = self._give_up()
+            if ended:
+                lost = "1 probepoint depends" if len(ended) == 1 else f"{len(ended)} probepoints depend"
+                message += f": {lost} on addresses in it, and will not come back"
+            if mine := self._mine():
+                others = "the other waits" if len(mine) == 1 else "the others wait"
+                message += f"; {others}" if ended else ": its probepoints wait"
+                message += " until it is loaded again"
+            # The reason comes before its consequence: the run may be over with its last probepoint.
             yield Notice(message, is_warning=False)
+            if ended:
+                yield StateEvent(ended, 0, ProbeState.REMOVED, f"the module '{self._name}' has been unloaded")
+            yield from self._absent()
         if found is not None:
             self.is_there = True
             yield Notice(f"the module '{self._name}' has been loaded: it is probed", is_warning=False)
@@ -114,8 +122,8 @@ class ModuleFollower:
         ended = self._installed.attachments.has_ended
         return [number for number, sites in self._installed.numbers.sites.items() if sites and not ended(number)]
 
-    def _give_up(self) -> Iterator[Event]:
-        """Detach what an address was taken for, which means nothing now; end what cannot be attached again."""
+    def _give_up(self) -> tuple[int, ...]:
+        """Detach what an address was taken for; end what cannot be attached again, and return its numbers."""
         attachments, numbers = self._installed.attachments, self._installed.numbers
         for number in numbers.events:
             attachments.detach(number)
@@ -124,8 +132,7 @@ class ModuleFollower:
             for number in self._mine()
             if number not in numbers.events and not all(site.anchor for site in numbers.sites[number])
         ]
-        if gone := tuple(number for number in ended if attachments.take_away(number)):
-            yield StateEvent(gone, 0, ProbeState.REMOVED, f"the module '{self._name}' has been unloaded")
+        return tuple(number for number in ended if attachments.take_away(number))
 
     def _absent(self) -> Iterator[Event]:
         if mine := tuple(self._mine()):

@@ -26,7 +26,6 @@ from dprobes.engines.linux.bpfcalls import (
     link_uprobes_nowhere,
     open_raw_tracepoint,
 )
-from dprobes.engines.linux.kernelobjects import aside
 from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
 from dprobes.errors import TargetError, system_error
 from dprobes.quickenum import Enum
@@ -105,7 +104,7 @@ class Features:
     def remembered(self, trial: Callable[[Features], bool]) -> bool:
         """Return the result of a trial that takes longer, which is made once; raise what it raises."""
         if trial not in self._results:
-            self._results[trial] = aside(lambda: trial(self))
+            self._results[trial] = trial(self)
         return self._results[trial]
 
     def __contains__(self, feature: Feature) -> bool:
@@ -115,7 +114,7 @@ class Features:
         """Return with what error the kernel refused the trial; None if it has the feature."""
         if feature not in self._found:
             try:
-                aside(lambda: _TRIALS[feature](self.types))
+                _TRIALS[feature](self.types)
                 self._found[feature] = None
             except OSError as error:
                 self._found[feature] = error

@@ -19,6 +19,8 @@ import enum
 import mmap
 import os
 import struct
+import time
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.cpus import online_cpus
@@ -29,7 +31,7 @@ from dprobes.target.processmaps import Mapping
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Executed", "ForkedProcess", "MappedFile", "ProcessNews"]
+__all__ = ["Executed", "ForkedProcess", "MappedFile", "News", "ProcessNews"]
 
 _PAGES = 128
 """Pages of data of a ring: the news of some hundred starts of programs."""
@@ -79,11 +81,15 @@ class ForkedProcess(NamedTuple):
     parent: int
 
 
+News = MappedFile | Executed | ForkedProcess
+
+
 class ProcessNews:
     """The news of all processes from now on; OSError if the kernel does not tell us."""
 
     def __init__(self) -> None:
         self._rings: list[_Ring] = []
+        self._waiting: list[News] = []
         try:
             for cpu in online_cpus():
                 self._rings.append(_Ring(open_process_news(cpu)))
@@ -91,12 +97,20 @@ class ProcessNews:
             self.close()
             raise
 
-    def take(self) -> list[MappedFile | Executed | ForkedProcess]:
-        """Return what has happened since the last call, in the order of time."""
+    def take(self) -> list[News]:
+        """
+        Return what has happened since the last call, in the order of time.
+
+        A process is never told of before its fork is: the rings are read one by one, so what is younger than the first
+        look at one waits for the next call.
+        """
+        now = time.monotonic_ns()
         pieces = [ring.take() for ring in self._rings]
-        found = [each for piece in pieces for each in _parsed(piece)]
+        found = [*self._waiting, *(each for piece in pieces for each in _parsed(piece))]
         found.sort(key=lambda each: each.time)
-        return found
+        first = bisect_right(found, now, key=lambda each: each.time)
+        self._waiting = found[first:]
+        return found[:first]
 
     def close(self) -> None:
         """Hear no more."""
@@ -135,14 +149,14 @@ class _Ring:
         os.close(self._descriptor)
 
 
-def _parsed(data: bytes) -> Iterator[MappedFile | Executed | ForkedProcess]:
+def _parsed(data: bytes) -> Iterator[News]:
     position = 0
     while position + _HEAD.size <= len(data):
         kind, misc, size = _HEAD.unpack_from(data, position)
         if size < _HEAD.size + _TIME.size:
             return  # nothing that the kernel writes
         body, end = position + _HEAD.size, position + size
-        (time,) = _TIME.unpack_from(data, end - _TIME.size)
+        (when,) = _TIME.unpack_from(data, end - _TIME.size)
         match kind:
             case RecordType.MMAP2:
                 pid, _, start, length, offset, major, minor, inode, _, _, _ = _MAPPED.unpack_from(data, body)
@@ -150,13 +164,13 @@ def _parsed(data: bytes) -> Iterator[MappedFile | Executed | ForkedProcess]:
                 if inode or path.startswith(b"["):
                     device, name = os.makedev(major, minor), os.fsdecode(path)
                     mapping = Mapping(start, start + length, "r-xp", offset, device, inode, name, deleted=False)
-                    yield MappedFile(time, pid, mapping)
+                    yield MappedFile(when, pid, mapping)
             case RecordType.COMM if misc & _BY_EXEC:
                 pid, _ = _COMMAND.unpack_from(data, body)
                 called = data[body + _COMMAND.size : end - _TIME.size].partition(b"\0")[0]
-                yield Executed(time, pid, os.fsdecode(called))
+                yield Executed(when, pid, os.fsdecode(called))
             case RecordType.FORK:
                 pid, parent, _, _ = _FORKED.unpack_from(data, body)
                 if pid != parent:
-                    yield ForkedProcess(time, pid, parent)
+                    yield ForkedProcess(when, pid, parent)
         position = end

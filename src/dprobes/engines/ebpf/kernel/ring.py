@@ -19,11 +19,10 @@ import mmap
 import select
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import Status
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
-from dprobes.engines.linux import kernelobjects
 from dprobes.engines.linux.mapcalls import MapType, create_map
 from dprobes.engines.ringspans import complete_end, entries_in
 
@@ -41,21 +40,7 @@ class RingBuffer(Descriptor):
     """
 
     def __init__(self, size: int, name: str = "") -> None:
-        self._open(create_map(MapType.RINGBUF, 0, 0, size, name=name), size)
-        standing = kernelobjects.standing()
-        self.early = standing.end_reading(self.fd) if standing is not None else []
-        """What was taken from it before it was ours, in order, each piece with the time of that."""
-
-    @classmethod
-    def of(cls, descriptor: int, size: int) -> Self:
-        """Return the ring that has a descriptor."""
-        self = cls.__new__(cls)
-        self._open(descriptor, size)
-        self.early = []
-        return self
-
-    def _open(self, descriptor: int, size: int) -> None:
-        super().__init__(descriptor)
+        super().__init__(create_map(MapType.RINGBUF, 0, 0, size, name=name))
         self.size = size
         page = mmap.PAGESIZE
         self._closed = False

@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.lower.hosts.vma import Answer, VmaQuestions
-from dprobes.bpf.lower.request import MappedModule, VmaLayout
+from dprobes.bpf.lower.request import MappedModule, PagingLayout, VmaLayout
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
+from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType
-from dprobes.errors import EngineError
+from dprobes.engines.linux.procfs import without_waiting
+from dprobes.errors import EngineError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
     from dprobes.target.elf.file import ElfFile
 
-__all__ = ["FileIdentifier", "mapped_module", "vma_layout"]
+__all__ = ["FileIdentifier", "mapped_module", "paging_layout", "vma_layout"]
 
 
 def vma_layout(types: KernelTypes) -> VmaLayout:
@@ -43,6 +46,31 @@ def vma_layout(types: KernelTypes) -> VmaLayout:
         super_block=types.member_offset("inode", "i_sb"),
         device=types.member_offset("super_block", "s_dev"),
     )
+
+
+def paging_layout(features: Features) -> PagingLayout | None:
+    """Return how handlers find out who delivers a page; None where they cannot."""
+    if Feature.FIND_VMA not in features or Feature.BTF not in features:
+        return None
+    types = features.types
+    try:
+        return PagingLayout(
+            end=types.member_offset("vm_area_struct", "vm_end"),
+            file=types.member_offset("vm_area_struct", "vm_file"),
+            userfault=_userfault(types),
+            inode=types.member_offset("file", "f_inode"),
+            super_block=types.member_offset("inode", "i_sb"),
+            magic=types.member_offset("super_block", "s_magic"),
+        )
+    except TargetError:
+        return None
+
+
+def _userfault(types: KernelTypes) -> int | None:
+    try:
+        return types.member_offset("vm_area_struct", "vm_userfaultfd_ctx.ctx")
+    except TargetError:
+        return None  # a structure without members: CONFIG_USERFAULTFD is off
 
 
 _QUESTION = struct.Struct("=QqQQ")
@@ -75,7 +103,10 @@ class FileIdentifier(Descriptor):
     def identity(self, path: str) -> tuple[int, int]:
         """Return device and inode of a file; raise OSError if it cannot be mapped."""
         # A private mapping that may be written, because ctypes gives no address of others; nothing is.
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as mapping:
+        with (
+            open(path, "rb", opener=without_waiting) as file,
+            mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as mapping,
+        ):
             view = (ctypes.c_char * 1).from_buffer(mapping)
             try:
                 argument = bytearray(_QUESTION.pack(ctypes.addressof(view), 0, 0, 0))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.ebpf.read.corestops import CoreStops, await_stop
 from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
-from dprobes.target.processmaps import executable_mappings, read_maps
+from dprobes.target.processmaps import code_mappings
 
 if TYPE_CHECKING:
     import subprocess
@@ -113,7 +113,7 @@ def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int,
     ``sites`` are pairs of a file offset and the byte there, by the file's device and inode.
     """
     found: dict[int, int] = {}
-    for mapping in executable_mappings(read_maps(pid)):
+    for mapping in code_mappings(pid)[0]:
         for offset, byte in sites.get((mapping.device, mapping.inode), ()):
             address = mapping.start + offset - mapping.offset
             if mapping.start <= address < mapping.end:

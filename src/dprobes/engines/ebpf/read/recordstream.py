@@ -55,8 +55,6 @@ class RecordStream:
         self._ring = ring
         self._status = status
         self._spool = Spool(held, _SPOOL_SIZE, bank_size, stacks)
-        for data, stamp in ring.early:
-            self._spool.add(data, stamp)
         self._taking: Iterator[RecordBatch | Ended | None] | None = None
         self._last_record = float("-inf")
         self._room = min(_PIECE // 4, ring.size // 16)

@@ -27,7 +27,6 @@ from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, Stop
 from dprobes.engines.ebpf.read.switchover import Replacement, session_to_replace
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
-from dprobes.engines.linux import kernelobjects
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState
@@ -36,8 +35,6 @@ from dprobes.rpn.needs import logs_user_stacks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.engines.ebpf.attach.plannedfile import Findings
-    from dprobes.engines.ebpf.headstartplan import Planning
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
     from dprobes.engines.ebpf.read.heldrecords import Ended
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
     from dprobes.engines.launcher import Command
+    from dprobes.keyed.contents import TableContents
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
@@ -66,6 +64,9 @@ _STILL_FOLLOWING = Notice(
 
 _RENEWAL_SLEEP = 0.1
 
+_LEAVING_SLEEP = 0.005
+"""Seconds between two looks whether ended processes have left the kernel."""
+
 
 class EbpfSession(ControlledRun, ReplaceableSession):
     """One run; use it as a context manager and iterate over ``events``."""
@@ -82,6 +83,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._changing = threading.Lock()
         self._is_replaced = False
         self._tree: ProcessTree | None = None
+        self._sees_the_kernel = False
+        """Whether the kernel's own code at the end of a process may hit a probepoint."""
         self._command: Command | None = None
         self._cpus: CpuArrivals | None = None
         self._left_out: list[LeftOutProbe] = []
@@ -125,17 +128,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     # Start and end
 
     def __enter__(self) -> Self:
-        try:
-            self._begin()
-        except kernelobjects.HeadStartError:
-            # What stands is not what is needed; nothing of it counts.
-            kernelobjects.give_up()
-            self._notices.clear()
-            self._left_out.clear()
-            self._begin()
-        return self
-
-    def _begin(self) -> None:
         with self._stack as stack:
             self._requests.open()
             stack.callback(self._requests.close)
@@ -152,21 +144,20 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             for file in found.files:
                 stack.enter_context(Descriptors(file.descriptors))
                 self._left_out += file.plan.left_out
-            plan = self._planning(found)
+            self._sees_the_kernel = found.kernel is not None or bool(found.events)
             namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
             principal = self._job.principal
             common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
             stack.callback(self._stopped_processes.close)  # when no handler is left
+            types = self._features.types
+            stack.callback(types.close)
             installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
             self._installation = installed
             stack.callback(installed.close)
             faulting = installed.faulting
-            self._look_at_images = self._watch_images(stack)
             maps = installed.maps
             if maps.stops is not None:
                 self._stopped_processes.begin(maps.stops.fd)
-            types = self._features.types
-            stack.callback(types.close)
             if scope.command:
                 from dprobes.engines.launcher import Command
 
@@ -176,6 +167,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._tree = ProcessTree(installed.maps, types, scope, self._command)
                 stack.callback(self._tree.close)
                 self._tree.plant()
+            self._look_at_images = self._watch_images(stack)
             if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps.descriptors):
                 from dprobes.engines.ebpf.attach.programs.threadprograms import follow_threads
 
@@ -192,6 +184,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             with Replacement.of(replaced, self._features) as replacement:
                 states = installed.attach()
                 self._notices += [*states, *notes_of_outsiders(states, scope)]
+                if scope.is_command and not installed.attached and states:
+                    _refuse_command(states)
                 self._left_out += installed.kernel.left_out
                 if replacement is not None:
                     if not installed.attached:
@@ -200,8 +194,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                         )
                     replacement.take_over(installed)
             self._begin_reading(installed, stack)
-            if (standing := kernelobjects.standing()) is not None and not standing.is_used_up:
-                raise kernelobjects.HeadStartError
             self._notices += installed.attach_postponed()
             if found.kernel is not None and found.kernel.resolved.module.name:
                 self._follow_module(found.kernel.resolved, stack)
@@ -212,9 +204,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             if self._command is not None:
                 self._command.go()
             self._notices.append(Begun())
-            if plan is not None:
-                plan.finish(maps.descriptors, maps.ring.size)
             self._stack = stack.pop_all()
+        return self
 
     def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
         """Begin to read what handlers write; probes are armed before the modules for that are imported."""
@@ -233,14 +224,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         counts = ProbeCounts(installed, self._held.faults, self._held.dropped, self._given_up)
         self._readings = Readings(installed, counts.all)
         stack.callback(self._readings.close)
-
-    def _planning(self, found: Findings) -> Planning | None:
-        """Begin to plan a head start for the next run, if somebody takes notes for one."""
-        if kernelobjects.notes() is None:
-            return None
-        from dprobes.engines.ebpf.headstartplan import planning
-
-        return planning(self._settings, self._job, found)
 
     def _follow_module(self, resolved: ResolvedKernel, stack: contextlib.ExitStack) -> None:
         """Begin to see when a module of the kernel comes and goes."""
@@ -267,7 +250,16 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             return lambda: None
         from dprobes.engines.ebpf.read.imagewatch import ImageWatch
 
-        return stack.enter_context(contextlib.closing(ImageWatch(self._job.images, self._job.scope.pid))).look
+        scope = self._job.scope
+        pid = scope.pid if self._command is None else self._command.pid
+        return stack.enter_context(contextlib.closing(ImageWatch(self._job.images, scope, pid))).look
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold, when it is known what has the addresses in their keys."""
+        contents = super().tables()
+        if self._readings is not None:
+            self._look_at_images()
+        return contents
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
@@ -288,6 +280,10 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         if self._user_stacks is not None:
             self._user_stacks.give_up()
         return True
+
+    def end_command(self) -> int | None:
+        """Ask the command to end; see ``Session``."""
+        return None if self._command is None else self._command.end()
 
     # What a session may do that replaces this one
 
@@ -339,7 +335,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         if self._tree is None or not self._stopped_processes.is_idle:
             return False
         # A tree of which somebody else has taken a process away (ALIVE is too high) ends with its command at least.
-        return self._tree.alive <= 0
+        return self._tree.alive <= 0 and (not self._sees_the_kernel or self._tree.has_left)
 
     def _turn(self) -> Iterator[Event]:
         """Give out what has come, for a limited time."""
@@ -359,6 +355,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             sleep = _RENEWAL_SLEEP
         elif not self._stopped_processes.is_idle:
             sleep = LOOK
+        if self._tree is not None and self._tree.alive <= 0:
+            sleep = _LEAVING_SLEEP
         descriptors = [self._requests.descriptor]
         if self._module is not None and self._module.descriptor >= 0:
             descriptors.append(self._module.descriptor)
@@ -501,6 +499,21 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         if self._command is not None and (not self._stopping or self._command.has_ended):
             status = self._command.wait()
         yield Finished(self.counts(), status)
+
+
+def _refuse_command(states: Sequence[Event]) -> None:
+    """Raise ``EngineError`` if obstacles are all that is known of probepoints: a command would run unobserved."""
+    found = [state for state in states if isinstance(state, StateEvent)]
+    if found and all(state.state.is_obstacle for state in found):
+        first = found[0]
+        why = f"{first.state.value}{f' in process {first.pid}' if first.pid else ''}: {first.detail}"
+        raise EngineError(
+            f"no probepoint can be inserted, so the command was not started: {why}",
+            # Registers that are in use are so for every engine.
+            hint=None
+            if all(state.state is ProbeState.DEBUGREG_UNAVAIL for state in found)
+            else "--engine ptrace inserts the probepoints in the command only",
+        )
 
 
 def _state_after(ended: Ended) -> StateEvent:

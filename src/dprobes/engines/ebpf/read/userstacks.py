@@ -15,7 +15,7 @@ from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.copiedstacks import CopiedStacks
 from dprobes.engines.linux.threadstack import COLUMNS_OF
 from dprobes.record.codec import decode_record
-from dprobes.rpn.isa import StackEnd, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, StackEnd, Token
 from dprobes.rpn.tables import KeyKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UserStacks"]
 
-_PREFIX_SIZE = 3
 _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 
 
@@ -120,7 +119,7 @@ class UserStacks:
                 continue
             del self._waiting[number]
             for position, stack in sorted(places.items(), reverse=True):
-                start = position + _PREFIX_SIZE
+                start = position + ITEM_PREFIX_SIZE
                 room = int.from_bytes(data[position + 1 : start], order)
                 kept = stack[:room]
                 words = b"".join(word.to_bytes(word_size, order) for word in kept)
@@ -131,7 +130,7 @@ class UserStacks:
 
 def _is_place(data: bytes, position: int, number: int, word_size: int) -> bool:
     """Return whether a stack stands at a position of a log that is to be that of the snapshot with a number."""
-    start = position + _PREFIX_SIZE
+    start = position + ITEM_PREFIX_SIZE
     return data[position : position + 1] == bytes([Token.USER_STACK]) and data[
         start : start + word_size
     ] == number.to_bytes(word_size, sys.byteorder)

@@ -16,15 +16,16 @@ themselves (of the CPUs' own data), and others count back from the base (CONFIG_
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["SymbolTables", "end_of", "find_tables", "listed_symbols"]
+__all__ = ["SearchEffort", "SymbolTables", "end_of", "find_tables", "listed_symbols"]
 
 _TOKENS = 256
 _DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
@@ -33,7 +34,15 @@ _FIRST_DIGIT = ord("0")
 _MARKED = 256
 """Each how many symbols there is a marker."""
 _NAME_MAX = 512
-_SYMBOLS_MAX = 1 << 22
+_SYMBOLS_MAX = 1 << 21
+_LISTING_MAX = 1 << 27
+"""Bytes of a list; that of a distribution's kernel has some 10 MB."""
+_EFFORT = 1 << 24
+"""Names and places that are looked at until the tables have been found: some seconds. A kernel takes 1 % of it."""
+_CANDIDATE = 1 << 9
+"""The effort that one candidate for a table of tokens costs."""
+_GRAPHIC = re.compile(rb"[A-Za-z?][!-~]+")  # noqa: TID251 - only machines need this module
+"""The kind of a symbol and its name, of which ``/proc/kallsyms`` has one a line."""
 _ALIGNMENT = 8
 _WORD, _LONG, _SHORT = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<H")
 _TWO_BYTES = 0x80
@@ -58,6 +67,18 @@ class SymbolTables:
     index: int
 
 
+class SearchEffort:
+    """How much may still be looked at in memory that somebody may have filled in order to keep the search busy."""
+
+    def __init__(self) -> None:
+        self._left = _EFFORT
+
+    def take(self, count: int) -> bool:
+        """Take so many looks; return whether there were as many."""
+        self._left -= count
+        return self._left >= 0
+
+
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
@@ -66,18 +87,19 @@ def _aligned_down(size: int) -> int:
     return size // _ALIGNMENT * _ALIGNMENT
 
 
-def find_tables(data: bytes | bytearray, start: int = 0) -> SymbolTables | None:
+def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
     """Return where the tables are whose tokens lie behind ``start``, None if there are none, or not all of them."""
+    effort = effort or SearchEffort()
     at = data.find(_DIGITS, start)
-    while at >= 0:
-        found = _tables_at(data, at)
+    while at >= 0 and effort.take(_CANDIDATE):
+        found = _tables_at(data, at, effort)
         if found is not None:
             return found
         at = data.find(_DIGITS, at + 1)
     return None
 
 
-def _tables_at(data: bytes | bytearray, digits: int) -> SymbolTables | None:
+def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> SymbolTables | None:
     begin = digits
     for _ in range(_FIRST_DIGIT):
         begin = data.rfind(b"\0", 0, begin - 1) + 1
@@ -92,53 +114,53 @@ def _tables_at(data: bytes | bytearray, digits: int) -> SymbolTables | None:
             return None
     for index in range(at, at + _ALIGNMENT):
         if data[index : index + 2 * _TOKENS] == struct.pack(f"<{_TOKENS}H", *starts):
-            return _with_names(data, begin, index)
+            return _with_names(data, begin, index, effort)
     return None
 
 
-def _with_names(data: bytes | bytearray, tokens: int, index: int) -> SymbolTables | None:
+def _with_names(data: bytes | bytearray, tokens: int, index: int, effort: SearchEffort) -> SymbolTables | None:
     """Find the names in front of the tokens."""
-    found = _before_markers(data, tokens) or _behind_base(data, tokens)
+    found = _before_markers(data, tokens, effort) or _behind_base(data, tokens, effort)
     return None if found is None else SymbolTables(*found, tokens, index)
 
 
-def _behind_base(data: bytes | bytearray, tokens: int) -> tuple[int, int] | None:
+def _behind_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
     """Return how many names there are, and where, in the older order: behind an address in the kernel's image."""
     base = data.rfind(_UPPER_HALF, 0, tokens)
-    while base >= _LONG.size:
+    while base >= _LONG.size and effort.take(1):
         count_place = base + len(_UPPER_HALF)
         is_aligned = (tokens - count_place) % _ALIGNMENT == 0
         if is_aligned and data[base - _WORD.size : base - _WORD.size + len(_PAGES)] == _PAGES:
             count, names = _WORD.unpack_from(data, count_place)[0], count_place + _ALIGNMENT
             room = tokens - names
-            if _MARKED < count < room and _is_marked(data, names, count, tokens):
+            if _MARKED < count < min(room, _SYMBOLS_MAX) and _is_marked(data, names, count, tokens, effort):
                 return count, names
         base = data.rfind(_UPPER_HALF, 0, base)
     return None
 
 
-def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int) -> bool:
+def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, effort: SearchEffort) -> bool:
     """Return whether behind so many names there are their markers."""
-    second = _skip(data, names, _MARKED, tokens)
+    second = _skip(data, names, _MARKED, tokens, effort)
     if second < 0:
         return False
-    end = _skip(data, second, count - _MARKED, tokens)
+    end = _skip(data, second, count - _MARKED, tokens, effort)
     markers = tokens - _aligned_down(tokens - end)
     return end >= 0 and data[markers : markers + 2 * _WORD.size] == struct.pack("<II", 0, second - names)
 
 
-def _before_markers(data: bytes | bytearray, tokens: int) -> tuple[int, int] | None:
+def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
     """Return how many names there are, and where, in the newer order: before the markers, which grow from 0 on."""
     place = tokens - _WORD.size
     if _WORD.unpack_from(data, place)[0] == 0:
         place -= _WORD.size
     last, markers = 1 << 32, 0
-    while place >= 0 and (value := _WORD.unpack_from(data, place)[0]) < last:
+    while place >= 0 and markers <= _SYMBOLS_MAX and (value := _WORD.unpack_from(data, place)[0]) < last:
         last, markers = value, markers + 1
         if not value:
             break
         place -= _WORD.size
-    if place < _ALIGNMENT or markers < 2:
+    if place < _ALIGNMENT or not 2 <= markers <= _SYMBOLS_MAX // _MARKED or not effort.take(markers):
         return None
     last_marker = _WORD.unpack_from(data, place + (markers - 1) * _WORD.size)[0]
     second = _WORD.unpack_from(data, place + _WORD.size)[0]
@@ -146,13 +168,15 @@ def _before_markers(data: bytes | bytearray, tokens: int) -> tuple[int, int] | N
     first = tokens - _aligned(tokens - highest)
     for names in range(first, max(highest - _MARKED * _NAME_MAX, _ALIGNMENT), -_ALIGNMENT):
         count = _WORD.unpack_from(data, names - _ALIGNMENT)[0]
-        if -(-count // _MARKED) == markers and _skip(data, names, _MARKED, tokens) == names + second:
+        if -(-count // _MARKED) == markers and _skip(data, names, _MARKED, tokens, effort) == names + second:
             return count, names
     return None
 
 
-def _skip(data: bytes | bytearray, at: int, count: int, end: int) -> int:
-    """Return where the names end that begin at a place, -1 if that is behind ``end``."""
+def _skip(data: bytes | bytearray, at: int, count: int, end: int, effort: SearchEffort) -> int:
+    """Return where the names end that begin at a place, -1 if that is behind ``end`` or the effort at its end."""
+    if not effort.take(count):
+        return -1
     for _ in range(count):
         if at + 1 >= end:
             return -1
@@ -174,14 +198,31 @@ def end_of(tables: SymbolTables) -> int:
 
 
 def listed_symbols(data: bytes | bytearray, tables: SymbolTables) -> bytes | None:
-    """Return the symbols as ``/proc/kallsyms`` lists them, None if their addresses are not where they should be."""
+    """
+    Return the symbols as ``/proc/kallsyms`` lists them.
+
+    Return None if their addresses are not where they should be, names are none, or the list would be too long.
+    """
     addresses = _addresses(data, tables)
     if addresses is None:
         return None
-    names = _names(data, tables)
-    return b"".join(
-        b"%016x %c %b\n" % (address, name[0], name[1:]) for address, name in zip(addresses, names, strict=True)
-    )
+    lines, size, at = [], 0, tables.names
+    strings = _token_strings(data, tables)
+    for address in addresses:
+        if address >> 64 or at + 1 >= tables.tokens:
+            return None
+        length, at = _length(data, at)
+        if length > _NAME_MAX:
+            return None
+        name = b"".join([strings[byte] for byte in data[at : at + length]])
+        at += length
+        if len(name) > _NAME_MAX or not _GRAPHIC.fullmatch(name):
+            return None
+        lines.append(b"%016x %c %b\n" % (address, name[0], name[1:]))
+        size += len(lines[-1])
+        if size > _LISTING_MAX:
+            return None
+    return b"".join(lines)
 
 
 def _addresses(data: bytes | bytearray, tables: SymbolTables) -> Sequence[int] | None:
@@ -205,14 +246,11 @@ def _aligned_from(place: int, origin: int) -> int:
     return origin + _aligned(place - origin)
 
 
-def _names(data: bytes | bytearray, tables: SymbolTables) -> Iterator[bytes]:
+def _token_strings(data: bytes | bytearray, tables: SymbolTables) -> list[bytes]:
+    """Return what each token stands for, as far as it can be part of a name."""
     starts = struct.unpack_from(f"<{_TOKENS}H", data, tables.index)
     strings = []
     for start in starts:
         begin = tables.tokens + start
-        strings.append(bytes(data[begin : data.index(b"\0", begin)]))
-    at = tables.names
-    for _ in range(tables.count):
-        length, at = _length(data, at)
-        yield b"".join([strings[byte] for byte in data[at : at + length]])
-        at += length
+        strings.append(bytes(data[begin : data.index(b"\0", begin)][: _NAME_MAX + 1]))
+    return strings

@@ -9,13 +9,11 @@ which says who has built it, of what, and when; a file's name has both, with the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.cachefiles import cache_directory, read_cached, write_cached
+from dprobes.cachefiles import cache_directory, cached_names, keep_newest, mark_used, read_cached, write_cached
 from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
@@ -51,11 +49,7 @@ def _banner_at(read: Callable[[int, int], bytes], address: int) -> bytes | None:
 def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel | None:
     """Return the kernel that begins at an address, None if it was not seen before; ``read`` reads memory."""
     directory = cache_directory()
-    try:
-        names = [name for name in os.listdir(directory) if name.startswith(f"{_PREFIX}-{start:x}-")]
-    except OSError:
-        return None
-    for name in names:
+    for name in cached_names(directory, f"{_PREFIX}-{start:x}-"):
         try:
             offset = int(name.split("-")[2], 16)
         except (ValueError, IndexError):
@@ -66,8 +60,7 @@ def known_kernel(read: Callable[[int, int], bytes], start: int) -> KnownKernel |
         content = read_cached(directory, name)
         if content is not None and len(content) > _SIZE.size:
             size = _SIZE.unpack_from(content)[0]
-            with contextlib.suppress(OSError):
-                os.utime(os.path.join(directory, name))
+            mark_used(directory, name)
             return KnownKernel(content[_SIZE.size : _SIZE.size + size], content[_SIZE.size + size :])
     return None
 
@@ -80,12 +73,4 @@ def keep_kernel(read: Callable[[int, int], bytes], start: int, banner_place: int
     directory = cache_directory()
     content = _SIZE.pack(len(kernel.listing)) + kernel.listing + kernel.types
     if write_cached(directory, _name(start, banner_place - start, banner), content):
-        _forget_old(directory)
-
-
-def _forget_old(directory: str) -> None:
-    with contextlib.suppress(OSError):
-        entries = [entry for entry in os.scandir(directory) if entry.name.startswith(f"{_PREFIX}-")]
-        entries.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
-        for entry in entries[_KEPT:]:
-            os.unlink(entry.path)
+        keep_newest(directory, f"{_PREFIX}-", _KEPT)

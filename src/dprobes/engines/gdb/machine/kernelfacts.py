@@ -40,7 +40,8 @@ class KernelFacts:
     where its code begins. ``modules`` is the head of their list,
     and ``first_task`` the idle task of the first CPU. ``unwinding`` is where its unwind tables are, addresses and
     entries, and how many, None if it has none; ``symbols`` are its own.
-    ``spaces`` is how it keeps what processes have mapped, None if that is not known.
+    ``spaces`` is how it keeps what processes have mapped, None if that is not known. ``left_out`` says what is unknown
+    of its modules, nothing for a kernel that is in order.
     """
 
     layout: KernelLayout
@@ -54,6 +55,7 @@ class KernelFacts:
     unwinding: tuple[int, int, int] | None
     symbols: Kallsyms
     spaces: SpaceLayout | None
+    left_out: str
 
     @classmethod
     def of(cls, kernel: GuestKernel) -> KernelFacts:
@@ -79,4 +81,5 @@ class KernelFacts:
             (start, entries, (end - start) // _ELEMENT) if entries and 0 < start < end else None,
             kernel.symbols,
             spaces,
+            kernel.left_out,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.gdb.machine.kallsymstables import end_of, find_tables, listed_symbols
+from dprobes.engines.gdb.machine.kallsymstables import SearchEffort, end_of, find_tables, listed_symbols
 from dprobes.engines.gdb.machine.pagetables import Paging, Region, regions, translate
 from dprobes.errors import EngineError
 from dprobes.lazynamedtuple import NamedTuple
@@ -70,8 +70,9 @@ def symbols_in_memory(target: MachineTarget, image: KernelImage) -> bytes:
     root, paging, start = image
     parts = list(regions(target.entry_at, root, paging, start, _IMAGES_END, _STEP))
     constant = [region for region in parts if not region.is_writable and not region.is_executable]
+    effort = SearchEffort()
     for region in (*constant, *(region for region in parts if region not in constant)):
-        if (found := _symbols(lambda *place: target.read_large(root, paging, *place), region)) is not None:
+        if (found := _symbols(lambda *place: target.read_large(root, paging, *place), region, effort)) is not None:
             return found
     raise EngineError(
         f"the kernel behind the stub {target.stub.name} has no list of its symbols that could be read",
@@ -79,7 +80,7 @@ def symbols_in_memory(target: MachineTarget, image: KernelImage) -> bytes:
     )
 
 
-def _symbols(read: Callable[[int, int], bytes], region: Region) -> bytes | None:
+def _symbols(read: Callable[[int, int], bytes], region: Region, effort: SearchEffort) -> bytes | None:
     """Read a part of memory until the tables have been found and are complete; return what they contain."""
     data = bytearray()
     tables = None
@@ -90,7 +91,7 @@ def _symbols(read: Callable[[int, int], bytes], region: Region) -> bytes | None:
         searched = max(0, len(data) - _PIECE)
         data += piece
         if tables is None:
-            tables = find_tables(data, searched)
+            tables = find_tables(data, searched, effort)
         if tables is not None and len(data) >= min(end_of(tables), region.end - region.start):
             return listed_symbols(data, tables)
     return None

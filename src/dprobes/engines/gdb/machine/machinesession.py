@@ -31,6 +31,7 @@ from dprobes.engines.interface import Notice
 from dprobes.errors import EngineError
 from dprobes.resolve.kernelplaces import ResolvedKernel
 from dprobes.resolve.spaces import ANYWHERE, MACHINE
+from dprobes.rpn.program import Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,7 +125,10 @@ class MachineSession(StubSession):
         self._target.hold_interrupts()
         self._learn(thread)
         self._processors = self._stub.threads()
+        self._target.processors = len(self._processors)
         if self._facts is not None:
+            if self._facts.left_out:
+                self._warn(self._facts.left_out, None)
             self._target.kernel_tables, self._target.kernel_paging = self._facts.tables, self._facts.paging
             self._context.tasks = TaskReader(self._target, self._facts, len(self._processors))
             self._context.stacks_of_kernel = self._kernel_stacks(self._facts)
@@ -140,7 +144,18 @@ class MachineSession(StubSession):
                 base, limit = privileged.table("idt", thread)
                 self._fault_entries = fault_entries(self._target.read, base, limit)
         self._refuse_lacking(self._target.registers(thread))
+        self._warn_of_lost_accesses()
         self.place_probes()
+
+    def _warn_of_lost_accesses(self) -> None:
+        """Warn of watchpoints that may miss accesses; how many they miss is unknown."""
+        accesses = {each.watchpoint for each in self._job.program.definitions}
+        if len(self._processors) > 1 and not accesses <= {None, Access.EXECUTE}:
+            self._warn(
+                f"of accesses that several of the {len(self._processors)} processors make at once the stub "
+                f"{self._stub.name} tells one: watchpoints count at least what is shown",
+                "to count all, give the machine one processor (-smp 1)",
+            )
 
     def kernel(self) -> GuestKernel:
         """Return the kernel behind the stub, which stands still; raise ``EngineError`` if there is none."""
@@ -311,8 +326,10 @@ class MachineSession(StubSession):
             self._warn(f"the stub {self._stub.name} has no monitor that could write a dump", None)
         else:
             try:
-                privileged.monitor.dump(str(path))
-                self._events.append(Notice(f"the machine's memory is in '{path}', where its stub runs", None, False))
+                warning = privileged.monitor.dump(str(path))
+                message = f"the machine's memory is in '{path}', where its stub runs"
+                told = f"its monitor says: {warning}" if warning else None
+                self._events.append(Notice(message, told, is_warning=False))
             except EngineError as error:
                 self._warn(error.message, error.hint)
         for probe in probes:

@@ -33,6 +33,7 @@ _SEGMENT = lazy_pattern(r"^([CDEFGS]S|LDT|TR) *=([0-9a-f]{4}) ([0-9a-f]+) ([0-9a
 _TABLE = lazy_pattern(r"^(GDT|IDT)= +([0-9a-f]+) ([0-9a-f]{8})", re.MULTILINE)
 _DEBUG = lazy_pattern(r"\b(DR[0-7])=([0-9a-f]+)")
 _PORT = lazy_pattern(r"^port[bwl]\[0x[0-9a-f]+\] = 0x([0-9a-f]+)", re.MULTILINE)
+_WARNING = lazy_pattern(r"(?:[\w.+-]+: )?warning: ", re.IGNORECASE)
 _DUMP_PATIENCE = 600.0
 """Seconds that the memory of a large machine may take to be written."""
 _FORMATS = {1: "b", 2: "h", 4: "w"}
@@ -95,13 +96,29 @@ class Monitor:
 
     def write_port(self, port: int, size: int, value: int) -> None:
         """Write to an I/O port."""
-        said = self._ask(f"o /{_FORMATS[size]} {port:#x} {value:#x}")
-        if said.strip():
-            raise EngineError(f"the monitor behind the stub {self._stub.name} writes no port {port:#x}: {said.strip()}")
+        _, problem = _warnings_and_problem(self._ask(f"o /{_FORMATS[size]} {port:#x} {value:#x}"))
+        if problem:
+            raise EngineError(f"the monitor behind the stub {self._stub.name} writes no port {port:#x}: {problem}")
 
-    def dump(self, path: str) -> None:
-        """Write the machine's memory and registers to a new file; raise ``EngineError`` if that cannot be done."""
+    def dump(self, path: str) -> str:
+        """
+        Write the machine's memory and registers to a new file; return what the monitor warns of, mostly nothing.
+
+        Raise ``EngineError`` if that cannot be done.
+        """
         said = self._stub.command(f'dump-guest-memory "{path}"', _DUMP_PATIENCE)
-        if said is None or said.strip():
-            reason = "it has no monitor" if said is None else said.strip()
-            raise EngineError(f"the stub {self._stub.name} writes no dump: {reason}")
+        warnings, problem = _warnings_and_problem(said or "")
+        if said is None or problem:
+            raise EngineError(f"the stub {self._stub.name} writes no dump: {problem or 'it has no monitor'}")
+        return warnings
+
+
+def _warnings_and_problem(said: str) -> tuple[str, str]:
+    """
+    Take apart what a command said that says nothing when it succeeds.
+
+    QEMU begins a warning so (``warn_report`` in util/qemu-error.c), and carries the command out nevertheless.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    warnings = [line for line in lines if _WARNING.match(line)]
+    return "; ".join(warnings), "; ".join(line for line in lines if line not in warnings)

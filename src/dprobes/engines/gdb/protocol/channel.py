@@ -85,8 +85,7 @@ class StubChannel:
 
     def start(self) -> None:
         """Agree with it on how to speak; raise ``EngineError`` if it does not speak the protocol."""
-        while (data := self._transport.receive(_DRAIN)) is not None:
-            self._take(data)  # a stop that nobody asked for
+        self._take_all(_DRAIN)  # a stop that nobody asked for
         self._answers.clear()
         self._transmit(b"+")
         for entry in self.ask(f"qSupported:{_OURS}").decode("ascii", "replace").split(";"):
@@ -117,8 +116,7 @@ class StubChannel:
         self._conversation.has_acknowledgements = has_acknowledgements
         if has_acknowledgements:
             self._transmit(b"+")
-        while (data := self._transport.receive(patience)) is not None:
-            self._take(data)
+        self._take_all(patience)
         stops = [answer for answer in self._answers if answer[:1] in _STOPS]
         self._answers.clear()
         return parse_stop_reply(stops[-1]) if stops else None
@@ -246,10 +244,21 @@ class StubChannel:
                 told = self._owed.popleft()
                 if answer != b"OK":
                     raise self._unexpected(told, answer)
-            data = self._transport.receive(deadline - time.monotonic())
+            left = deadline - time.monotonic()
+            data = self._transport.receive(left)
             if data is None:
                 return None
             self._take(data)
+            if left <= 0 and not self._answers:
+                return None  # what comes is no answer, however much of it
+
+    def _take_all(self, silence: float) -> None:
+        """Take what comes until nothing does for so many seconds; ``EngineError`` if there is no end of it."""
+        deadline = time.monotonic() + silence + self._patience
+        while (data := self._transport.receive(silence)) is not None:
+            self._take(data)
+            if time.monotonic() > deadline:
+                raise EngineError(f"the stub {self.name} does not stop to send")
 
     def _take(self, data: bytes) -> None:
         received = self._conversation.receive(data)
@@ -283,8 +292,7 @@ class StubChannel:
         """
         self._may_stop_late = True
         self._transmit(b"")
-        while (data := self._transport.receive(_DRAIN)) is not None:
-            self._take(data)
+        self._take_all(_DRAIN)
         self._answers.clear()
         self._owed.clear()
 

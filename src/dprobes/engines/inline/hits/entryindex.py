@@ -44,6 +44,8 @@ _SLACK = 1 << 16
 """Bytes behind a buffer into which an entry may reach that is none."""
 
 _WORD = 8
+_NEVER = (1 << 63) - 1
+"""Later than every time."""
 
 
 class Part(NamedTuple):
@@ -121,8 +123,8 @@ class EntryIndex:
     """
     The lines of the entries in a buffer of ``room`` bytes at most, in which records are as ``places`` says.
 
-    ``counts`` has a word for each probepoint; the records of each are counted there. ``names`` is None where records
-    have no place for any.
+    ``counts`` has a word for each of ``probes`` probepoints at most; the records of each are counted there. ``names``
+    is None where records have no place for any.
     """
 
     def __init__(self, room: int, places: RecordPlaces, probes: int, names: ThreadNames | None) -> None:
@@ -136,6 +138,8 @@ class EntryIndex:
         self.counts = self._counts.words
         walk = self._walk.words
         walk[Walk.COUNTS // _WORD], walk[Walk.PROBES // _WORD] = self._counts.address, probes
+        walk[Walk.LATEST // _WORD] = _NEVER
+        self._probes_max = probes
         walk[Walk.GROUPS // _WORD] = self._groups.address
         if names is not None:
             walk[Walk.THREADS // _WORD] = names.table_address
@@ -224,9 +228,23 @@ class EntryIndex:
             place, other, runs = other, place, merged
         self.lines = place.address
 
-    def begin(self, reading: int, seen: Words | None) -> None:
-        """Begin a reading; the keys of the threads that it finds records of go to ``seen``."""
+    @property
+    def refused(self) -> int:
+        """How many entries were skipped that are no work of a handler."""
+        return int(self._walk.words[Walk.REFUSED // _WORD])
+
+    def limit(self, probes: int) -> None:
+        """Take notice of how many probepoints there are; others have no entries."""
+        self._walk.words[Walk.PROBES // _WORD] = min(probes, self._probes_max)
+
+    def begin(self, reading: int, seen: Words | None, latest: int = _NEVER) -> None:
+        """
+        Begin a reading; the keys of the threads that it finds records of go to ``seen``.
+
+        No record is younger than ``latest``.
+        """
         walk = self._walk.words
+        walk[Walk.LATEST // _WORD] = latest
         walk[Walk.READING // _WORD], walk[Walk.NAMELESS // _WORD] = reading, 0
         if seen is not None:
             walk[Walk.SEEN // _WORD] = seen.address

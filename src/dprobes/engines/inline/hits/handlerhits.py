@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.layout import ProbeField
 from dprobes.engines.inline.hits.leftthings import LeftThings
 from dprobes.engines.inline.sharedstate import PROBES_MAX
+from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from dprobes.engines.inline.handlermaps import HandlerMaps
     from dprobes.engines.inline.hits.entryindex import EntryBuffer
@@ -23,10 +25,24 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.client.nativeside import Batch
     from dprobes.resolve.probestate import ProbeState
 
-__all__ = ["HandlerHits"]
+__all__ = ["Damage", "HandlerHits"]
 
 _CORRECTION = 0.25
 """Seconds after which the clock of handlers is corrected again."""
+
+
+class Damage(NamedTuple):
+    """
+    Findings in memory that probed processes have written over.
+
+    These are entries that were skipped, how often all that was in a ring was given up, and probepoints and keys of
+    tables with numbers that are no counts.
+    """
+
+    entries: int = 0
+    rings: int = 0
+    counts: int = 0
+    keys: int = 0
 
 
 class HandlerHits:
@@ -44,12 +60,32 @@ class HandlerHits:
         self._emitted: Sequence[int] = ()
         """How many records of each probepoint there were, when the reader is gone."""
         self._corrected = 0.0
+        self._began = time.monotonic_ns()
+        self._unknown: set[int] = set()
+        """The probepoints whose counts in the memory cannot be counts."""
+        self._damage = Damage()
+        """The findings before the reader ended."""
         self._lock = threading.Lock()
 
     @property
     def unfinished(self) -> int:
         """How many records threads did not finish."""
         return self._unfinished + self._left_entries
+
+    @property
+    def damage(self) -> Damage:
+        """The findings in shared memory that no handler can have written."""
+        maps = self._maps
+        keys = 0 if self._state.keyed is None else sum(self._state.keyed.refused.values())
+        if maps is None:
+            return self._damage._replace(counts=len(self._unknown), keys=keys)
+        return Damage(self._reader.refused, self._reader.damaged + maps.rings.damaged, len(self._unknown), keys)
+
+    def limit(self, probes: int, ending: Collection[int]) -> None:
+        """Take notice of how many probepoints there are, and which of them may have a last hit."""
+        with self._lock:
+            if self._maps is not None:
+                self._reader.limit(probes, ending)
 
     @property
     def is_busy(self) -> bool:
@@ -112,25 +148,33 @@ class HandlerHits:
         with self._lock:
             emitted = self._emitted if self._maps is None else self._reader.counts
             records = {number: emitted[number] for number in list(jumps)}
-        state = self._state
+        most = (time.monotonic_ns() - self._began) * (os.cpu_count() or 1)  # a hit takes a nanosecond at least
+        fields = ProbeField.HITS, ProbeField.LOST, ProbeField.MISSED
         for number, each in enumerate(counts[:PROBES_MAX]):
             if number not in records:
                 continue
-            hits, (passcount, maxhits) = state.count(number, ProbeField.HITS), limits[number]
+            found = [self._state.count(number, field) for field in fields]
+            if max(found) > most:
+                self._unknown.add(number)
+                found = [0 for _ in fields]
+            (hits, lost, missed), (passcount, maxhits) = found, limits[number]
             if passcount or maxhits:
-                each.hits, each.passed = min(hits, passcount + maxhits) if maxhits else hits, min(hits, passcount)
+                drawn = min(hits, passcount + maxhits) if maxhits else hits
+                each.hits, each.passed = drawn + each.missed, min(hits, passcount)
             else:
                 each.hits += hits
             each.records += records[number]
-            each.lost += state.count(number, ProbeField.LOST)
-            each.missed += state.count(number, ProbeField.MISSED)
+            each.lost += lost
+            each.missed += missed
             each.executed = (*each.executed, *(f"inline ({method})" for method in sorted(jumps[number])))
 
     def close(self) -> None:
         """Give up all but the counts."""
         with self._lock:
+            damage = self.damage
             maps, self._maps = self._maps, None
             if maps is not None:
+                self._damage = damage
                 self._emitted = tuple(self._reader.counts)
         with contextlib.ExitStack() as stack:
             if maps is not None:

@@ -16,6 +16,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, LIMIT, NAME_SIZE, Entry
 from dprobes.engines.inline.hits.entryindex import EntryBuffer, EntryIndex
 from dprobes.engines.inline.hits.entrypacker import EntryPacker
 from dprobes.engines.inline.hits.threadnames import ThreadNames
+from dprobes.errors import FormatError
 from dprobes.native.routines.entrywalk import RECORD_PLACE, RecordPlaces
 from dprobes.native.routines.ring import ENTRY_HEADER
 from dprobes.record.layout import Item, header_struct
@@ -47,18 +48,24 @@ _HORIZON = 10_000_000
 _CALM = 0.1
 """Seconds after which there are not very many any more."""
 
+_AHEAD = 1_000_000_000
+"""Nanoseconds by which the clock of handlers may be ahead of ours."""
+
 _PATIENCE = 20
 """How many readings the records of a thread wait for what the tracer tells of it."""
 
 
 def record_places(items: Item) -> RecordPlaces:
     """Return where records with these items have what is to be found in them."""
-    shape = RowShape.of(int(items | Item.MAJOR | Item.MINOR | Item.WIDE), "little")
+    flags = int(items | Item.MAJOR | Item.MINOR | Item.WIDE)
+    shape = RowShape.of(flags, "little")
     time, uid = shape.place(Item.TIME), shape.place(Item.UID)
     return RecordPlaces(
         None if time is None else time[0] - PROBE_SIZE,
         None if uid is None else uid[0] - PROBE_SIZE,
         None if shape.name is None else shape.name - PROBE_SIZE,
+        flags,
+        shape.data - PROBE_SIZE,
     )
 
 
@@ -92,6 +99,9 @@ class RingReader:
         """When the last reading began."""
         self.ended: list[tuple[int, ProbeState]] = []
         self._name_places: dict[int, int] = {}
+        self._refused = 0
+        self._ending: Collection[int] = range(probes)
+        """The probepoints that may have a last hit."""
 
     @property
     def counts(self) -> Sequence[int]:
@@ -102,6 +112,16 @@ class RingReader:
     def damaged(self) -> int:
         """How many pieces of rings had something in them that is no entry."""
         return self._index.damaged
+
+    @property
+    def refused(self) -> int:
+        """How many entries are no work of a handler."""
+        return self._index.refused + self._refused
+
+    def limit(self, probes: int, ending: Collection[int]) -> None:
+        """Take notice of how many probepoints there are, and which of them may have a last hit."""
+        self._index.limit(probes)
+        self._ending = ending
 
     @property
     def horizon(self) -> int:
@@ -135,7 +155,8 @@ class RingReader:
             names.awaits_tracer = before is not None
             names.look_again(index.seen_end)
         self._reading += 1
-        index.begin(self._reading, None if names is None else names.seen)
+        latest = time.monotonic_ns() + _AHEAD
+        index.begin(self._reading, None if names is None else names.seen, latest)
         batches: list[Batch] = []
         while buffer.parts:
             index.walk(buffer)
@@ -206,15 +227,21 @@ class RingReader:
         if kind in (Entry.RECORD, Entry.TRACE):
             yield probe, self._canonical(memory[at + RECORD_PLACE : at + ENTRY_HEADER + length])
         elif kind in (Entry.STACKED, Entry.TALLY):
-            assert self._stacks is not None, "nobody takes stacks"
-            data = memory[at + ENTRY_HEADER : at + ENTRY_HEADER + length]
-            if kind == Entry.TALLY:
-                self._stacks.tally(data)
-            else:
-                yield probe, self._stacks.record(data, self._canonical)
-        elif kind == Entry.ENDED:
+            data, stacks = memory[at + ENTRY_HEADER : at + ENTRY_HEADER + length], self._stacks
+            try:
+                if stacks is None:
+                    self._refused += 1
+                elif kind == Entry.TALLY:
+                    stacks.tally(data)
+                else:
+                    yield probe, stacks.record(data, self._canonical)
+            except FormatError:
+                self._refused += 1
+        elif kind == Entry.ENDED and probe in self._ending:
             (reason,) = _FLAGS.unpack_from(memory, at + RECORD_PLACE)
             self.ended.append((probe, ProbeState.DISABLED if reason == LIMIT else ProbeState.REMOVED))
+        else:
+            self._refused += 1
 
     def _canonical(self, record: bytes) -> bytes:
         """Return a record with the process name as long as it is, instead of with zeros behind it."""
@@ -224,7 +251,10 @@ class RingReader:
         place = self._name_places.get(flags)
         if place is None:
             place = self._name_places[flags] = header_struct(flags, "little").size
-        return record[: record.index(0, place) + 1] + record[place + NAME_SIZE :]
+        end = record.find(0, place, place + NAME_SIZE)
+        if end < 0:  # of nobody: no name was written over what stood there
+            end, record = place, record[:place] + b"\0" + record[place + 1 :]
+        return record[: end + 1] + record[place + NAME_SIZE :]
 
     def close(self) -> None:
         """Give the memory up."""

@@ -14,8 +14,9 @@ from dprobes.bpf.layout import ENTRY_HEAD, SNAPSHOT_REGISTERS, STACK_COPY, TALLY
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.engines.copiedstacks import CopiedStacks
 from dprobes.engines.linux.threadstack import COLUMNS_OF
+from dprobes.errors import FormatError
 from dprobes.record.codec import decode_record
-from dprobes.rpn.isa import USER_FRAMES_MAX, Token
+from dprobes.rpn.isa import ITEM_PREFIX_SIZE, USER_FRAMES_MAX, Token
 from dprobes.rpn.needs import takes_user_stacks
 from dprobes.rpn.tables import KeyKind
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["StackEntries"]
 
 _WORD = 8
-_PREFIX_SIZE = 3
 _REGISTERS_SIZE = _WORD * SNAPSHOT_REGISTERS
 _PLACES = tuple(REGISTER_OFFSETS[name] for name in COLUMNS_OF[8].names)
 _REGISTER = struct.Struct("=Q")
@@ -51,29 +51,35 @@ class StackEntries:
 
     def record(self, data: bytes, canonical: Callable[[bytes], bytes]) -> bytes:
         """Return the record of a STACKED entry; ``canonical`` is its form for records as handlers write them."""
-        pid, last, size, _ = STACK_COPY.unpack_from(data, len(data) - STACK_COPY.size)
+        pid, last, size, _ = _copy_of(data)
         record = canonical(data[ENTRY_HEAD.size : size])
         log = decode_record(record).data
         head, stack = len(record) - len(log), self._stack(pid, data)
-        while 0 < last <= len(log) - _PREFIX_SIZE - _WORD and log[last - 1] == Token.USER_STACK:
+        before = len(log) + 1
+        while 0 < last < before and last <= len(log) - ITEM_PREFIX_SIZE - _WORD and log[last - 1] == Token.USER_STACK:
             position = last - 1
-            start = position + _PREFIX_SIZE
+            start = position + ITEM_PREFIX_SIZE
             room = int.from_bytes(log[position + 1 : start], sys.byteorder)
             last = int.from_bytes(log[start : start + _WORD], sys.byteorder)
             kept = stack[:room]
             words = b"".join(word.to_bytes(_WORD, sys.byteorder) for word in kept)
             prefix = bytes([Token.USER_STACK]) + len(kept).to_bytes(2, sys.byteorder)
             log = log[:position] + prefix + words + log[start + room * _WORD :]
-            if last > position:
-                break  # nonsense
+            before = position + 1
         return record[:head] + log
 
     def tally(self, data: bytes) -> None:
         """Take the number of a TALLY entry into its table."""
-        pid, _, size, _ = STACK_COPY.unpack_from(data, len(data) - STACK_COPY.size)
+        pid, _, size, _ = _copy_of(data)
+        if size < ENTRY_HEAD.size + TALLY.size:
+            raise FormatError(f"a key ends at {size} in an entry", offset=size)
         number, _, value = TALLY.unpack_from(data, ENTRY_HEAD.size)
+        if number >= len(self._tables):
+            raise FormatError(f"there is no table {number}", offset=ENTRY_HEAD.size)
         store = self._tables[number]
         key = bytearray(data[ENTRY_HEAD.size + TALLY.size : size])
+        if len(key) != store.table.key_size or not store.table.has_user_stack:
+            raise FormatError(f"a key of {len(key)} bytes for table {number}", offset=ENTRY_HEAD.size)
         frames = max(part.size for part in store.table.keys if part.kind is KeyKind.USER_STACK)
         stack = self._stack(pid, data, frames)
         position = 0
@@ -86,7 +92,7 @@ class StackEntries:
 
     def _stack(self, pid: int, data: bytes, frames: int = USER_FRAMES_MAX) -> tuple[int, ...]:
         """Follow the stack whose copy is at the end of an entry."""
-        _, _, size, copied = STACK_COPY.unpack_from(data, len(data) - STACK_COPY.size)
+        _, _, size, copied = _copy_of(data)
         first = -(-size // _WORD) * _WORD
         start = first + _REGISTERS_SIZE
         registers = {column: int(_REGISTER.unpack_from(data, first + place)[0]) for column, place in enumerate(_PLACES)}
@@ -95,3 +101,15 @@ class StackEntries:
     def close(self) -> None:
         """Let go of all processes."""
         self._copies.close()
+
+
+def _copy_of(data: bytes) -> tuple[int, int, int, int]:
+    """Return what the end of an entry says; raise ``FormatError`` if the parts that it names are not in the entry."""
+    end = len(data) - STACK_COPY.size
+    if end < ENTRY_HEAD.size:
+        raise FormatError(f"an entry with a copy of a stack has {len(data)} bytes", offset=0)
+    pid, last, size, copied = STACK_COPY.unpack_from(data, end)
+    needed = -(-size // _WORD) * _WORD + _REGISTERS_SIZE + copied
+    if size < ENTRY_HEAD.size or needed > end:
+        raise FormatError(f"an entry of {len(data)} bytes names {needed} bytes of registers and stack", offset=end)
+    return pid, last, size, copied

@@ -31,6 +31,11 @@ _LOOKS_MAX = 32
 """How many threads are looked at in a row."""
 _SPACE = 1 << 16
 
+_PID_LIMIT = 1 << 22
+"""PID_MAX_LIMIT (include/linux/threads.h)."""
+_LEARNT_MAX = 1024
+"""How many threads are looked for in a reading that were not known before."""
+
 
 def thread_key(pid: int, tid: int) -> int:
     """Return the key of a thread."""
@@ -54,6 +59,8 @@ class ThreadNames:
         self.awaits_tracer = True
         """Whether what the tracer has to say may still be on its way."""
         self._looked = 0
+        self._learned = 0
+        """How many threads were met in this reading of which nothing was known."""
         self._due: list[int] = []
         self.seen = Words(NAMES.entries * 8)
 
@@ -71,9 +78,13 @@ class ThreadNames:
         """
         pid, tid = key >> 32, key & 0xFFFF_FFFF
         identity = None
-        if pid in self._programs or pid in self._met or not self.awaits_tracer:
+        self._learned += 1
+        if pid >= _PID_LIMIT or self._learned > _LEARNT_MAX:
+            pass  # no thread has such a number, or nobody has so many new ones at once
+        elif pid in self._programs or pid in self._met or not self.awaits_tracer:
             identity = identity_of(pid, tid)
-        self._met.add(pid)
+        if len(self._met) < _PID_LIMIT >> 6:
+            self._met.add(pid)
         if identity is None:
             self._nameless.add(key)
             self._set(key, _ROW.pack(b"", 0, NOBODY_KNOWS))
@@ -109,6 +120,7 @@ class ThreadNames:
         for key in self._nameless:
             self._table.discard(_bytes(key))
         self._nameless.clear()
+        self._learned = 0
         now = time.monotonic_ns()
         if now < self._looked + _LOOK_AGAIN:
             return

@@ -46,6 +46,8 @@ class SharedHash:
         self.shape = shape
         self._region = region
         self._offset = region.take(shape.size)
+        self._stuck: list[int] = []
+        """Locks that were waited for in vain."""
 
     @property
     def place(self) -> MapPlace:
@@ -57,6 +59,22 @@ class SharedHash:
         """Where in the region the words are that are not 0 while somebody has the lock of some slots."""
         shape, first = self.shape, self._offset + self.shape.locks
         return range(first, first + BLOCK * (shape.capacity // shape.block), BLOCK)
+
+    def _change(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
+        """
+        Insert or delete a key, for which a lock is needed.
+
+        Whoever has one may be preempted, and is waited for; a probed process may also have it for ever. So nobody is
+        waited for once more as long as that lock is held.
+        """
+        memory = self._region.mapping
+        self._stuck = [place for place in self._stuck if memory[place]]
+        if self._stuck:
+            return -errno.EBUSY
+        result = self._call(helper, key, value, flags)
+        if result == -errno.EBUSY:
+            self._stuck = [place for place in self.locks if memory[place]]
+        return result
 
     def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
         # Buffers of each call: several threads may look at once.
@@ -78,11 +96,11 @@ class SharedHash:
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
         """Set a value; raise OSError if there is no room, or somebody has the lock and does not run."""
-        self._changed(self._call(Helper.MAP_UPDATE_ELEM, key, value))
+        self._changed(self._change(Helper.MAP_UPDATE_ELEM, key, value))
 
     def add(self, key: bytes, value: bytes) -> bool:
         """Set a value unless the key is there; return whether it was not."""
-        result = self._call(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
+        result = self._change(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
         if result == -errno.EEXIST:
             return False
         self._changed(result)
@@ -90,7 +108,7 @@ class SharedHash:
 
     def discard(self, key: bytes) -> bool:
         """Delete a key; return whether it was there."""
-        result = self._call(Helper.MAP_DELETE_ELEM, key)
+        result = self._change(Helper.MAP_DELETE_ELEM, key)
         if result == -errno.ENOENT:
             return False
         self._changed(result)

@@ -8,6 +8,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux.memoryfile import memory_file
 from dprobes.errors import NotSupportedError
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ class Region:
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.descriptor = os.memfd_create("dprobes") if descriptor is None else descriptor
-        if descriptor is None:
-            os.ftruncate(self.descriptor, self.size)
+        self.descriptor = memory_file("dprobes", self.size) if descriptor is None else descriptor
         self._closing = weakref.finalize(self, os.close, self.descriptor)
         self.mapping = mmap.mmap(self.descriptor, self.size)
         self._used = 0

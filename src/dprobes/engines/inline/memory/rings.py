@@ -24,13 +24,21 @@ _AT_ONCE, _AT_ONCE_MIN = 4 << 20, 64 << 10
 """Bytes of all rings together, and of each, that are looked at in one go."""
 
 
+_WORD_MAX = (1 << 64) - 1
+
+
 @lru_cache(1)
 def _complete() -> Callable[..., int]:
     return own_function(complete_routine())
 
 
 class SharedRing:
-    """The reader of one ring."""
+    """
+    The reader of one ring.
+
+    Probed processes can write whatever they like into it. Where that can be no work of a handler, all that is in the
+    ring is given up, and it begins anew.
+    """
 
     def __init__(self, memory: memoryview, size: int, number: int = 0) -> None:
         self.size = size
@@ -42,24 +50,26 @@ class SharedRing:
         first = ctypes.c_char.from_buffer(self._data)
         self._address = ctypes.addressof(first)
         del first
+        self._position: int = self._consumer[0] & ~7
+        """How far it is read: what the memory says of that is for handlers only."""
         self._left = 0
         self.skipped = 0
         """How many entries were given up because their writers had left them."""
+        self.damaged = 0
+        """How often it has begun anew."""
 
     @property
     def stalled_at(self) -> int | None:
         """The position of the first entry if that is incomplete, so that all behind it wait; None if it is not."""
-        position: int = self._consumer[0]
-        if not 0 < self.pending <= self.size:
+        if not self.pending:
             return None
-        length = self._lengths[(position & self.size - 1) >> 2]
-        return position if not length or length & BUSY else None
+        length = self._lengths[(self._position & self.size - 1) >> 2]
+        return self._position if not length or length & BUSY else None
 
     @property
     def end(self) -> int:
         """The position behind the last entry."""
-        end: int = self._producer[0]
-        return end
+        return self._position + self.pending
 
     def leave(self, end: int) -> None:
         """Take notice that entries before a position that are incomplete stay so."""
@@ -68,8 +78,17 @@ class SharedRing:
     @property
     def pending(self) -> int:
         """How many bytes wait to be read, incomplete entries included."""
-        pending: int = self._producer[0] - self._consumer[0]
-        return pending
+        pending: int = self._producer[0] - self._position
+        if 0 <= pending <= self.size and not pending & 7:
+            return pending
+        self._begin_anew()
+        return 0
+
+    def _begin_anew(self) -> None:
+        """Give up all that is there, which makes no sense."""
+        self.damaged += 1
+        ctypes.memset(self._address, 0, self.size)
+        self._consumer[0] = self._producer[0] = self._position & _WORD_MAX
 
     def window(self) -> memoryview:
         """
@@ -77,15 +96,20 @@ class SharedRing:
 
         Their room is given back by ``advance``.
         """
-        start = self._consumer[0] & self.size - 1
-        end = min(self.size, start + self.pending)
+        pending = self.pending
+        start = self._position & self.size - 1
+        end = min(self.size, start + pending)
         return self._data[start : complete_end(self._lengths, start, end, is_cleared=True)]
 
     def advance(self, size: int) -> None:
         """Give back the room of the first ``size`` bytes of ``window``."""
-        place = self._consumer[0] & self.size - 1
-        self._data[place : place + size] = bytes(size)
-        self._consumer[0] += size
+        place = self._position & self.size - 1
+        ctypes.memset(self._address + place, 0, size)
+        self._go_on(size)
+
+    def _go_on(self, size: int) -> None:
+        self._position += size
+        self._consumer[0] = self._position & _WORD_MAX
 
     def move(self, buffer: EntryBuffer, limit: int) -> bool:
         """
@@ -96,23 +120,30 @@ class SharedRing:
         self._skip_left()
         pending = self.pending
         for is_second in (False, True):  # up to the end of the ring's memory, and from its beginning on
-            place = self._consumer[0] & self.size - 1
+            place = self._position & self.size - 1
             room = min(self.size - place, pending, max(limit, self._first_size(place)), buffer.room - buffer.end)
             if room <= 0:
                 return True
             start = self._address + place
             size = _complete()(start, start + room) - start
             if not size:
+                if self._reaches_too_far(place, pending):
+                    self._begin_anew()
                 return is_second
             ctypes.memmove(buffer.address + buffer.end, start, size)
             ctypes.memset(start, 0, size)
-            self._consumer[0] += size
+            self._go_on(size)
             limit -= size
             pending -= size
             buffer.add(size, self._number, has_more=pending > 0)
             if limit <= 0 or place + size < self.size:
                 break
         return True
+
+    def _reaches_too_far(self, place: int, pending: int) -> bool:
+        """Return whether the entry at some place says that it is complete, and cannot be."""
+        length = self._lengths[place >> 2]
+        return 0 < length < BUSY and self._first_size(place) > min(self.size - place, pending)
 
     def _first_size(self, place: int) -> int:
         """Return how many bytes the entry at some place of the ring takes."""
@@ -124,10 +155,9 @@ class SharedRing:
 
         With ``before`` writers have left no more than what is before that position.
         """
-        if not 0 < self.pending <= self.size:
-            return False  # nothing, or nonsense
-        place = self._consumer[0] & self.size - 1
-        left = self.pending if before is None else min(self.pending, before - self._consumer[0])
+        pending = self.pending
+        place = self._position & self.size - 1
+        left = pending if before is None else min(pending, before - self._position)
         if left <= 0:
             return False
         end = min(self.size, place + left)
@@ -229,8 +259,9 @@ class SharedRings:
         """Move all entries as ``rest`` returns them; return how many are incomplete for ever."""
         skipped = 0
         for ring in self.rings:
+            end = ring.end  # whoever still writes does not keep us here
             ring.move(buffer, ring.size)
-            while buffer.end < buffer.room and ring.skip():
+            while buffer.end < buffer.room and ring.skip(end):
                 skipped += 1
                 ring.move(buffer, ring.size)
         return skipped
@@ -239,6 +270,11 @@ class SharedRings:
         """Return the data of the entries of ``rest``."""
         pieces, skipped = self.rest()
         return [piece[start:stop] for piece in pieces for start, stop in entries_in(piece)], skipped
+
+    @property
+    def damaged(self) -> int:
+        """How often one of them had something in it that no handler writes, and was emptied."""
+        return sum(ring.damaged for ring in self.rings)
 
     def close(self) -> None:
         """Release the views."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.memory.arrays import SharedArray
 from dprobes.engines.inline.memory.hashes import SharedHash
 from dprobes.engines.tablemaps import TableMaps
+from dprobes.keyed.layout import count_cells
 from dprobes.native.routines.hashtable import HEAD_SIZE, TableShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.engines.inline.memory.region import Region
+    from dprobes.keyed.contents import TableContents
     from dprobes.rpn.tables import Table
 
 __all__ = ["SharedTables", "tables_size"]
@@ -49,6 +54,26 @@ class SharedTables(TableMaps[SharedArray, SharedHash]):
 
     def __init__(self, tables: Sequence[Table], region: Region) -> None:
         super().__init__(tables, frozenset(range(len(tables))), 1, _SharedMaps(region))
+        self.refused: dict[int, int] = {}
+        """The most keys at once, by the number of a table, whose value cannot be a count of hits."""
+
+    def contents(self) -> tuple[TableContents, ...]:
+        """Return what the tables hold, without what no hits can have counted: a process can write anything there."""
+        most = counted_at_most()
+        return tuple(self._without(number, each, most) for number, each in enumerate(super().contents()))
+
+    def _without(self, number: int, contents: TableContents, most: int) -> TableContents:
+        cells = count_cells(contents.table)
+        bad = {row.key for row in contents.rows if any(row.cells[cell] > most for cell in cells)}
+        if not bad:
+            return contents
+        self.refused[number] = max(self.refused.get(number, 0), len(bad))
+        return replace(contents, rows=tuple(row for row in contents.rows if row.key not in bad))
+
+
+def counted_at_most() -> int:
+    """Return how many hits there may have been since the machine was started: each takes a nanosecond of a CPU."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * (os.cpu_count() or 1)
 
 
 def tables_size(tables: Sequence[Table]) -> int:

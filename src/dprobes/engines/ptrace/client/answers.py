@@ -21,6 +21,7 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Event, Notice
+from dprobes.engines.linux.procfs import without_waiting
 from dprobes.engines.ptrace.sites import Code, Role, Site, Sites, WatchSite
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.engines.x86.plan import plan
@@ -39,9 +40,9 @@ from dprobes.target.code.functionexits import ExitKind
 from dprobes.target.code.instructions import decode_at
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import OWN_SYMBOLS
-from dprobes.target.modules import matches, replaced_file
+from dprobes.target.modules import held_files, matches, replaced_file
 from dprobes.target.ownership import foreign_owner
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.target.processmaps import PAGE_SIZE, code_mappings, mappings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +141,7 @@ class Answers:
             return False  # nothing in it is about files
         if len(self.mapped_files) < _NAMES_MAX:
             self.mapped_files[mapped.path.rpartition("/")[2]] = mapped.path
-        return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped.path)
+        return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped)
 
     def _unwinds(self, mapped: ModuleMapped) -> bool:
         return self._returns and _UNWINDER.fullmatch(Path(mapped.path).name) is not None
@@ -150,7 +151,7 @@ class Answers:
         if known is None and (owner := foreign_owner(path.stat())) is not None:
             return self._find_foreign(mapped, path, owner)
         elf = known.elf if known is not None else ElfFile.open(path)
-        is_probed = matches(self._program.name, mapped.path, elf.soname)
+        is_probed = matches(self._program.name, mapped.path, elf.soname) or self._is_named(mapped)
         own = _own_sites(elf, (_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else ()
         if self._returns and (is_probed or self._unwinds(mapped)):
             own += _own_sites(elf, _UNWINDING, Role.UNWINDING)
@@ -176,7 +177,7 @@ class Answers:
         roles = dict.fromkeys((_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else {}
         if self._returns:
             roles |= dict.fromkeys(_UNWINDING, Role.UNWINDING)
-        is_named = matches(self._program.name, mapped.path, None)
+        is_named = self._is_named(mapped)
         question = Question(
             mapped.path,
             self._program,
@@ -258,8 +259,9 @@ class Answers:
 
     def _known(self, path: Path) -> Module | None:
         """Return the module that was resolved before, if ``path`` is its file."""
-        if self._resolved is not None and path.samefile(self._resolved.module.path):
-            return self._resolved.module
+        with contextlib.suppress(OSError):  # the process is gone that has led to the file
+            if self._resolved is not None and path.samefile(self._resolved.module.path):
+                return self._resolved.module
         return None
 
     def _resolve(self, module: Module) -> ResolvedModule:
@@ -275,10 +277,24 @@ class Answers:
         text = "\n".join(warning.render() for warning in resolved.warnings)
         return [Notice(f"{path}: not everything in this file is as the program says", details=text)]
 
-    def _may_match(self, path: str) -> bool:
+    def _is_named(self, mapped: ModuleMapped) -> bool:
+        """Return whether a file is the program's module by its path or name, or is the one that was resolved before."""
+        name = self._program.name
+        if matches(name, mapped.path, None):
+            return True
+        found = [Path(name)] if "/" in name else []
+        if self._resolved is not None:
+            found.append(self._resolved.module.path)
+        for path in found:
+            with contextlib.suppress(OSError, ValueError):
+                if path.is_file() and _is_mapped_file(path, mapped):
+                    return True
+        return False
+
+    def _may_match(self, mapped: ModuleMapped) -> bool:
         """Return whether a file may be the program's module; false for most without opening them."""
-        wanted = self._program.name
-        if matches(wanted, path, None):
+        wanted, path = self._program.name, mapped.path
+        if self._is_named(mapped):
             return True
         # A library's file may be called otherwise than its soname, but hardly begins otherwise.
         stem = re.split(r"[-.]", Path(wanted).name)[0]
@@ -381,13 +397,21 @@ def reachable(mapped: ModuleMapped) -> Path:
     candidates = [
         Path(mapped.path),
         Path(f"/proc/{mapped.pid}/root{mapped.path}"),
-        Path(f"/proc/{mapped.pid}/exe"),
+        *_held(mapped),
     ]
     for candidate in candidates:
         with contextlib.suppress(OSError, ValueError):
             if _is_mapped_file(candidate, mapped):
                 return candidate
     raise replaced_file(mapped.path, mapped.pid)
+
+
+def _held(mapped: ModuleMapped) -> Iterator[Path]:
+    """Iterate over paths to a mapped file that its own path may not lead to any more."""
+    with contextlib.suppress(TargetError):
+        for mapping in code_mappings(mapped.pid)[0]:
+            if (mapping.device, mapping.inode) == (mapped.device, mapped.inode):
+                yield from held_files(mapping, mapped.pid)
 
 
 def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
@@ -403,10 +427,10 @@ def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
     if status.st_dev == mapped.device:
         return True
     before = _times_shown(mapped)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+    with open(path, "rb", opener=without_waiting) as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
         return _times_shown(mapped) > before
 
 
 def _times_shown(mapped: ModuleMapped) -> int:
-    maps = parse_maps(read_maps(os.getpid()))
+    maps = mappings_of(os.getpid())
     return sum((m.device, m.inode) == (mapped.device, mapped.inode) for m in maps)

@@ -134,6 +134,12 @@ class Conversation:
                 self._restorer_process.begun()
         self._inbox = Inbox(from_tracer)
         self._guard: TracerGuard | None = None
+        self._guarding = threading.Lock()
+        """Taken by who makes a guard, or decides to wait for the tracer without one."""
+        self._is_awaited = False
+        """Whether nobody may make a guard any more."""
+        self._with_memory: set[int] = set()
+        """The processes that have had memory for handlers."""
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
@@ -149,14 +155,27 @@ class Conversation:
             self._command = Command(scope.command, allow_tracer, scope.output)
         # Not before: a process that is forked has no threads but one.
         if self._restorer_process is None:
-            self._guard = TracerGuard(self._tracer, self._restore, self._clear)
+            self._begin_guard()
+        else:
+            self._restorer_process.watch(self._begin_guard)
+            self._restorer_process.await_watch()
         is_launching = self._command is not None or scope.program is not None
         pid = scope.pid if self._command is None else self._command.pid
         self.outbox.send(Attach(pid or 0, launching=is_launching))
 
+    def _begin_guard(self) -> None:
+        """Guard the tracer ourselves, as the process that does so is not there, or was killed."""
+        with self._guarding:
+            if not self._is_awaited:
+                self._guard = TracerGuard(self._tracer, self._restore, self._clear)
+
     def wait_for_command(self) -> int | None:
         """Wait for the end of the command and return its wait status, None if there is none, or it never began."""
         return None if self._command is None or not self._command.has_gone else self._command.wait()
+
+    def end_command(self) -> int | None:
+        """Ask the command to end once it is not traced any more, and return its wait status; None if there is none."""
+        return None if self._command is None else self._command.end()
 
     def leave(self, run: ProgramRun) -> None:
         """Note that a session is done with a program; with the last one the conversation is over."""
@@ -177,6 +196,8 @@ class Conversation:
         self.await_end()
         if self._restorer_process is not None:
             self._restorer_process.close()
+            if self._restorer_process.was_killed:
+                self._remove_left()
         self._inbox.close()
         if self._command is not None:
             self._command.close()
@@ -188,7 +209,17 @@ class Conversation:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._wait_for_tracer(_PATIENCE)
 
+    def _remove_left(self) -> None:
+        """Have memory unmapped that threads were in at the end: what the process would have done that was killed."""
+        from dprobes.engines.ptrace.client.leftremoval import remove_left
+
+        for pid in self._with_memory:
+            with contextlib.suppress(OSError, EngineError, TargetError):
+                remove_left(pid)
+
     def _wait_for_tracer(self, seconds: float | None = None) -> int:
+        with self._guarding:
+            self._is_awaited = True
         return self._tracer.wait(seconds) if self._guard is None else self._guard.wait(seconds)
 
     # Other programs
@@ -354,6 +385,8 @@ class Conversation:
             case Mapped() | Forked():
                 self._remember(message)
                 if isinstance(message, Forked):
+                    if message.parent in self._with_memory:
+                        self._with_memory.add(message.pid)
                     for native in self._natives():
                         native.copied(message.pid, message.parent)
             case Removed(pid, ()):
@@ -368,14 +401,15 @@ class Conversation:
                         first.items.append(Begun())
             case Refused(text):
                 self._on_end(lambda _: EngineError(text))
-            case Failed(pid, reason, number):
-                error = refusals.attach_error(pid, reason, number)
+            case Failed(pid, reason, number, shares_with):
+                error = refusals.attach_error(pid, reason, number, shares_with)
                 self._on_end(lambda _: error)
             case ProbeStatus() | Dumped() | Warned():
                 self._give(event_of(message), message.program)
                 if isinstance(message, ProbeStatus):
                     self._on_placed(message)
             case MemoryShared() | SitesPatched():
+                self._with_memory.add(message.pid)
                 self._on_native(message)
             case MemoryReleased(number):
                 run = self._runs.get(number)

@@ -16,6 +16,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import threads_of
 from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.client.watchpointremoval import PATIENCE, seize_again
+from dprobes.engines.ptrace.sitepatch import without_jump
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
 from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -51,8 +52,10 @@ def _pieces_there(memory: int, patch: SitePatch) -> list[tuple[int, bytes]]:
     found = []
     for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
         with contextlib.suppress(OSError):
-            if data != original and os.pread(memory, len(data), address) == data:
-                found.append((address, original))
+            there = os.pread(memory, len(data), address)
+            left = without_jump(there, data, original)
+            if left is not None and left != there:
+                found.append((address, left))
     return found
 
 

@@ -19,7 +19,7 @@ from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, entries_in, 
 from dprobes.engines.ptrace.tracer.native.patches import Patches
 from dprobes.errors import DprobesError
 from dprobes.native.lifemark import HAS_ENDED
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mappings_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["left_notice", "remove_all_left", "remove_left"]
 
 _MAPPING = f"/memfd:{FILE_NAME}"
+
+
+_LISTS_MAX = 64
+"""How many lists of a process are read, each of megabytes: it could map as many as it likes, of its own making."""
 
 
 def remove_left(pid: int) -> LeftThings | None:
@@ -60,7 +64,7 @@ def left_notice(left: LeftThings) -> Notice:
 def _left_in(pid: int) -> list[LeftEntry]:
     """Return what is listed in the memory of a process by runs that have ended."""
     try:
-        mappings = parse_maps(read_maps(pid))
+        mappings = mappings_of(pid)
     except DprobesError:
         return []
     starts = [mapping.start for mapping in mappings if mapping.path.startswith(_MAPPING) and not mapping.offset]
@@ -71,7 +75,7 @@ def _left_in(pid: int) -> list[LeftEntry]:
     with contextlib.suppress(OSError):
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for start in starts:
+            for start in starts[:_LISTS_MAX]:
                 length = length_in(os.pread(memory, ENTRIES, start))
                 if length is not None:
                     entries = list(entries_in(os.pread(memory, length, start + ENTRIES)))

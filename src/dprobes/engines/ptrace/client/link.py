@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Inbox", "Outbox", "TracerGuard", "readable", "start_tracer", "watch_for_death"]
 
+_PATIENCE = 10.0
+"""Seconds for which a guard is waited for."""
+
 _PIPE_SIZE = 1 << 20
 """What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
 
@@ -168,16 +171,18 @@ class TracerGuard:
     The guard of a tracer that is a child of this process.
 
     Should it be killed, ``before`` is called while it still holds its threads, and ``after`` when it lets go of them,
-    both by a thread of the guard.
+    both by a thread of the guard. Once it is made, the tracer is guarded, unless it cannot be traced.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
         self._process = process
         # A request of ptrace(2) must come from the thread that began it. Only the thread knows whom to call: else who
         # made the guard would live on in a cycle of references, with descriptors.
-        watched = process.pid, before, after
+        is_guarded = threading.Event()
+        watched = process.pid, before, after, is_guarded.set
         self._thread = threading.Thread(target=watch_for_death, args=watched, name="dprobes-guard", daemon=True)
         self._thread.start()
+        is_guarded.wait(_PATIENCE)
 
     def wait(self, seconds: float | None = None) -> int:
         """Wait for the end of the tracer and return its exit code; raise ``subprocess.TimeoutExpired``."""
@@ -188,16 +193,18 @@ class TracerGuard:
         return self._process.wait(seconds)
 
 
-def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], None]) -> bool:
+def watch_for_death(pid: int, before: Callable[[], None], after: Callable[[], None], begun: Callable[[], None]) -> bool:
     """
     Wait for the end of a tracer; should it be killed, call ``before`` while it still holds its threads, then ``after``.
 
-    Return False if it cannot be traced.
+    Call ``begun`` as soon as it will be held at its end, or cannot be traced: then return False.
     """
     try:
         ptracecalls.seize_for_exit(pid)
     except OSError:
         return False
+    finally:
+        begun()
     while True:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | ptracecalls.WALL)
         if found is None or found.si_code not in _STOPS:

@@ -26,7 +26,7 @@ from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadS
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 from dprobes.errors import DprobesError
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mappings_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -66,7 +66,7 @@ def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, be
 def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches | None:
     """Return what of some memory is mapped as it was, or was begun; None if there is nothing of ours any more."""
     try:
-        mappings = parse_maps(read_maps(pid))
+        mappings = mappings_of(pid)
     except DprobesError:
         return None
     ours = [mapping for mapping in mappings if mapping.path.startswith(SHARED)]

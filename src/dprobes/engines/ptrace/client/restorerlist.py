@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.tracer.native.patches import Patches
 from dprobes.errors import DprobesError
 from dprobes.lazynamedtuple import NamedTuple
 from dprobes.native.lifemark import HAS_ENDED
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mappings_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sitepatch import SitePatch
@@ -133,7 +133,7 @@ def _disable(pid: int, patches: Patches) -> None:
     It may be unmapped already, and the process have something of its own there: the tracer says nothing at its end.
     """
     with contextlib.suppress(OSError, DprobesError):
-        mapped = {each.start for each in parse_maps(read_maps(pid)) if each.path.startswith(SHARED)}
+        mapped = {each.start for each in mappings_of(pid) if each.path.startswith(SHARED)}
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
             for each in patches.memories.values():

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import processcalls
 from dprobes.engines.linux.oomscore import spare_process
@@ -26,29 +27,39 @@ from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
 from dprobes.engines.ptrace.restorerwire import TracerBegun
 from dprobes.engines.ptrace.wire import FrameReader, load_message
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["RestorerProcess", "main"]
 
 _PATIENCE = 10.0
 """Seconds for which its report is waited for."""
+_PATIENCE_AT_FIRST = 30.0
+"""Seconds for which it is waited for until it holds the tracer at its end."""
 
 _CHUNK = 1 << 16
 
 _MODULE = "dprobes.engines.ptrace.client.restorerprocess"
+_WATCHES = b"w"
+"""The first byte of its report: the tracer will be held at its end, unless that cannot be traced."""
 _REPORT = struct.Struct("=III")
-"""The numbers of ``Restored``."""
+"""The rest of it, at the end: the numbers of ``Restored``."""
 
 
 class RestorerProcess:
     """
     The process, from the client's side.
 
-    ``begun`` is to be called when a tracer has been started that was told the ``address``.
+    ``begun`` is to be called when a tracer has been started that was told the ``address``, and ``await_watch`` before
+    that writes anything.
     """
 
     def __init__(self) -> None:
         """Start it; OSError if that cannot be."""
         theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
         self._report, their_report = os.pipe2(os.O_CLOEXEC)
+        self._watch: threading.Thread | None = None
+        self._watches = b""
         try:
             self._process = subprocess.Popen(
                 [
@@ -82,18 +93,38 @@ class RestorerProcess:
         """Leave the pipe to the tracer."""
         os.close(self._pipe)
 
+    def await_watch(self) -> None:
+        """Wait until it holds the tracer at its end, should that be killed: on a busy machine it may be late."""
+        if readable([self._report], _PATIENCE_AT_FIRST):
+            self._watches = os.read(self._report, len(_WATCHES))
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Have ``gone`` called by a thread when it ends, which should not be before the tracer."""
+        self._watch = threading.Thread(
+            target=_call_after, args=(self._process.pid, gone), name="dprobes-watch", daemon=True
+        )
+        self._watch.start()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended in another way than by itself."""
+        return self._process.poll() not in (None, 0)
+
     def result(self) -> Restored:
         """Return what it has restored after the end of the tracer."""
-        data = b""
+        data = self._watches
         while readable([self._report], _PATIENCE) and (part := os.read(self._report, _CHUNK)):
             data += part
-        return Restored(*_REPORT.unpack(data)) if len(data) == _REPORT.size else Restored()
+        report = data[len(_WATCHES) :]
+        return Restored(*_REPORT.unpack(report)) if len(report) == _REPORT.size else Restored()
 
     def close(self) -> None:
         """Wait for its end, which is that of the tracer."""
         os.close(self._report)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
+            if self._watch is not None:
+                self._watch.join(_PATIENCE)
 
 
 class _Reader:
@@ -139,7 +170,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     processcalls.set_process_name("dprobes-restore")
     spare_process()
-    reader = _Reader(int(arguments[0]))
+    reader, report = _Reader(int(arguments[0])), int(arguments[1])
     if not reader.await_tracer():
         return 0
     known = reader.known
@@ -149,7 +180,11 @@ def main(arguments: list[str]) -> int:
         reader.drain()
         known.restore_breakpoints(reader.tracer)
 
-    if not watch_for_death(reader.tracer, before, known.remove_the_rest):
+    def begun() -> None:
+        with contextlib.suppress(OSError):
+            os.write(report, _WATCHES)
+
+    if not watch_for_death(reader.tracer, before, known.remove_the_rest, begun):
         _await_end(reader.tracer)
         reader.drain()
         known.restore_breakpoints()
@@ -157,16 +192,24 @@ def main(arguments: list[str]) -> int:
     reader.drain()
     known.unmap()
     with contextlib.suppress(OSError):
-        os.write(int(arguments[1]), _REPORT.pack(*known.restored))
+        os.write(report, _REPORT.pack(*known.restored))
     return 0
+
+
+def _call_after(pid: int, gone: Callable[[], None]) -> None:
+    _await_end(pid)
+    gone()
 
 
 def _await_end(pid: int) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        poll.poll()
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(descriptor)
 
 
 if __name__ == "__main__":

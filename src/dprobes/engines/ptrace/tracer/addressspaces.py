@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.servedpages import ServedPages
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.tracer.entries import Entries
 from dprobes.engines.ptrace.tracer.native.patches import Patches
@@ -94,7 +95,9 @@ class AddressSpace:
     files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
     shared_with: set[int] = field(default_factory=set)
-    by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
+    has_sharers: bool = False
+    """Whether several processes have run in it at once, but for a child of vfork, for which its parent waits."""
+    by_probe: dict[Probe, dict[Breakpoint, None]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
     patches: Patches = field(default_factory=Patches)
     """The jumps that stand in the place of breakpoints."""
@@ -103,6 +106,8 @@ class AddressSpace:
     entries: Entries = field(default_factory=Entries)
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
+    made_gadgets: tuple[int, bytes] | None = None
+    """Where we have put them, and what was there, if the program has none."""
     watchpoints: tuple[Watchpoint, ...] = ()
     unwinding: ProcessSpace | None = None
     """What is known of its unwind tables; None before a stack is asked for, and when its mappings have changed."""
@@ -124,6 +129,8 @@ class AddressSpace:
 
     They are by the addresses of breakpoints. The jumps stay without them until others take their place.
     """
+    served: ServedPages | None = None
+    """What may be read of another user's process."""
     awaited: tuple[Breakpoint, ...] = ()
     """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
@@ -131,12 +138,17 @@ class AddressSpace:
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
         """Open the memory of a stopped thread; raise OSError if the thread is gone."""
         memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"))
+        return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"), served=ServedPages.of(tid))
 
     @classmethod
     def closed(cls, word_size: Literal[4, 8]) -> AddressSpace:
         """Return the space of a program whose memory we may not touch."""
         return cls(-1, word_size, has_shadow_stack=False)
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether it belongs to one process, as handlers in memory need it."""
+        return not self.has_sharers or len(self.pids) == 1
 
     @property
     def is_open(self) -> bool:
@@ -158,10 +170,12 @@ class AddressSpace:
             former=dict(self.former),
             files=dict(self.files),
             symbols=dict(self.symbols),
-            by_probe={probe: tuple(breakpoints[b.address] for b in mine) for probe, mine in self.by_probe.items()},
+            by_probe={probe: {breakpoints[b.address]: None for b in mine} for probe, mine in self.by_probe.items()},
             slots=self.slots.copy(),
             gadgets=self.gadgets,
+            made_gadgets=self.made_gadgets,
             watchpoints=self.watchpoints,
+            served=ServedPages.of(tid) if self.is_open else None,
             told_mappings=self.told_mappings,
             semaphores=dict(self.semaphores),
             unwritten=set(self.unwritten),
@@ -217,8 +231,13 @@ class AddressSpace:
         if self.unwinding is None:
             from dprobes.engines.linux.threadstack import space_of
 
-            self.unwinding = space_of(tid, self.memory, self.word_size)
+            self.unwinding = space_of(tid, self.memory, self.word_size, self.served)
         return self.unwinding
+
+    def served_page(self, address: int, size: int) -> int | None:
+        """Return the first address of some memory that only a server can deliver (``ServedPages``); None if none is."""
+        page = None if self.served is None else self.served.first(self.memory, address, size)
+        return None if page is None else max(page, address)
 
     def renew(self) -> None:
         """Write every breakpoint again that memory does not show any more."""
@@ -245,6 +264,8 @@ class AddressSpace:
         if self.memory >= 0:
             os.close(self.memory)
             self.memory = -1
+            if self.served is not None:
+                self.served.close()
         self.breakpoints.clear()
         self.by_probe.clear()
         self.semaphores.clear()
@@ -257,6 +278,8 @@ class AddressSpace:
         """
         if address >> 63:
             raise system_error(errno.EFAULT)  # what no file offset can say
+        if self.served_page(address, size) is not None:
+            raise system_error(errno.EFAULT)  # it might never come
         data = os.pread(self.memory, size, address)
         if not self.unwritten:
             return data
@@ -285,9 +308,7 @@ class AddressSpace:
     def register(self, breakpoint_: Breakpoint) -> None:
         """Note which probes a breakpoint is for."""
         for probe in breakpoint_.probes():
-            known = self.by_probe.get(probe, ())
-            if breakpoint_ not in known:
-                self.by_probe[probe] = (*known, breakpoint_)
+            self.by_probe.setdefault(probe, {})[breakpoint_] = None
 
     def end_joining(self, served: dict[int, set[tuple[int, int]]]) -> None:
         """Wait for jumps no longer for probepoints, by the addresses of breakpoints."""
@@ -362,9 +383,11 @@ class AddressSpace:
         self.patches.forget(breakpoint_.address, breakpoint_.address + 1)
         self.breakpoints.pop(breakpoint_.address, None)
         for probe in breakpoint_.probes():
-            rest = tuple(b for b in self.by_probe.pop(probe, ()) if b is not breakpoint_)
-            if rest:
-                self.by_probe[probe] = rest
+            rest = self.by_probe.get(probe)
+            if rest is not None:
+                rest.pop(breakpoint_, None)
+                if not rest:
+                    del self.by_probe[probe]
 
     # Semaphores of USDT probes
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import living_thread
 from dprobes.engines.ptrace.reports import Attached, Failed
-from dprobes.engines.ptrace.tracer.placement import write_unwritten
-from dprobes.engines.ptrace.tracer.processtree import Seizer
+from dprobes.engines.ptrace.tracer.processtree import Seizer, SharingError
 from dprobes.errors import reason_of
 
 if TYPE_CHECKING:
@@ -36,20 +35,26 @@ class Attachment:
         """The process for which jumps are awaited, and until when."""
 
     def begin(self, pid: int, *, launching: bool) -> None:
-        """Seize all threads of a process, and say so once its jumps are there; or say why it cannot be."""
+        """Seize all threads in the memory of a process; say so once its jumps are there, or say why it cannot be."""
         held: list[Thread] = []
         try:
             if not launching:
                 # What takes time comes first, while the process runs.
                 self._modules.learn(living_thread(pid))
             held = self._seizer.seize_all(pid)
+            if not launching:
+                held += self._seizer.seize_sharing(pid)
             for program in self._programs:
-                program.reach.pids |= {thread.pid for thread in self._threads.values()}
+                program.reach.pids |= {thread.pid for thread in self._threads.values() if not thread.is_outside}
             if not launching:
                 leader = next(iter(self._threads.values()))
                 self._modules.begin(leader.space, leader)
         except OSError as error:
             self._connection.send(Failed(pid, reason_of(error), error.errno or 0))
+            return
+        except SharingError as failure:
+            number = failure.error.errno or 0
+            self._connection.send(Failed(failure.pid, reason_of(failure.error), number, shares_with=pid))
             return
         finally:
             for thread in held:
@@ -66,8 +71,9 @@ class Attachment:
         if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
             return remaining
         for space in self._threads.spaces():
-            if not any(thread.awaits_jumps for thread in self._threads.in_space(space)):
-                write_unwritten(space)
+            threads = self._threads.in_space(space)
+            if threads and not any(thread.awaits_jumps for thread in threads):
+                self._modules.write_late(space, threads[0])
         self._pending = None
         self._connection.send(Attached(pid))
         return None

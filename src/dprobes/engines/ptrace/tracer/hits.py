@@ -87,7 +87,7 @@ class HitHandler:
         self._stepper = stepper
         self._detacher = detacher
         self._dumps = dumps
-        self._returns = Returns(state.connection, context, patcher)
+        self._returns = Returns(state, context, patcher)
         self._handlers = HandlerRunner(context)
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
@@ -113,6 +113,11 @@ class HitHandler:
         elif code == ptracecalls.TRAP_TRACE and thread.hit.is_late:
             self._on_late_step(thread)
             return
+        elif code == ptracecalls.TRAP_TRACE:
+            thread.state = ThreadState.STOPPED
+            if self._patcher.is_between_steps(thread, registers):
+                self._stopper.resume(thread)
+                return
         elif code == ptracecalls.TRAP_HWBKPT:
             thread.state = ThreadState.STOPPED
             if self._watchpoint_hits.take(thread, registers):
@@ -196,7 +201,12 @@ class HitHandler:
 
     def deliver(self, thread: Thread, number: int) -> None:
         """Let a thread run on with the signal that it has stopped for, unless that is a fault of ours."""
-        if fix_up(thread, self._registers, number):
+        if number == signal.SIGBUS and self._is_unaligned(thread):
+            completion = self._stepper.step_unaligned(thread, self._registers)
+            if not completion.resumable:
+                return
+            number = completion.signal
+        if fix_up(thread, self._registers, number) or self._patcher.lead_on(thread, number):
             self._stopper.resume(thread)
             return
         if number in FAULTS:
@@ -205,6 +215,20 @@ class HitHandler:
         if thread.hit.state is HitState.PENDING:
             self._counter.complete(thread)
         self._stopper.resume(thread, number_now)
+
+    def _is_unaligned(self, thread: Thread) -> bool:
+        """Return whether a handler's access has failed only because the program checks alignment; read registers."""
+        patches = thread.space.patches
+        if not patches.starts:
+            return False
+        ptracecalls.get_registers(thread.tid, self._registers)
+        pc = self._registers[_RIP]
+        found = patches.original_of(pc)
+        return (
+            (found is None or found[1].copy != pc)
+            and patches.is_ours(pc)
+            and ptracecalls.get_signal_info(thread.tid, self._info) == ptracecalls.BUS_ADRALN
+        )
 
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""

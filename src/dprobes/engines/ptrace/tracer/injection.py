@@ -1,7 +1,8 @@
 """
 System calls that a stopped thread makes for us, and does not notice.
 
-* The thread runs a ``syscall; ret`` that its memory holds anyway, between the stops of PTRACE_SYSCALL. It is never
+* The thread runs a ``syscall; ret`` that its memory holds anyway, or that we put into the unused end of a page of code
+  (static programs may hold no return from a signal), between the stops of PTRACE_SYSCALL. It is never
   single-stepped: the SIGTRAP of a step is forced, and costs a program that blocks or ignores it its disposition.
 * Should we die meanwhile, the thread returns into a signal frame as the kernel builds it for a handler: it executes
   rt_sigreturn(2) and has its registers, signal mask and FPU state back.
@@ -16,19 +17,20 @@ import contextlib
 import errno
 import os
 import signal
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.state import ThreadGoneError
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.steps.timedwaits import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
-from dprobes.engines.ptrace.tracer.stopper import await_stop
+from dprobes.engines.ptrace.tracer.stopper import await_stop_for
 from dprobes.engines.x86.cpuid import cpuid_of_leaf
 from dprobes.engines.x86.signalframe import TILE_DATA, frame_32, frame_64, restorable
 from dprobes.errors import TargetError
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import code_mappings, mappings_of
 
 if TYPE_CHECKING:
     import ctypes
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.x86.signalframe import SignalFrame
+    from dprobes.target.processmaps import Mapping
 
 __all__ = [
     "MADVISE",
@@ -45,9 +48,11 @@ __all__ = [
     "MUNMAP",
     "Call",
     "InjectionError",
+    "OccupiedError",
     "ThreadBusyError",
     "injecting",
     "may_inject",
+    "take_out_gadgets",
 ]
 
 # The numbers of system calls by word size; with 4 bytes MMAP is mmap2.
@@ -73,12 +78,18 @@ _ENOSYS = (1 << 64) - errno.ENOSYS
 
 _SEARCHED = 1 << 20
 """Bytes of code that are read at once in the search for gadgets."""
+_SEARCHED_MAX = 1 << 30
+_SEARCHED_MAPPINGS = 1 << 13
+"""Bytes and mappings that are searched at most: a process can map any number of pages that hold nothing."""
 
 _XSAVE_LEAF = 0xD
 """The leaf of ``cpuid`` that says for each XSAVE component how long it is (eax) and where (ebx)."""
 
 _FRAME_SIZE = 4096
 """More than a signal frame takes besides the state of the floating-point unit."""
+
+_PATIENCE = 2.0
+"""Seconds that a system call may sleep: none of ours waits for anything."""
 
 _NO_ROOM = "the stack has no room for a signal frame"
 
@@ -91,6 +102,10 @@ class InjectionError(Exception):
 
 class ThreadBusyError(InjectionError):
     """Report that a thread can make no system call just now."""
+
+
+class OccupiedError(InjectionError):
+    """Report that the process itself has something where memory was to be mapped."""
 
 
 class Call(Protocol):
@@ -134,7 +149,8 @@ def injecting(thread: Thread) -> Iterator[Call]:
     try:
         yield session.call
     finally:
-        # A thread that was killed has nothing to be given back, and its end has been reported already.
+        # A thread that was killed has nothing to be given back, and its end has been reported already. One that does
+        # not come back from a call gives it back itself.
         if not session.has_ended:
             session.come_to_rest()
             ptracecalls.set_signal_mask(thread.tid, mask)
@@ -177,22 +193,66 @@ def _gadgets(thread: Thread) -> tuple[int, int]:
     space = thread.space
     if space.gadgets is None:
         call = back = 0
-        try:
-            mappings = parse_maps(read_maps(thread.tid))
-        except TargetError as error:
-            raise ProcessLookupError from error
-        # The kernel's own page is beyond what can be read here.
-        code = [m for m in mappings if m.permissions[2] == "x" and m.path != "[vsyscall]"]
-        # Code of files first: their pages are there, and what a program generates may change.
-        for mapping in sorted(code, key=lambda m: not m.path):
+        for mapping in islice(_code_of(thread.tid), _SEARCHED_MAPPINGS):
             call = call or _find(space, mapping.start, mapping.end, _CALL_GADGETS[space.word_size])
             back = back or _find(space, mapping.start, mapping.end, _RETURN_GADGETS[space.word_size])
             if call and back:
                 break
-        space.gadgets = (call, back)
+        space.gadgets = (call, back) if call and back else _made_gadgets(space)
     if not all(space.gadgets):
         raise InjectionError("the program holds no code that makes a system call and returns from a signal")
     return space.gadgets
+
+
+def _code_of(tid: int) -> Iterator[Mapping]:
+    """
+    Iterate over the mappings of a process that are searched for gadgets, each piece of a file once.
+
+    Code of files comes first: its pages are there, and what a program generates may change.
+    """
+    try:
+        files, _ = code_mappings(tid)
+    except TargetError as error:
+        raise ProcessLookupError from error
+    left = _SEARCHED_MAX
+    pieces = {(each.device, each.inode, each.offset, each.end - each.start): each for each in reversed(files)}
+    for mapping in chain(reversed(pieces.values()), _made_code_of(tid)):
+        if mapping.end - mapping.start <= left:
+            left -= mapping.end - mapping.start
+            yield mapping
+
+
+def _made_code_of(tid: int) -> Iterator[Mapping]:
+    """Iterate over the mappings of code that are of no file, but for the kernel's own page, which cannot be read."""
+    with contextlib.suppress(TargetError):  # it has ended, or has more of them than are looked at
+        made = (each for each in mappings_of(tid) if each.executable and not each.is_file and each.path != "[vsyscall]")
+        yield from sorted(made, key=lambda each: not each.path)
+
+
+def _made_gadgets(space: AddressSpace) -> tuple[int, int]:
+    """Write the instructions into padding, and return where they are; zeros if there is none."""
+    call, back = _CALL_GADGETS[space.word_size][0], _RETURN_GADGETS[space.word_size][0]
+    size = len(call) + len(back)
+    for number, (start, end) in enumerate(space.slots.padding):
+        address = end - size
+        if address < start:
+            continue
+        with contextlib.suppress(OSError):
+            former = os.pread(space.memory, size, address)
+            if len(former) == size and os.pwrite(space.memory, call + back, address) == size:
+                space.slots.padding[number] = start, address
+                space.made_gadgets = address, former
+                return address, address + len(call)
+    return 0, 0
+
+
+def take_out_gadgets(space: AddressSpace) -> None:
+    """Give padding back in which the instructions are, if they were put there; no thread may be in them."""
+    if space.made_gadgets is not None:
+        address, former = space.made_gadgets
+        with contextlib.suppress(OSError):
+            os.pwrite(space.memory, former, address)
+        space.made_gadgets = space.gadgets = None
 
 
 def _find(space: AddressSpace, start: int, end: int, patterns: tuple[bytes, ...]) -> int:
@@ -265,11 +325,7 @@ class _Session:
                 ptracecalls.resume_to_syscall(tid)
             else:
                 ptracecalls.resume(tid)
-            try:
-                status = await_stop(tid)
-            except ProcessLookupError:
-                self.has_ended = True
-                raise
+            status = self._await_stop()
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
                 self.has_ended = True
@@ -280,3 +336,23 @@ class _Session:
                 return
             if kind is StopKind.SIGNAL and number != signal.SIGTRAP:
                 self._stops.append(number)
+
+    def _await_stop(self) -> int:
+        """
+        Wait for the next stop of the thread, and return its wait status.
+
+        A call that sleeps for long is interrupted. If that does not help either, the thread is left to itself: it comes
+        back by its signal frame, as if we had died. Somebody who shares its files or memory can bring that about.
+        """
+        thread = self._thread
+        try:
+            for _ in range(2):
+                if (status := await_stop_for(thread.tid, _PATIENCE)) is not None:
+                    return status
+                ptracecalls.interrupt(thread.tid)
+        except ProcessLookupError:
+            self.has_ended = True
+            raise
+        self.has_ended = True
+        thread.state = ThreadState.RUNNING
+        raise InjectionError("a system call that it was made to do does not come to its end")

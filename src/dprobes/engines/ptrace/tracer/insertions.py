@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.reports import Ended, InPlace, NotInserted
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
-from dprobes.engines.ptrace.tracer.placement import join_jumps, note_written, write_unwritten
+from dprobes.engines.ptrace.tracer.placement import join_jumps, note_written
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import EngineError, reason_of
@@ -117,8 +117,9 @@ class Inserter:
         """Say that a program is in place; what has had no jump by now has its breakpoint."""
         self._pending.pop(number)
         for space in self._threads.spaces():
-            if not any(thread.awaits_jumps for thread in self._threads.in_space(space)):
-                write_unwritten(space)
+            threads = self._threads.in_space(space)
+            if threads and not any(thread.awaits_jumps for thread in threads):
+                self._modules.write_late(space, threads[0])
             self._jump_absence.end_joining(space)
         self._connection.send(InPlace(number))
 

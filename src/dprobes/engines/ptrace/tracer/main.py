@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import processcalls, ptracecalls, stops
@@ -64,9 +65,14 @@ from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watchpoint
 from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Tracer", "main"]
 
 _SIGNALS = {signal.SIGCHLD, signal.SIGIO, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+_GOES_ON = "it goes on without probes; this may be a bug in dprobes: please report it"
+
 _ENDING_SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 _CHECK_INTERVAL = 64
@@ -84,14 +90,16 @@ class Tracer:
     """The tracing of the processes that the client names, and of everything they start."""
 
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
+        self._signals = processcalls.signal_set(_SIGNALS)
         state = TracerState(connection, Programs([program]), ThreadTable())
         debug_registers = DebugRegisters(connection.send)
         identities = Identities(connection.send)
         stopper = Stopper(state.threads, debug_registers.program_and_report, identities.ended)
         watchpoints = Watchpoints(state, stopper, debug_registers)
         modules = ModuleBreakpoints(state, watchpoints)
-        patcher = Patcher(state, stopper, lambda space: tree.take_children(space))  # noqa: PLW0108 - the tree comes later
-        jump_waits, handler_ends = JumpWaits(state.threads, stopper), HandlerEnds(state, stopper)
+        patcher = Patcher(state, stopper, modules, lambda space: tree.take_children(space))  # noqa: PLW0108 - it comes later
+        jump_waits = JumpWaits(state.threads, stopper, state.connection.client)
+        handler_ends = HandlerEnds(state, stopper)
         tree = ProcessTree(state, stopper, modules, patcher, jump_waits, identities)
         jump_absence = JumpAbsence(state, stopper, patcher, handler_ends, jump_waits)
         remover = Remover(state, stopper, watchpoints, jump_absence)
@@ -200,13 +208,13 @@ class Tracer:
 
     def _check_signals(self, timeout: float) -> None:
         # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
-        number = processcalls.take_signal(_SIGNALS, timeout)
+        number = processcalls.take_signal(self._signals, timeout)
         messages = not number
         while number:
             if number in _ENDING_SIGNALS:
                 raise _EndedError
             messages = messages or number == signal.SIGIO
-            number = processcalls.take_signal(_SIGNALS, 0)
+            number = processcalls.take_signal(self._signals, 0)
         if messages:
             self._take_messages()
 
@@ -225,9 +233,9 @@ class Tracer:
                     if (program := self._programs.numbered(number)) is not None:
                         program.change(changes, count)
                 case ShareMemory():
-                    self._patcher.share(message)
+                    self._serve(message.pid, partial(self._patcher.share, message))
                 case PatchSites():
-                    self._patcher.patch(message)
+                    self._serve(message.pid, partial(self._patcher.patch, message))
                 case ReleaseMemory():
                     self._handler_ends.release(message)
                 case Insert():
@@ -289,6 +297,18 @@ class Tracer:
             case StopKind.EVENT:
                 self._on_event(thread, Event(number))
 
+    def _serve(self, pid: int, act: Callable[[], None]) -> None:
+        """Do what the client asks for about a process; let that go if it cannot be served."""
+        try:
+            act()
+        except ProcessLookupError:
+            pass  # killed meanwhile: its end is reported by waitpid
+        except STRANGE as problem:
+            reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+            self._connection.warn_once(f"process {pid} cannot be probed any more: {reason}", _GOES_ON)
+            if not self._detacher.detach_process(pid):
+                raise
+
     def _let_alone(self, tid: int, status: int, problem: Exception) -> bool:
         """
         Let the process of a thread go that cannot be served, and go on with all others; return whether it went.
@@ -303,7 +323,7 @@ class Tracer:
             self._stopper.defer(tid, status)
         reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
         message = f"process {thread.pid} cannot be probed any more: thread {tid} cannot be served ({reason})"
-        self._connection.warn_once(message, "it goes on without probes; this may be a bug in dprobes: please report it")
+        self._connection.warn_once(message, _GOES_ON)
         return self._detacher.detach_process(thread.pid)
 
     def _on_event(self, thread: Thread, event: Event) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.errors import TargetError
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.target.processmaps import PAGE_SIZE, mapping_at
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes
     Raise ``AddressFault`` for the first byte that the program itself could not write; nothing is changed then.
     """
     end = address + len(data)
+    if (served := thread.space.served_page(address, len(data))) is not None:
+        raise AddressFault(served)
     near = _breakpoints_near(thread, address, end)
     hidden = [b for b in near if b.address >= address]
     visible = data
@@ -75,7 +77,7 @@ def _write_pages(memory: RemoteMemory, thread: Thread, address: int, data: bytes
 def is_mapped_writable(thread: Thread, address: int) -> bool:
     """Return whether the program mapped the page of ``address`` for reading and writing."""
     try:
-        mappings = parse_maps(read_maps(thread.tid))
+        mapping = mapping_at(thread.tid, address)
     except TargetError:
         return False
-    return any(m.start <= address < m.end and m.permissions[:2] == "rw" for m in mappings)
+    return mapping is not None and mapping.permissions.startswith("rw")

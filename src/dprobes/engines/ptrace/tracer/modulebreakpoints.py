@@ -10,6 +10,8 @@ import contextlib
 import os
 import signal
 import time
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import catches_signal
@@ -17,14 +19,22 @@ from dprobes.engines.ptrace.reports import Lowered, Mapped, ProbeStatus, Removed
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
-from dprobes.engines.ptrace.tracer.placement import Placer, await_postponed, tell_placed, why_not
+from dprobes.engines.ptrace.tracer.placement import (
+    Placer,
+    await_postponed,
+    awaits_list,
+    places_in,
+    tell_placed,
+    why_not,
+    write_unwritten,
+)
 from dprobes.engines.ptrace.tracer.programs import EVERYWHERE, FileSites
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
-from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, run_time_address
+from dprobes.target.processmaps import CODE_MAX, Mapping, code_mappings, run_time_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from dprobes.engines.ptrace.sites import FileKey, Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -54,7 +64,7 @@ class ModuleBreakpoints:
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
         with contextlib.suppress(TargetError):
-            for key in _by_file(read_maps(pid)):
+            for key in _by_file(code_mappings(pid)[0]):
                 self._files.of_file(key, pid, self._programs)
 
     def answered(self, sites: Sites) -> None:
@@ -115,10 +125,8 @@ class ModuleBreakpoints:
     def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
         """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
         for key, ranges in space.files.items():
-            for site in program.known.get(key, Sites()).sites:
-                for start, end, offset in ranges:
-                    if start <= (address := start + site.offset - offset) < end:
-                        yield site, address, key[2]
+            for site, address in places_in(program.known.get(key, Sites()).sites, ranges):
+                yield site, address, key[2]
 
     def watchpoints(self, space: AddressSpace, program: InsertedProgram) -> list[Watchpoint]:
         """Return the watchpoints that a program has in an address space."""
@@ -167,6 +175,21 @@ class ModuleBreakpoints:
         """
         with self._awaiting_jumps():
             self._update(space, thread, inherited=False)
+        if space.is_open and all(awaits_list(space.breakpoints[address]) for address in space.unwritten):
+            write_unwritten(space)  # no jumps come, and so no memory with a list
+
+    def write_late(self, space: AddressSpace, thread: Thread, but: Collection[int] = ()) -> None:
+        """
+        Write the breakpoints for which no jumps have come, ``but`` those at some addresses.
+
+        If the one at the loader is among them, what that has mapped meanwhile is looked at.
+        """
+        if not space.is_open:
+            return
+        is_late = any(awaits_list(space.breakpoints[address]) for address in space.unwritten.difference(but))
+        write_unwritten(space, but)
+        if is_late:
+            self.begin(space, thread)
 
     def begin_loaded(self, space: AddressSpace, thread: Thread) -> None:
         """
@@ -224,10 +247,14 @@ class ModuleBreakpoints:
         if not space.is_open or space.shared_with:
             return
         try:
-            found = _by_file(read_maps(thread.tid))
+            mappings, is_all = code_mappings(thread.tid)
         except TargetError:
             return  # gone: waitpid will say so
         space.unwinding = None
+        if not is_all:
+            text = f"process {thread.pid} maps code of files more than {CODE_MAX} times"
+            self._connection.warn_once(f"{text}: later mappings are not probed", None)
+        found = _by_file(mappings)
         if self._programs.want_images:
             self._tell_mappings(space, thread.pid, found)
         self._forget_unmapped(space, thread, found)
@@ -262,13 +289,15 @@ class ModuleBreakpoints:
         addresses: list[int] = []
         for key, old in list(space.files.items()):
             maps = found.get(key, [])
-            if old == tuple((m.start, m.end, m.offset) for m in maps):
+            now = tuple((m.start, m.end, m.offset) for m in maps)
+            if old == now:
                 continue
-            for start, end, offset in old:
-                if run_time_address(maps, offset) != start:
+            placed, shown = sorted((*space.breakpoints, *space.former)), _Shown(maps)
+            for start, end, offset in set(old).difference(now):
+                if not shown.at(start, offset):
                     space.slots.forget(start, end)
-                mine = [a for a in (*space.breakpoints, *space.former) if start <= a < end]
-                addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
+                mine = placed[bisect_left(placed, start) : bisect_left(placed, end)]
+                addresses += [a for a in mine if not shown.at(a, a - start + offset)]
             if not maps:
                 del space.files[key]
                 for program in self._programs:
@@ -344,9 +373,25 @@ def _mappings(key: FileKey, ranges: tuple[tuple[int, int, int], ...]) -> list[Ma
     return [Mapping(start, end, "r-xp", offset, device, inode, path, deleted=False) for start, end, offset in ranges]
 
 
-def _by_file(maps: str) -> dict[FileKey, list[Mapping]]:
+class _Shown:
+    """What the mappings of a file show, which may be longer, shorter, or in other parts than they were."""
+
+    def __init__(self, maps: list[Mapping]) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        for each in maps:
+            self._ranges.setdefault(each.start - each.offset, []).append((each.start, each.end))
+
+    def at(self, address: int, offset: int) -> bool:
+        """Return whether byte ``offset`` of the file is at an address."""
+        ranges = self._ranges.get(address - offset, [])
+        number = bisect_right(ranges, address, key=itemgetter(0)) - 1
+        return number >= 0 and address < ranges[number][1]
+
+
+def _by_file(mappings: list[Mapping]) -> dict[FileKey, list[Mapping]]:
+    """Return the mappings of each file."""
     found: dict[FileKey, list[Mapping]] = {}
-    for mapping in executable_mappings(maps):
+    for mapping in mappings:
         found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
     return found
 

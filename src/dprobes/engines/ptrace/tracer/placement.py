@@ -8,6 +8,9 @@ list.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.reports import Placed, ProbeStatus, Raised
@@ -21,7 +24,7 @@ from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -34,14 +37,21 @@ __all__ = [
     "Placer",
     "await_postponed",
     "awaits_jump",
+    "awaits_list",
     "end_joining",
     "join_jumps",
     "note_placement",
     "note_written",
+    "places_in",
     "tell_placed",
     "why_not",
     "write_unwritten",
 ]
+
+_PLACES_MAX = 1 << 12
+_COPIES = 4
+"""Breakpoints in a file's mappings, at most: so many, or so many for each site."""
+_offset_of = attrgetter("offset")
 
 _Use = tuple["Site", int, "Probe | None", str]
 """A site of a program, its address, its probepoint unless it is the engine's own, and the path of its file."""
@@ -70,12 +80,14 @@ class Placer:
 
         In ``inherited`` memory there may be breakpoints of ours of which nobody knows.
         """
-        places = [
-            (site, address, mapping.path)
-            for site in sites
-            for mapping in mappings
-            if mapping.start <= (address := mapping.start + site.offset - mapping.offset) < mapping.end
-        ]
+        path = mappings[0].path if mappings else ""
+        ranges = [(each.start, each.end, each.offset) for each in mappings]
+        most = _places_max(sites)
+        places = [(site, address, path) for site, address in islice(places_in(sites, ranges), most + 1)]
+        if len(places) > most:
+            places.pop()
+            text = f"process {thread.pid} has mapped the code of {path} so often that there are {most} breakpoints"
+            self._connection.warn_once(f"{text}: later mappings are not probed", None)
         if inherited:
             _restore_inherited(space, places)
         self._place(space, thread, program, places)
@@ -181,8 +193,9 @@ class Placer:
         failed: set[Probe] = set()
         for breakpoint_ in wanted:
             probes = breakpoint_.probes()
+            is_late = awaits_jump(breakpoint_, self.native) or (self.native is not None and awaits_list(breakpoint_))
             try:
-                space.place(breakpoint_, is_written=not awaits_jump(breakpoint_, self.native))
+                space.place(breakpoint_, is_written=not is_late)
             except OSError as error:
                 why = reason_of(error)
                 for probe in probes - reported:
@@ -215,6 +228,23 @@ class Placer:
         )
 
 
+def places_in(sites: Sequence[Site], ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[Site, int]]:
+    """
+    Give the sites in mappings of their file (start, end, offset), with their addresses.
+
+    A process can map code as often as it likes: who places something takes as many as ``Placer`` does.
+    """
+    in_order = sorted(sites, key=_offset_of)
+    for start, end, offset in ranges:
+        first = bisect_left(in_order, offset, key=_offset_of)
+        for site in in_order[first : bisect_left(in_order, offset + end - start, lo=first, key=_offset_of)]:
+            yield site, start + site.offset - offset
+
+
+def _places_max(sites: Sequence[Site]) -> int:
+    return max(_PLACES_MAX, _COPIES * len(sites))
+
+
 def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: Iterable[Probe] | None = None) -> bool:
     """
     Return whether a breakpoint is for nothing but ``native`` probepoints of a program, for which jumps come.
@@ -224,6 +254,15 @@ def awaits_jump(breakpoint_: Breakpoint, native: Collection[int] | None, mine: I
     if not native or not _may_be_jump(breakpoint_):
         return False
     return all(probe.number in native for probe in (breakpoint_.probes() if mine is None else mine))
+
+
+def awaits_list(breakpoint_: Breakpoint) -> bool:
+    """
+    Return whether a breakpoint is for nothing but the loader's words, and can be listed in the process beforehand.
+
+    There is a list with the memory for handlers: who finds it takes the breakpoint out if nobody of us is left.
+    """
+    return not breakpoint_.probes() and breakpoint_.own.keys() == {Role.LINKER}
 
 
 def _may_be_jump(breakpoint_: Breakpoint) -> bool:

@@ -15,7 +15,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.linux import processcalls, ptracecalls
-from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
+from dprobes.engines.linux.procfs import (
+    children_of,
+    living_thread,
+    process_field,
+    process_of,
+    thread_state,
+    threads_of,
+    without_waiting,
+)
 from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.reports import Forked, Placed, Raised, Removed, Watched
 from dprobes.engines.ptrace.restorerwire import JumpsCopied
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
-__all__ = ["ORPHAN_AGE", "ProcessTree", "Seizer"]
+__all__ = ["ORPHAN_AGE", "ProcessTree", "Seizer", "SharingError"]
 
 ORPHAN_AGE = 0.5
 """Seconds after which a child's parent can hardly tell of it any more."""
@@ -86,7 +94,7 @@ class ProcessTree:
         unreported = self._unreported.pop(tid, None)
         if unreported is not None and classify_stop(unreported[0])[0] is StopKind.EXITED:
             return
-        pid = _process_of(tid)
+        pid = process_of(tid)
         space = parent.space
         if pid != parent.pid:
             self._parents[pid] = parent.pid
@@ -99,6 +107,7 @@ class ProcessTree:
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
             if space is parent.space and event is not Event.VFORK:
+                space.has_sharers = True
                 self._patcher.restore(space)  # handlers in memory know the one process that it belongs to
             space.pids.add(pid)
             if space.watchpoints:
@@ -179,7 +188,7 @@ class ProcessTree:
                     self._adopt(tid, status)
 
     def _adopt(self, tid: int, status: int) -> None:
-        pid = _process_of(tid)
+        pid = process_of(tid)
         self._into_scopes(pid)
         for thread in self._threads.values():
             if thread.pid == pid or processcalls.same_memory(thread.tid, tid):
@@ -295,11 +304,13 @@ class ProcessTree:
                 self._parents[child] = parent
 
 
-def _process_of(tid: int) -> int:
-    """Return the process id of a thread; a thread that is gone already counts as its own process."""
-    with contextlib.suppress(ValueError):
-        return int(process_field(tid, "Tgid"))
-    return tid
+class SharingError(Exception):
+    """Report that a process that runs in the memory of another one cannot be seized, and why."""
+
+    def __init__(self, pid: int, error: OSError) -> None:
+        super().__init__(pid, error)
+        self.pid = pid
+        self.error = error
 
 
 class Seizer:
@@ -316,8 +327,36 @@ class Seizer:
         A thread that is making a new thread or process at this moment has finished when it stops; so no breakpoint can
         get into a child that is not traced. New threads may appear meanwhile, so until none is new.
         """
+        return self._seize(pid, None)
+
+    def seize_sharing(self, pid: int) -> list[Thread]:
+        """
+        Do the same with other processes that run in the memory of a seized one (CLONE_VM): its breakpoints are theirs.
+
+        They are in no program's scope. A child that a seized thread has just made is left out: its thread tells of it.
+        Raise ``SharingError`` for one that cannot be seized.
+        """
         held: list[Thread] = []
-        space: AddressSpace | None = None
+        first = self._threads.of_process(pid)[0]
+        while others := [other for other in _sharing_with(first.tid) if not self._is_known(other)]:
+            for other in others:
+                try:
+                    held += self._seize(other, first.space)
+                except ProcessLookupError:
+                    continue
+                except OSError as error:
+                    raise SharingError(other, error) from error
+                first.space.has_sharers = True
+                for thread in self._threads.of_process(other):
+                    thread.is_outside = True
+        return held
+
+    def _is_known(self, pid: int) -> bool:
+        """Return whether a process is traced by us; what it was born of may have yet to tell of it."""
+        return bool(self._threads.of_process(pid)) or _is_traced_by_us(pid)
+
+    def _seize(self, pid: int, space: AddressSpace | None) -> list[Thread]:
+        held: list[Thread] = []
         while True:
             new: list[Thread] = []
             for tid in sorted(threads_of(pid) - self._threads.keys(), key=lambda tid: tid != pid):
@@ -329,12 +368,12 @@ class Seizer:
                     has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
                     if has_ended and threads_of(pid) != {tid}:
                         continue
-                    if process_field(tid, "TracerPid") == str(os.getpid()):
+                    if _is_traced_by_us(tid):
                         continue  # born of a thread that is ours already, which has yet to tell of it
                     raise
                 if space is None:
                     space = AddressSpace.of_thread(tid, _word_size_of(tid))
-                    space.pids.add(pid)
+                space.pids.add(pid)
                 new.append(self._threads.enter(tid, pid, space))
             if not new:
                 break
@@ -362,7 +401,23 @@ class Seizer:
         return held
 
 
+def _is_traced_by_us(tid: int) -> bool:
+    return process_field(tid, "TracerPid") == str(os.getpid())
+
+
+def _sharing_with(tid: int) -> list[int]:
+    """Return the other processes that run in the memory of a thread, as far as the kernel says so."""
+    mine = process_of(tid)
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (pid := int(name)) != mine:
+            same = processcalls.same_memory(tid, pid)
+            if same or (same is False and processcalls.same_memory(tid, living_thread(pid))):
+                found.append(pid)
+    return found
+
+
 def _word_size_of(tid: int) -> Literal[4, 8]:
     """Return the word size of the program that a thread runs, which need not be stopped."""
-    with open(f"/proc/{tid}/exe", "rb") as file:
+    with open(f"/proc/{tid}/exe", "rb", opener=without_waiting) as file:
         return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32

@@ -14,7 +14,14 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.reports import Lowered, ProbeStatus, Removed
-from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.injection import (
+    MADVISE,
+    MUNMAP,
+    InjectionError,
+    injecting,
+    may_inject,
+    take_out_gadgets,
+)
 from dprobes.engines.ptrace.tracer.native.nativeremoval import is_left, unmap_native
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.tracer.steps.slots import Slots
@@ -162,6 +169,7 @@ def give_back_all(space: AddressSpace, thread: Thread, threads: Sequence[Thread]
     mapped = [area for area in space.slots.areas if area.former is None]
     has_native = bool(space.patches.memories) and is_left(space, threads)
     if not (pages or mapped or has_native) or not may_inject(thread):
+        take_out_gadgets(space)
         return True
     try:
         with injecting(thread) as call:
@@ -173,6 +181,7 @@ def give_back_all(space: AddressSpace, thread: Thread, threads: Sequence[Thread]
             _drop(space, call, pages)
     except InjectionError:
         return False
+    take_out_gadgets(space)
     return True
 
 

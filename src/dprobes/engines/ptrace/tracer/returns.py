@@ -24,23 +24,32 @@ from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
 from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.target.processmaps import PAGE_SIZE, mapping_at
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterable, Iterator
 
-    from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.native.patcher import Patcher
     from dprobes.engines.ptrace.tracer.programs import Probe
-    from dprobes.engines.ptrace.tracer.state import Thread
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 
 __all__ = ["Returns", "functions_of"]
 
 _LONGEST = 15  # bytes of an instruction; Intel SDM, volume 2, 2.3.11
-_LONGEST_CALL = 8
+_LONGEST_CALL = 10
+"""A call through memory with two prefixes, REX, ModRM, SIB and a displacement; more prefixes say nothing new."""
+
+_SIGNAL_RETURNS = (
+    bytes.fromhex("48c7c00f0000000f05"),  # mov $__NR_rt_sigreturn, %rax; syscall
+    bytes.fromhex("b80f0000000f05"),  # mov $__NR_rt_sigreturn, %eax; syscall
+    bytes.fromhex("b8ad000000cd80"),  # i386: mov $__NR_rt_sigreturn, %eax; int $0x80
+    bytes.fromhex("58b877000000cd80"),  # i386: pop %eax; mov $__NR_sigreturn, %eax; int $0x80
+)
+"""Where signal handlers return to: no call stands before it. GDB knows them by their bytes, too."""
+
 _ARGUMENTS = 255
 """Bytes of arguments that an i386 function that was tail-called may drop (``ret n``)."""
 
@@ -60,8 +69,9 @@ class Hit(NamedTuple):
 class Returns:
     """The returns of threads from functions; ``context`` speaks of the thread at hand."""
 
-    def __init__(self, connection: Connection, context: ThreadContext, patcher: Patcher) -> None:
-        self._connection = connection
+    def __init__(self, state: TracerState, context: ThreadContext, patcher: Patcher) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
         self._context = context
         self._patcher = patcher
 
@@ -112,9 +122,11 @@ class Returns:
         """Return the probes of the functions that have returned to a breakpoint's address, the inner ones first."""
         top = registers[_RSP]
         slack = 0 if thread.space.word_size == 8 else _ARGUMENTS
-        found = [p for p in thread.returns if p.address == breakpoint_.address and 0 <= top - p.top <= slack]
-        if found:
-            thread.returns = [p for p in thread.returns if p not in found]
+        found = _returned(thread, breakpoint_.address, top, slack)
+        if not found:
+            # The stack of a coroutine, which has made the tail call on another thread.
+            others = (t for t in self._threads.in_space(thread.space) if t.returns and t is not thread)
+            found = next(filter(None, (_returned(other, breakpoint_.address, top, slack) for other in others)), [])
         _give_up(thread, top)
         return [Hit(p.probe, p.site, p.entry) for p in reversed(found) if p.probe.concerns(thread.pid)]
 
@@ -130,12 +142,19 @@ class Returns:
             address = self._context.read_word(top, size)
         except OSError:
             return  # whoever was jumped to cannot return either
-        if self._place(thread, probe, address):
+        placed = self._place(thread, probe, address)
+        if placed:
             _give_up(thread, top + size)
             thread.returns.append(PendingReturn(address, top + size, probe, site, entry))
+        elif placed is not None:
+            probe.miss()
 
-    def _place(self, thread: Thread, probe: Probe, address: int) -> bool:
-        """See to it that there is a breakpoint at a return address; return False if it cannot be one."""
+    def _place(self, thread: Thread, probe: Probe, address: int) -> bool | None:
+        """
+        See to it that there is a breakpoint at a return address; return False if it cannot be one.
+
+        Return None if no code is there: that is after a jump to another stack, whose top holds anything.
+        """
         space = thread.space
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None or not breakpoint_.waiting:
@@ -145,6 +164,12 @@ class Returns:
                 breakpoint_.waiting.add(probe)
                 space.register(breakpoint_)
             return True
+        try:
+            mapping = mapping_at(thread.tid, address)
+            if mapping is None or not mapping.executable:
+                return None
+        except TargetError:
+            return None
         site = self._site(thread, address)
         if site is None:
             return False
@@ -157,33 +182,55 @@ class Returns:
         return True
 
     def _site(self, thread: Thread, address: int) -> Site | None:
-        """
-        Describe the instruction at a return address; None if that is none, because no call stands before it.
-
-        So it is after a jump to another stack, whose top holds anything.
-        """
-        from iced_x86 import Decoder, FlowControl
+        """Describe the instruction at a return address; None if nothing says that an instruction begins there."""
+        from iced_x86 import Decoder
 
         word_size = thread.space.word_size
         try:
-            if not any(m.executable and m.start < address < m.end for m in parse_maps(read_maps(thread.tid))):
-                return None
-            before = self._context.read(address - _LONGEST_CALL, _LONGEST_CALL)
-            size = _LONGEST if address % PAGE_SIZE <= PAGE_SIZE - _LONGEST else PAGE_SIZE - address % PAGE_SIZE
-            data = self._context.read(address, size)
-        except (AddressFault, TargetError):
+            before, data = self._code_around(address)
+        except AddressFault:
             return None
-        for length in range(2, _LONGEST_CALL + 1):
-            call = Decoder(8 * word_size, before[-length:]).decode()
-            if call.len == length and call.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
-                break
-        else:
+        if not _is_returned_to(before, data, word_size):
             return None
         instruction = Decoder(8 * word_size, data).decode()
         raw = data[: instruction.len]
         if instruction.is_invalid or raw[:1] == INT3:
             return None
         return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
+
+    def _code_around(self, address: int) -> tuple[bytes, bytes]:
+        """Return the bytes before and from an address on, of its page alone if the one next to it cannot be read."""
+        page = address - address % PAGE_SIZE
+        try:
+            before = self._context.read(address - _LONGEST_CALL, _LONGEST_CALL)
+        except AddressFault:
+            before = self._context.read(page, address - page)
+        try:
+            data = self._context.read(address, _LONGEST)
+        except AddressFault:
+            data = self._context.read(address, page + PAGE_SIZE - address)
+        return before, data
+
+
+def _returned(thread: Thread, address: int, top: int, slack: int) -> list[PendingReturn]:
+    """Return what a thread awaits at an address, with the stack as it is there; it is awaited no longer."""
+    found = [p for p in thread.returns if p.address == address and 0 <= top - p.top <= slack]
+    if found:
+        thread.returns = [p for p in thread.returns if p not in found]
+    return found
+
+
+def _is_returned_to(before: bytes, data: bytes, word_size: int) -> bool:
+    """Return whether the code at an address is returned to: a call stands before it, or signal handlers end there."""
+    from iced_x86 import Decoder, FlowControl
+
+    if data.startswith(_SIGNAL_RETURNS):
+        return True
+    for length in range(2, len(before) + 1):
+        call = Decoder(8 * word_size, before[-length:]).decode()
+        if call.len == length and call.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
+            return True
+    return False
 
 
 def _take_entry(thread: Thread, probe: Probe, site: Site, frame: int) -> Entry | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import time
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread, ThreadTable
 
-__all__ = ["Stopper", "await_stop"]
+__all__ = ["Stopper", "await_stop", "await_stop_for"]
 
 _RIP = int(Register.RIP)
 
@@ -86,13 +87,27 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
     Raise ``ProcessLookupError`` if it has ended, and that is still to be reported: the kernel keeps the end of a
     process's first thread back until all others have been waited for.
     """
+    status = await_stop_for(tid, math.inf, take)
+    assert status is not None
+    return status
+
+
+def await_stop_for(tid: int, seconds: float, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int | None:
+    """Do as ``await_stop``, but return None when a thread has slept for so long instead."""
     found, status = take(tid)
+    until = time.monotonic() + seconds
     while not found:
         signal.sigtimedwait([signal.SIGCHLD], 0.005)
-        has_ended = thread_state(tid) in ("Z", "X")
+        state = thread_state(tid)
         found, status = take(tid)
-        if has_ended and not found:
+        if found:
+            break
+        if state in ("Z", "X"):
             raise system_error(errno.ESRCH)
+        if state not in ("S", "D"):
+            until = max(until, time.monotonic() + seconds)  # it works, or waits for a processor
+        elif time.monotonic() > until:
+            return None
     return status
 
 

@@ -23,6 +23,7 @@ from dprobes.engines.ptrace.tracer.segments import Segments, no_descriptor
 from dprobes.engines.x86 import cpuid, xsave
 from dprobes.engines.x86.emulation import Action
 from dprobes.errors import InternalError, reason_of
+from dprobes.rpn.isa import UNSEEN_ENTRY
 from dprobes.target.processmaps import PAGE_SIZE
 from dprobes.vm import AddressFault
 
@@ -68,6 +69,11 @@ def _ignore(*_: object) -> None:
     """Drop a warning or a message, where nobody takes them."""
 
 
+_NAME_FILES = 64
+"""How many files with names of threads are kept open."""
+_NAME_SIZE = 64
+
+
 class ThreadContext:
     """
     The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables that ``use`` chose.
@@ -93,6 +99,8 @@ class ThreadContext:
         self.program: InsertedProgram | None = None
         self.memory = processcalls.RemoteMemory()
         self._segments = Segments(local, self.warn)
+        self._names: dict[int, int] = {}
+        """Descriptors of the files with the names of the threads that hit last, by thread id."""
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: xsave.FloatingPoint | None = None
@@ -130,12 +138,12 @@ class ThreadContext:
 
     def entry_register(self, index: int) -> int:
         if (value := self._entry().registers.get(index)) is None:
-            raise AddressFault(0)
+            raise AddressFault(UNSEEN_ENTRY)
         return value
 
     def _entry(self) -> Entry:
         if (entry := self.entries.get(self.probe)) is None:
-            raise AddressFault(0)
+            raise AddressFault(UNSEEN_ENTRY)
         return entry
 
     def cpu_variables(self) -> MutableSequence[int]:
@@ -203,6 +211,8 @@ class ThreadContext:
     # Memory
 
     def read(self, address: int, size: int) -> bytes:
+        if (served := self._thread.space.served_page(address, size)) is not None:
+            raise AddressFault(served)
         data = self.memory.read(self._thread.tid, address, size)
         if len(data) < size:
             raise AddressFault(self._first_unreadable(address, size))
@@ -251,6 +261,8 @@ class ThreadContext:
             self._send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 
     def is_readable(self, address: int) -> bool:
+        if self._thread.space.served_page(address, 1) is not None:
+            return False
         return len(self.memory.read(self._thread.tid, address, 1)) == 1
 
     def is_writable(self, address: int) -> bool:
@@ -258,6 +270,8 @@ class ThreadContext:
 
     def read_word(self, address: int, size: int) -> int:
         """Return a word of the stack, for the emulation of instructions; raise OSError if it cannot be read."""
+        if self._thread.space.served_page(address, size) is not None:
+            raise OSError
         data = self.memory.read(self._thread.tid, address, size)
         if len(data) < size:
             raise OSError
@@ -266,6 +280,8 @@ class ThreadContext:
     def write_word(self, address: int, size: int, value: int) -> None:
         """Store a word on the stack, for the emulation of instructions; raise OSError if the program could not."""
         data = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        if self._thread.space.served_page(address, size) is not None:
+            raise OSError
         if not self.memory.write(self._thread.tid, address, data):
             raise OSError
 
@@ -354,9 +370,14 @@ class ThreadContext:
 
     def process_name(self) -> bytes:
         """Return the name of the thread as the kernel keeps it, without its NUL."""
-        # Without a file object it takes half the time.
-        descriptor = os.open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", os.O_RDONLY)
-        try:
-            return os.read(descriptor, 64).rstrip(b"\n")
-        finally:
-            os.close(descriptor)
+        tid = self._thread.tid
+        descriptor = self._names.get(tid)
+        if descriptor is not None:
+            try:
+                return os.pread(descriptor, _NAME_SIZE, 0).rstrip(b"\n")
+            except ProcessLookupError:  # it was of another thread with this id
+                os.close(self._names.pop(tid))
+        if len(self._names) == _NAME_FILES:
+            os.close(self._names.pop(next(iter(self._names))))
+        self._names[tid] = descriptor = os.open(f"/proc/{self._thread.pid}/task/{tid}/comm", os.O_RDONLY)
+        return os.pread(descriptor, _NAME_SIZE, 0).rstrip(b"\n")

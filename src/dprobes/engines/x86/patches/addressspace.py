@@ -2,10 +2,11 @@
 Addresses for trampolines, in the gaps between the mappings of a process.
 
 Most trampolines may lie anywhere within reach of their site, and share *blocks*. A punned jump leads to few addresses
-or to one: it gets the page that holds them, which others share whose addresses are there as well.
+or to one: it gets the page that holds them, which others share whose addresses are there as well. A jump over several
+instructions needs an address whose distance has certain bytes (``TRAPS``), since these are where instructions were.
 
-Nothing is put where the process will want to grow: above the heap, below the stack, and into the low 4 GiB, unless the
-module itself is there; below that nothing is put then either.
+Nothing is put where the heap or the stack of the process may grow (``target.processmaps.Growth``), and nothing into the
+low 4 GiB, unless the module itself is there.
 """
 
 from __future__ import annotations
@@ -13,21 +14,27 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
-from dprobes.lazydataclass import dataclass
-from dprobes.target.processmaps import PAGE_SIZE
+from dprobes.target.processmaps import PAGE_SIZE, Growth, free_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["AddressSpace", "Margins"]
+__all__ = ["TRAPS", "AddressSpace"]
+
+TRAPS = bytes.fromhex("06 07 0e 16 17 1e 1f 27 2f 37 3f 60 61 82 9a ce d4 d6 ea f4 fa fb")
+"""
+Bytes that are an instruction which always traps, whatever follows: not valid in 64-bit code, or not for programs.
+
+Without those that are something else with APX (d5), by a permission for ports (in, out), or a breakpoint.
+"""
 
 _LOW = 1 << 32
+_LOWEST = 1 << 20
+"""Nothing is put below: what is read or written there is named by a pointer that is null."""
 _HIGH = (1 << 47) - 2 * PAGE_SIZE
 """Where the addresses of programs end (TASK_SIZE_MAX of arch/x86/include/asm/page_64_types.h), and a page before it."""
-_HEAP_RANDOMNESS = 32 << 20
-"""How far behind the program the heap may begin (``arch_randomize_brk`` of arch/x86/kernel/process.c)."""
 _NOWHERE = 1 << 64
 _BLOCK = 1 << 16
 _ALIGNMENT = 16
@@ -39,39 +46,50 @@ _SHARED_FROM = PAGE_SIZE
 """From so many possible addresses on a punned jump looks for a page that is used already."""
 _LOOKED_AT = 8
 """Pages with room that are looked at before a new one is taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Margins:
-    """How many bytes are kept free above the heap and below the stack."""
-
-    heap: int = 128 << 20
-    stack: int = 129 << 20  # the least that the kernel leaves (MIN_GAP of arch/x86/mm/mmap.c), and its guard
+_HOLES_LOOKED_AT = 64
+"""Holes in blocks that are looked at before a new block is begun."""
+_SMALLEST_HOLE = 64
+_BYTE = 8
+_AHEAD = 64 << 20
+_ORIGINS = tuple(
+    each << 20 for each in (0, 112, 368, 496, -16, -80, -96, -192, -352, -480, 624, 752, 880, 1008, -816, -1632, 1552)
+)
+"""Where blocks are looked for whose distances from the module have certain upper bytes: the nearest ones first."""
 
 
 class AddressSpace:
     """
     Give out addresses near a module, which is mapped from ``start`` to ``end`` (excluded).
 
-    No more than ``regions_max`` regions are begun: the kernel limits mappings (vm.max_map_count).
+    They are not where ``growth`` says that the process may grow. No more than ``regions_max`` regions are begun: the
+    kernel limits mappings (vm.max_map_count).
     """
 
     def __init__(
-        self, mappings: Iterable[Mapping], start: int, end: int, *, margins: Margins | None = None,
+        self, mappings: Iterable[Mapping], start: int, end: int, *, growth: Growth | None = None,
         regions_max: int = 30_000,
     ) -> None:  # fmt: skip
-        self._gap_starts, self._gap_ends = _gaps(mappings, margins or Margins(), _LOW if start >= _LOW else end)
+        gaps = free_ranges(mappings, growth or Growth(), _LOW if start >= _LOW else _LOWEST, _HIGH)
+        self._gap_starts, self._gap_ends = [first for first, _ in gaps], [last for _, last in gaps]
         self._near = start, end
         self._regions_left = regions_max
         self._used: list[tuple[int, int]] = []
         self._blocks: list[list[int]] = []  # cursor and end; the latest last
+        self._holes: list[tuple[int, int]] = []
+        """What is free in blocks before their cursors, or in those with distances that trap; the latest last."""
         self._pages: list[int] = []
         self._cursors: dict[int, int] = {}
         self._searched: dict[int, int] = {}
         """Of each 16 MiB where a claim began: the page that was found for the latest one."""
 
-    def allocate(self, first: int, last: int, size: int) -> int | None:
-        """Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room."""
+    def allocate(self, first: int, last: int, size: int, base: int = 0, landings: Collection[int] = ()) -> int | None:
+        """
+        Return an address from ``first`` to ``last`` for ``size`` bytes in a block; None if there is no room.
+
+        Of its distance from ``base`` the bytes with the numbers ``landings`` are instructions that trap.
+        """
+        if landings:
+            return self._allocate_trapping(first, last, size, _Distances(base, frozenset(landings)))
         for block in reversed(self._blocks):
             cursor, end = block
             if first <= cursor <= last and cursor + size <= end:
@@ -84,6 +102,48 @@ class AddressSpace:
         insort(self._used, (start, end))
         self._blocks.append([_aligned(start + size), end])
         return start
+
+    def _allocate_trapping(self, first: int, last: int, size: int, distances: _Distances) -> int | None:
+        for number in range(len(self._holes) - 1, max(-1, len(self._holes) - 1 - _HOLES_LOOKED_AT), -1):
+            start, end = self._holes[number]
+            address = distances.next_address(max(first, start))
+            if address <= last and address + size <= end:
+                del self._holes[number]
+                self._add_holes((start, address), (address + size, end))
+                return address
+        for origin in _ORIGINS:
+            found = self._trapping_block(first, last, size, distances, self._near[0 if origin < 0 else 1] + origin)
+            if found is not None:
+                return found
+        return None
+
+    def _trapping_block(self, first: int, last: int, size: int, distances: _Distances, origin: int) -> int | None:
+        """Begin a block for an address that is not far above ``origin``; return that, None if there is no room."""
+        limit = min(last, origin + _AHEAD)
+        address = distances.next_address(max(first, origin))
+        while address <= limit:
+            start = address & -PAGE_SIZE
+            length = max(_BLOCK, _page_end(address + size) - start)
+            if not self._is_free(start, length):
+                after = max(start + PAGE_SIZE, self._next_gap(start))
+            elif (end := self._end_of_use(start, length)) is not None:
+                after = _page_end(end)
+            elif self._begin_region():
+                insort(self._used, (start, start + length))
+                self._add_holes((start, address), (address + size, start + length))
+                return address
+            else:
+                return None
+            address = distances.next_address(after)
+        return None
+
+    def _end_of_use(self, address: int, size: int) -> int | None:
+        """Return where what is used in some bytes ends, None if nothing is."""
+        i = bisect_left(self._used, (address + size, 0))
+        return self._used[i - 1][1] if i and self._used[i - 1][1] > address else None
+
+    def _add_holes(self, *holes: tuple[int, int]) -> None:
+        self._holes += [(start, end) for start, end in holes if end - start >= _SMALLEST_HOLE]
 
     def claim(self, first: int, last: int, size: int) -> int | None:
         """Return one of the few addresses from ``first`` to ``last`` for ``size`` bytes, with pages of its own."""
@@ -223,29 +283,26 @@ class AddressSpace:
         return None
 
 
-def _gaps(mappings: Iterable[Mapping], margins: Margins, floor: int) -> tuple[list[int], list[int]]:
-    """Return starts and ends of what is free from ``floor`` on."""
-    starts, ends = [], []
-    position = floor
-    in_order = sorted(mappings, key=lambda mapping: mapping.start)
-    # A program without a heap will have it behind its own file, which is the lowest one.
-    has_heap = any(mapping.path == "[heap]" for mapping in in_order)
-    program = next((mapping.path for mapping in in_order if mapping.is_file), "")
-    for mapping in in_order:
-        start, end = mapping.start, mapping.end
-        if not has_heap and mapping.is_file and mapping.path == program:
-            end += _HEAP_RANDOMNESS + margins.heap
-        if mapping.path == "[stack]":
-            start -= margins.stack
-        elif mapping.path == "[heap]":
-            end += margins.heap
-        if start > position:
-            starts.append(position)
-            ends.append(min(start, _HIGH))
-        position = max(position, end)
-        if position >= _HIGH:
-            return starts, ends
-    return [*starts, position], [*ends, _HIGH]
+class _Distances:
+    """The distances from an address of which some bytes, by their numbers, are instructions that trap."""
+
+    def __init__(self, base: int, landings: frozenset[int]) -> None:
+        self._base = base
+        self._landings = sorted(landings, reverse=True)
+
+    def next_address(self, address: int) -> int:
+        """Return the first address that is not below another one and has such a distance."""
+        distance = address - self._base
+        for number in self._landings:
+            unit = 1 << _BYTE * number
+            byte = distance // unit & 0xFF
+            i = bisect_left(TRAPS, byte)
+            if i == len(TRAPS):  # the next higher byte is one more, which may not be one that traps
+                above = unit << _BYTE
+                return self.next_address(self._base + (distance // above + 1) * above)
+            if TRAPS[i] != byte:
+                distance = (distance // unit - byte + TRAPS[i]) * unit
+        return self._base + distance
 
 
 def _aligned(address: int) -> int:

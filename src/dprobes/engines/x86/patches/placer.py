@@ -27,17 +27,13 @@ MANY = 2000
 """From so many sites on windows come before punned jumps, which take a page each."""
 
 
-_ATTEMPTS = 4
-"""How many addresses are tried for a trampoline whose distance must not hold certain bytes."""
-_BREAKPOINT = 0xCC
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """
     A plan with an address for its trampoline of ``room`` bytes, and the bytes that are written for it, in order.
 
-    The code up to ``relied_on`` must stay as it is.
+    The code up to ``relied_on`` must stay as it is. Unless it ``traps``, nobody may come into its middle
+    (``Plan.landings``).
     """
 
     plan: Plan
@@ -45,6 +41,7 @@ class Placement:
     writes: tuple[Write, ...]
     relied_on: int
     room: int = 0
+    traps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +122,15 @@ class Placer:
         if any(code.is_relied_on(write.address, len(write.data)) for write in placement.writes):
             return None
         (reach,) = plan.reaches
-        trampoline = self._trampoline(plan, reach, room)
+        traps, trampoline = True, self._trampoline(plan, reach, room)
+        if trampoline is None:
+            traps, trampoline = False, self._trampoline(plan, reach, room, traps=False)
         if trampoline is None:
             return None
         writes = writes_of(plan, reach, trampoline)
         for write in writes:
             code.write(write.address, write.data)
-        return self._note(Placement(plan, trampoline, writes, placement.relied_on, room))
+        return self._note(Placement(plan, trampoline, writes, placement.relied_on, room, traps))
 
     def _placed(self, address: int, room: int, others: Collection[int], *, windows_first: bool) -> Placement | Refusal:
         site = look_at(self._module, address)
@@ -139,13 +138,19 @@ class Placer:
             return Refusal(address, site)
         obstacles: list[str] = []
         crossing: list[Plan] = []
+        untrapped: list[Plan] = []
         for plan in self._plans(site, others, obstacles, windows_first=windows_first):
+            if plan.landings:
+                untrapped.append(plan)
             if plan.crosses_page:
                 crossing.append(plan)
             elif (placed := self._try(site, plan, room, others, obstacles)) is not None:
                 return placed
         for plan in crossing:
             if (placed := self._try(site, plan, room, others, obstacles)) is not None:
+                return placed
+        for plan in untrapped:
+            if (placed := self._try(site, plan, room, others, obstacles, traps=False)) is not None:
                 return placed
         return Refusal(address, "; ".join(dict.fromkeys(obstacles)))
 
@@ -172,7 +177,7 @@ class Placer:
                 obstacles.append(found)
 
     def _try(
-        self, site: Site, plan: Plan, room: int, others: Collection[int], obstacles: list[str]
+        self, site: Site, plan: Plan, room: int, others: Collection[int], obstacles: list[str], *, traps: bool = True
     ) -> Placement | None:
         """Take the bytes and an address for a plan, if they are free."""
         code = site.code
@@ -183,13 +188,14 @@ class Placer:
             obstacles.append("the punned jump of another probe relies on its bytes")
             return None
         end = plan.start + plan.written
-        breakpoints = {place for place in range(end, end + JUMP_SIZE) if place in others} - self._displaced.keys()
+        near = range(end, end + JUMP_SIZE)
+        breakpoints = {place for place in near if place in others and place not in self._displaced}
         reaches = [reach for reach in plan.reaches if breakpoints.isdisjoint(range(end, plan.end(reach)))]
         if not reaches:
             obstacles.append("a breakpoint changes bytes that its jump would share")
             return None
         for reach in reaches:
-            trampoline = self._trampoline(plan, reach, room)
+            trampoline = self._trampoline(plan, reach, room, traps=traps)
             if trampoline is None:
                 continue
             writes = writes_of(plan, reach, trampoline)
@@ -197,7 +203,7 @@ class Placer:
                 code.write(write.address, write.data)
             code.rely(end, plan.end(reach))
             assert leads_to(code, plan.start) == trampoline, f"the jump at {plan.start:#x} leads elsewhere"
-            return self._note(Placement(plan, trampoline, writes, plan.end(reach), room))
+            return self._note(Placement(plan, trampoline, writes, plan.end(reach), room, traps))
         obstacles.append(
             "no address that punned jumps of its bytes lead to is free"
             if plan.method is Method.PUN
@@ -210,25 +216,12 @@ class Placer:
             self._displaced[address] = placed
         return placed
 
-    def _trampoline(self, plan: Plan, reach: Reach, room: int) -> int | None:
+    def _trampoline(self, plan: Plan, reach: Reach, room: int, *, traps: bool = True) -> int | None:
         if plan.method is not Method.PUN:
-            for _ in range(_ATTEMPTS):
-                found = self._space.allocate(reach.first, reach.last, room)
-                if found is None or not _shows_breakpoint(plan, writes_of(plan, reach, found)):
-                    return found
-            return None
+            landings = plan.landings if traps else ()
+            return self._space.allocate(reach.first, reach.last, room, plan.start + JUMP_SIZE, landings)
         found = self._space.claim(reach.first, reach.last, room)
         if found is None or all(displaced(plan.raw, plan.start, at) for at in (found, found + room)):
             return found
         self._space.release(found, room)
         return None
-
-
-def _shows_breakpoint(plan: Plan, writes: Iterable[Write]) -> bool:
-    """Return whether an instruction would begin with what looks like a breakpoint, when its bytes are a jump's."""
-    return any(
-        write.address <= address < write.address + len(write.data)
-        and write.data[address - write.address] == _BREAKPOINT
-        for write in writes
-        for address in plan.boundaries[1:]
-    )

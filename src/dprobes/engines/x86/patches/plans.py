@@ -92,6 +92,16 @@ class Plan:
         return tuple(accumulate(self.sizes[:-1], initial=self.start))
 
     @property
+    def landings(self) -> tuple[int, ...]:
+        """
+        The bytes of the jump's distance, by their numbers, that are where displaced instructions begin.
+
+        A context that was saved there before may be resumed at any time: so each must be an instruction that traps.
+        """
+        inner = (address - self.start - 1 for address in self.boundaries[1:])
+        return tuple(place for place in inner if place < JUMP_SIZE - 1)
+
+    @property
     def lead(self) -> int:
         """How many of the displaced bytes are executed before the probe is hit."""
         return max(0, self.site - self.start)

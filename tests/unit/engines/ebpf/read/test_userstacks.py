@@ -75,12 +75,12 @@ def test_the_stack_of_a_process_that_has_ended_is_found_by_what_it_had_mapped() 
 def test_so_is_that_of_one_whose_parent_has_not_asked_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is gone, though older kernels let it be opened: here a process that lives stands for it."""
 
-    def nothing(pid: int, limit: int) -> bytes:
-        raise TargetError(f"process {pid} has no memory; {limit} bytes were asked for")
+    def nothing(pid: int) -> bytes:
+        raise TargetError(f"process {pid} has no memory")
 
     images, own = ProcessImages(), os.getpid()
     images.began(own, 0, executable_mappings(read_maps(own)))
-    monkeypatch.setattr("dprobes.engines.copiedstacks.read_maps", nothing)
+    monkeypatch.setattr("dprobes.engines.copiedstacks.mappings_of", nothing)
     address = ctypes.cast(ctypes.CDLL(None).qsort, ctypes.c_void_p).value
     assert address is not None
     stacks = UserStacks(images, lambda: None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from dprobes.engines.gdb.machine.guestmodules import listed_modules, module_symbols
+import pytest
+
+from dprobes.engines.gdb.machine import guestmodules
+from dprobes.engines.gdb.machine.guestmodules import listed_modules, symbols_of_modules
+from dprobes.target.kernel.kallsyms import Kallsyms
 from dprobes.target.kernel.runningkernel import LoadedModule
 
 if TYPE_CHECKING:
@@ -34,7 +39,11 @@ class Memory:
         self.data |= {address + place: byte for place, byte in enumerate(data)}
 
     def read(self, address: int, size: int) -> bytes:
-        return bytes(self.data.get(address + place, 0) for place in range(size))
+        found = bytearray(size)
+        for place, byte in self.data.items():
+            if address <= place < address + size:
+                found[place - address] = byte
+        return bytes(found)
 
     def word(self, address: int, size: int = 8) -> int:
         return int.from_bytes(self.read(address, size), "little")
@@ -69,23 +78,88 @@ def memory_of(*, second: int = LIVE, end: int = HEAD) -> GuestMemory:
 
 
 def test_modules_come_in_the_order_of_the_list() -> None:
-    found = [each.loaded for each in listed_modules(memory_of(), LAYOUT, HEAD)]
+    found = [each.loaded for each in listed_modules(memory_of(), LAYOUT, HEAD).found]
     assert found == [LoadedModule("dummy", BASE, 0x3000), LoadedModule("snd_pcm", BASE + 0x8000, 0x3000)]
 
 
 def test_a_module_that_is_being_loaded_is_left_out() -> None:
-    assert [each.loaded.name for each in listed_modules(memory_of(second=COMING), LAYOUT, HEAD)] == ["dummy"]
+    assert [each.loaded.name for each in listed_modules(memory_of(second=COMING), LAYOUT, HEAD).found] == ["dummy"]
 
 
 def test_a_list_that_does_not_come_back_ends() -> None:
-    assert len(list(listed_modules(memory_of(end=0), LAYOUT, HEAD))) == 2
-    assert len(list(listed_modules(memory_of(end=FIRST + 8), LAYOUT, HEAD))) == 4096
+    found, is_whole = listed_modules(memory_of(end=0), LAYOUT, HEAD)
+    assert (len(found), is_whole) == (2, True)
+    found, is_whole = listed_modules(memory_of(end=FIRST + 8), LAYOUT, HEAD)
+    assert (len(found), is_whole) == (4096, False)
 
 
-def test_symbols_are_those_that_the_module_defines() -> None:
+DUMMY = b"ffffffffc0000010 t begin\t[dummy]\nffffffffc0001000 d table\t[dummy]\n"
+
+
+def test_symbols_are_those_that_the_modules_define() -> None:
     memory = memory_of()
-    first, second = listed_modules(memory, LAYOUT, HEAD)
-    assert module_symbols(memory, LAYOUT, first) == (
-        b"ffffffffc0000010 t begin\t[dummy]\nffffffffc0001000 d table\t[dummy]\n"
-    )
-    assert module_symbols(memory, LAYOUT, second) == b""
+    assert symbols_of_modules(memory, LAYOUT, listed_modules(memory, LAYOUT, HEAD)) == (DUMMY, 0, "")
+
+
+def changed(place: int, data: bytes) -> GuestMemory:
+    """Return the memory with something else in it."""
+    memory = memory_of()
+    cast("Memory", memory).put(place, data)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("place", "data", "lines", "left_out"),
+    [
+        (SYMBOLS + 8, number(1 << 31, 4), b"", 1 << 31),
+        (NAMES + 1, b"be in", DUMMY[33:], 1),
+        (NAMES + 1, b"\n" * 5, DUMMY[33:], 1),
+        (KINDS + 3, b"\x80", DUMMY[:33], 1),
+        (FIRST + 24, b"a b", b"", 4),
+        (TABLE + 24, number(1 << 30, 4), DUMMY[33:], 1),
+        (KINDS + 1, b"?", DUMMY.replace(b" t ", b" ? "), 0),
+    ],
+    ids=["too many", "a blank", "line ends", "no letter", "a module with a blank", "a name elsewhere", "of no kind"],
+)
+def test_what_can_be_no_symbol_is_left_out_and_counted(place: int, data: bytes, lines: bytes, left_out: int) -> None:
+    memory = changed(place, data)
+    listed = symbols_of_modules(memory, LAYOUT, listed_modules(memory, LAYOUT, HEAD))
+    assert listed[:2] == (lines, left_out)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_READ_MAX", 1), ("_LISTING_MAX", 1)])
+def test_symbols_of_all_modules_are_bounded(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    """A list of modules may go round in a circle, and each name the same symbols."""
+    monkeypatch.setattr(guestmodules, limit, value)
+    memory = memory_of(end=FIRST + 8)
+    modules = listed_modules(memory, LAYOUT, HEAD)
+    dummies = sum(each.loaded.name == "dummy" for each in modules.found)
+    assert symbols_of_modules(memory, LAYOUT, modules) == (DUMMY, 4 * (dummies - 1), "dummy")
+
+
+def test_memory_that_ends_within_symbols_is_counted() -> None:
+    class Short(Memory):
+        def read(self, address: int, size: int) -> bytes:
+            return super().read(address, 50 if address == TABLE else size)
+
+    memory = Short()
+    memory.data = cast("Memory", memory_of()).data
+    short = cast("GuestMemory", memory)
+    listed = symbols_of_modules(short, LAYOUT, listed_modules(short, LAYOUT, HEAD))
+    assert listed == (DUMMY[:33], 2, "dummy")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_is_in_memory_is_a_list_of_lines_each_of_which_is_a_symbol(part: int) -> None:
+    for seed in range(part, 400, 4):
+        dice, memory = random.Random(seed), memory_of()
+        data = cast("Memory", memory).data
+        for _ in range(dice.randint(1, 8)):
+            data[dice.choice(sorted(data))] = dice.choice((0, 1, 8, 10, 32, 91, 93, 0x7F, 0xFF, dice.randrange(256)))
+        modules = listed_modules(memory, LAYOUT, HEAD)
+        lines, left_out, first = symbols_of_modules(memory, LAYOUT, modules)
+        names = {each.loaded.name for each in modules.found}
+        symbols = list(Kallsyms(lines).all())
+        assert len(symbols) == lines.count(b"\n"), seed
+        assert {symbol.module for symbol in symbols} <= names, seed
+        assert first in names if left_out else not first, seed

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from random import Random
 
 import pytest
 
-from dprobes.engines.gdb.machine.kallsymstables import end_of, find_tables, listed_symbols
+from dprobes.engines.gdb.machine.kallsymstables import SearchEffort, end_of, find_tables, listed_symbols
 
 BASE = 0xFFFFFFFF81000000
 DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
@@ -75,3 +77,25 @@ def test_without_a_base_there_are_no_addresses() -> None:
     found = find_tables(data)
     assert found is not None
     assert listed_symbols(data.replace(struct.pack("<Q", BASE), bytes(8)), found) is None
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_of_damaged_tables_there_is_a_list_of_lines_or_none(is_new: bool) -> None:
+    data = aligned(bytes(64) + DIGITS) + tables(is_new=is_new, has_order=False)[0] + bytes(64)
+    random, none = Random(7), 0
+    for _ in range(300):
+        mutated = bytearray(data)
+        for _ in range(random.randrange(1, 6)):
+            mutated[random.randrange(len(data))] = random.choice((0, 1, 10, 0xFF, random.randrange(256)))
+        found = find_tables(mutated)
+        listed = None if found is None else listed_symbols(mutated, found)
+        none += listed is None
+        assert all(re.fullmatch(rb"[0-9a-f]{16} [A-Za-z?] [!-~]+", line) for line in (listed or b"").splitlines())
+    assert 0 < none < 300
+
+
+def test_a_search_that_others_keep_busy_ends() -> None:
+    data, _ = tables(is_new=True, has_order=False)
+    effort = SearchEffort()
+    assert effort.take((1 << 24) - 1)
+    assert find_tables(data, 0, effort) is None

@@ -36,7 +36,11 @@ ANSWERS = {
     "i /b 0x71": "portb[0x0071] = 0x26\r\n",
     "i /w 0x72": "unknown\r\n",
     "o /h 0x80 0x1234": "",
+    "o /b 0x90 0x1": "warning: nobody is there\r\nunknown port\r\n",
     'dump-guest-memory "/tmp/x"': "Error: dump: failed to open\r\n",
+    'dump-guest-memory "/tmp/y"': "warning: guest note format is unsupported: 0\r\n",
+    'dump-guest-memory "/tmp/z"': "",
+    'dump-guest-memory "/tmp/w"': "warning: guest note is not present\r\nError: dump: failed to save memory\r\n",
 }
 
 
@@ -84,3 +88,15 @@ def test_a_stub_without_a_monitor() -> None:
         with pytest.raises(EngineError) as caught:
             found.read_port(0x71, 1)
     assert caught.value.message == "the stub fake has no monitor, which 'i /b 0x71' is for"
+
+
+def test_a_warning_does_not_mean_that_nothing_was_done() -> None:
+    with monitor() as found:
+        assert found.dump("/tmp/y") == "warning: guest note format is unsupported: 0"
+        assert found.dump("/tmp/z") == ""
+        with pytest.raises(EngineError) as dumped:
+            found.dump("/tmp/w")
+        with pytest.raises(EngineError) as written:
+            found.write_port(0x90, 1, 1)
+    assert dumped.value.message == "the stub fake writes no dump: Error: dump: failed to save memory"
+    assert written.value.message == "the monitor behind the stub fake writes no port 0x90: unknown port"

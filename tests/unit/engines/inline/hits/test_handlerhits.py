@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.bpf.layout import ProbeField
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.engines.inline.handlermaps import HandlerMaps, new_state
-from dprobes.engines.inline.hits.handlerhits import HandlerHits
+from dprobes.engines.inline.hits.handlerhits import Damage, HandlerHits
 from dprobes.engines.inline.hits.ringreader import RingReader
 from dprobes.engines.inline.sharedstate import PROBES_MAX
 from dprobes.engines.interface import Counts
@@ -87,7 +88,8 @@ def test_limited_hits_are_drawn_by_all_together(hits: HandlerHits, state: Shared
 def test_records_are_taken_once_and_counted_after_the_end(
     hits: HandlerHits, maps: HandlerMaps, state: SharedState
 ) -> None:
-    written, ring = entry(1, b"\0\0one more"), maps.rings.place.address
+    flags = int(Item.MAJOR | Item.MINOR | Item.WIDE)
+    written, ring = entry(1, struct.pack("=III", flags, 0, 0) + b"one more"), maps.rings.place.address
     maps.region.mapping[ring + DATA : ring + DATA + len(written)] = written
     struct.pack_into("=Q", maps.region.mapping, ring + PRODUCER, len(written))
     batches, ended = hits.take(is_over=True)
@@ -98,3 +100,15 @@ def test_records_are_taken_once_and_counted_after_the_end(
     assert [each.records for each in counted(hits, {0: (0, 0), 1: (0, 0)})] == [0, 1]
     assert hits.to_be_released() is None
     hits.released(is_done=True)
+
+
+@pytest.mark.parametrize("field", [ProbeField.HITS, ProbeField.LOST, ProbeField.MISSED])
+def test_a_number_that_is_no_count_is_left_out(hits: HandlerHits, state: SharedState, field: ProbeField) -> None:
+    hit(state, 1, 2)
+    state.probes.words[field // 8] = (1 << 64) - 1
+    first, second = counted(hits, {0: (0, 0), 1: (0, 0)}, before=3)
+    assert (first.hits, first.lost, first.missed) == (3, 0, 0)
+    assert second.hits == 5
+    assert hits.damage == Damage(counts=1)
+    hits.close()
+    assert hits.damage == Damage(counts=1)

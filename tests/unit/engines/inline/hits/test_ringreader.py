@@ -64,10 +64,10 @@ def decoded(found: list[tuple[int, bytes]]) -> list[LogRecord]:
 
 
 def test_where_things_are_in_records() -> None:
-    assert record_places(Item.TIME) == RecordPlaces(time=12, uid=None, name=None)
-    assert record_places(Item.CPU | Item.IP) == RecordPlaces(time=None, uid=None, name=None)
+    assert record_places(Item.TIME) == RecordPlaces(12, None, None, flags_of(Item.TIME), 20)
+    assert record_places(Item.CPU | Item.IP) == RecordPlaces(None, None, None, flags_of(Item.CPU | Item.IP), 24)
     places = record_places(NAMED)
-    assert places == RecordPlaces(time=20, uid=16, name=28)
+    assert places == RecordPlaces(time=20, uid=16, name=28, flags=flags_of(NAMED), size=48)
     assert places.process == 28
     assert record_places(Item.UID).process == 12
 
@@ -109,15 +109,49 @@ def test_records_of_one_shape_are_packed_and_those_of_several_mixed() -> None:
 
 
 def test_stack_traces_are_records_and_ends_are_collected() -> None:
-    flags = int(Item.MAJOR | Item.MINOR | Item.STACK_TRACE)
+    flags = flags_of(Item.STACK_TRACE)
     body = header_struct(flags, "little").pack(flags, 0, 0) + b"trace"
     reader = reader_of(Item(0))
     assert read(reader, None, entry(1, body, Entry.TRACE)) == [(1, body)]
     ends = entry(2, bytes(8), Entry.ENDED) + entry(9, LIMIT.to_bytes(8, "little"), Entry.ENDED)
     piece = entry(1, body, Entry.TRACE) + ends + entry(0, bytes(4), Entry.PROCESS)
     assert read(reader, None, piece) == [(1, body)]
+    assert reader.refused == 1  # no handler in a process says that one is out of scope
     assert reader.ended == [(2, ProbeState.REMOVED), (9, ProbeState.DISABLED)]
     assert reader.counts[1] == 2
+
+
+def test_only_a_probepoint_that_may_have_a_last_hit_has_one() -> None:
+    reader = reader_of(Item(0))
+    reader.limit(4, {2})
+    ends = (entry(probe, bytes(8), Entry.ENDED) for probe in (1, 2, 3, 4))
+    read(reader, None, b"".join(ends))
+    assert reader.ended == [(2, ProbeState.REMOVED)]
+    assert reader.refused == 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_ring_full_of_anything_raises_nothing(seed: int) -> None:
+    random = Random(seed)
+    items = random.choice([Item(0), Item.TIME, NAMED, Item.UID | Item.PID])
+    reader = reader_of(items)
+    kinds = [*Entry, 99]
+    for _ in range(20):
+        parts = []
+        for _ in range(random.randrange(40)):
+            flags = flags_of(items) if random.random() < 0.7 else random.getrandbits(32)
+            body = flags.to_bytes(4, "little") + random.randbytes(random.choice((0, 3, 8, 60, 300)))
+            parts.append(
+                entry(random.choice((0, 1, 15, 16, 70000)), body, random.choice(kinds), tid=random.randrange(3))
+            )
+        piece = bytearray(b"".join(parts))
+        for _ in range(random.choice((0, 0, 3, 100)) if piece else 0):
+            piece[random.randrange(len(piece))] = random.choice((0, 1, 8, 0xFF, random.getrandbits(8)))
+        before = None if random.random() < 0.2 else time.monotonic_ns()
+        for probe, record in read(reader, before, bytes(piece)):
+            assert probe < 16
+            decode_record(record)
+    read(reader, None)
 
 
 def test_many_sizes_of_records_are_too_many_for_one_batch_and_none_is_missing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.handlermaps import new_state
 from dprobes.engines.inline.hits.stackentries import StackEntries
+from dprobes.errors import FormatError
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.rpn.isa import StackEnd, Token
@@ -101,3 +103,32 @@ def test_a_key_has_no_more_frames_than_there_is_room_for() -> None:
     StackEntries(state.tables).tally(with_copy(head, 0, 0x3000, bytes(16), os.getpid()))
     ((key, _),) = state.tables[0].contents().rows
     assert key == struct.pack("=QQ", os.getpid(), 0x3000)
+
+
+def test_of_an_entry_that_was_written_over_nothing_is_believed() -> None:
+    random = Random(1)
+    made = program("table = t, count, word, ustack[4], room = 1\n", "log ustack")
+    state = new_state(made)
+    entries = StackEntries.of(made, state.tables)
+    assert entries is not None
+    head = ENTRY_HEAD.pack(3 | Entry.TALLY << KIND_SHIFT, 0)
+    tally = with_copy(head + TALLY.pack(0, 0, 1) + bytes(made.tables[0].key_size), 0, 0x2000, pid=os.getpid())
+    record = record_entry(b"ab" + item([0, 0]) + item([3, 0]), 22)
+    entries.tally(tally)
+    refused = 0
+    for _ in range(3000):
+        is_tally = random.random() < 0.5
+        entry = bytearray(tally if is_tally else record)
+        for _ in range(random.choice((1, 2, 8))):
+            place = random.choice((random.randrange(len(entry)), random.randrange(len(entry) - 16, len(entry))))
+            entry[place] = random.choice((0, 1, 8, 0x7F, 0xFF, random.getrandbits(8)))
+        del entry[random.choice((len(entry), random.randrange(len(entry)))) :]
+        try:
+            if is_tally:
+                entries.tally(bytes(entry))
+            else:
+                decode_record(entries.record(bytes(entry), lambda record: record))
+        except FormatError:
+            refused += 1
+    assert 500 < refused < 2900
+    entries.close()

@@ -238,3 +238,46 @@ def test_what_was_not_begun_is_given_up_as_far_as_writers_have_left_it() -> None
     ring.leave(24)
     assert ring.drain() == []
     assert (ring.skipped, ring.stalled_at) == (1, 24)
+
+
+@pytest.mark.parametrize("producer", [8 * SIZE, (1 << 64) - 1, 3, 1 << 63])
+def test_a_ring_that_makes_no_sense_begins_anew(producer: int) -> None:
+    memory = bytearray(DATA + SIZE)
+    ring, buffer = ring_of(memory), EntryBuffer(1 << 16)
+    put(memory, b"before")
+    assert ring.move(buffer, SIZE)
+    struct.pack_into("=Q", memory, PRODUCER, producer)
+    struct.pack_into("=Q", memory, 0, producer)  # how far it is read, for those who write
+    assert ring.stalled_at is None
+    assert not ring.skip()
+    assert ring.move(buffer, SIZE)
+    assert ring.damaged == 1
+    put(memory, b"behind")
+    assert ring.move(buffer, SIZE)
+    assert buffer.memory[ENTRY_HEADER:14] + buffer.memory[16 + ENTRY_HEADER : 30] == b"beforebehind"
+    ring.leave(ring.end)
+    assert ring.damaged == 1
+
+
+@pytest.mark.parametrize("length", [SIZE, DISCARDED - 1, DISCARDED | SIZE, 17])
+def test_an_entry_that_reaches_too_far_gives_all_up(length: int) -> None:
+    memory = bytearray(DATA + SIZE)
+    ring, buffer = ring_of(memory), EntryBuffer(1 << 16)
+    put(memory, bytes(16))
+    struct.pack_into("=I", memory, DATA, length)
+    ring.move(buffer, SIZE)
+    assert (buffer.end, ring.damaged, ring.pending) == (0, 1, 0)
+
+
+def test_whoever_goes_on_writing_does_not_keep_the_reader(rings: SharedRings) -> None:
+    ring, buffer = rings.rings[0], EntryBuffer(1 << 16)
+    former = ring.skip
+
+    def writing(before: int | None = None) -> bool:
+        # A thread that takes new places all the time, and completes none.
+        ring._producer[0] = ring._position + 64
+        return former(before)
+
+    ring._producer[0] = 64
+    ring.skip = writing  # type: ignore[method-assign]
+    assert rings.move_rest(buffer) == 1

@@ -82,6 +82,13 @@ def test_what_somebody_else_has_written_stays(child: Child) -> None:
     assert child.shown[20:25] == b"\xe9ab!d"
 
 
+@pytest.mark.parametrize("first", [b"\xcc", CODE[20:21]], ids=["is", "was"])
+def test_a_jump_goes_in_which_a_uprobe_is_or_was(child: Child, first: bytes) -> None:
+    child.write(20, first + b"abcd")
+    assert remove_jumps(child.pid, [child.patch((20, b"\xe9abcd"))]) == 1
+    assert child.shown == CODE[:20] + first + CODE[21:]
+
+
 def test_a_process_that_has_ended_has_none() -> None:
     made = Child()
     os.kill(made.pid, signal.SIGKILL)

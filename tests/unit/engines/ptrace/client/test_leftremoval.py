@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -9,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.interface import LeftThings
+from dprobes.engines.ptrace import leftmanifest
+from dprobes.engines.ptrace.client import leftremoval
 from dprobes.engines.ptrace.client.leftremoval import left_notice, remove_all_left, remove_left
 
 if TYPE_CHECKING:
@@ -70,6 +74,26 @@ def memory_of(process: subprocess.Popen[str]) -> str:
 def test_what_is_there_is_restored_and_nothing_else_is_written(target: subprocess.Popen[str]) -> None:
     assert remove_left(target.pid) == LeftThings(target.pid, 1, is_unmapped=True)
     assert memory_of(target) == "b'UH12 ' b'\\x90'\n"
+
+
+def test_a_process_full_of_lists_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = os.memfd_create(leftmanifest.FILE_NAME)
+    os.ftruncate(file, 2 * mmap.PAGESIZE)
+    os.pwrite(file, leftmanifest.MAGIC + mmap.PAGESIZE.to_bytes(8, "little"), 0)
+    # Of every second one only the first page, so that the kernel joins none with the next.
+    lists = [mmap.mmap(file, mmap.PAGESIZE * (1 + n % 2), mmap.MAP_PRIVATE, mmap.PROT_READ) for n in range(500)]
+    read: list[bytes] = []
+
+    def entries_in(data: bytes) -> list[object]:
+        read.append(data)
+        return []
+
+    monkeypatch.setattr(leftremoval, "entries_in", entries_in)
+    assert remove_left(os.getpid()) is None
+    assert len(read) == 64
+    for each in lists:
+        each.close()
+    os.close(file)
 
 
 @pytest.mark.parametrize("target", ["living"], indirect=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +25,7 @@ from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 from dprobes.target.processmaps import parse_maps, read_maps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SIZE = 2 * mmap.PAGESIZE
 MAP_FIXED = 0x10
@@ -49,8 +52,8 @@ def mapper() -> Callable[..., int]:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
-    def map_memory(size: int, flags: int, file: int, access: int = mmap.PROT_READ, place: int | None = None) -> int:
-        found: int = libc.mmap(place, size, access, flags, file, 0)
+    def map_memory(size: int, flags: int, file: int) -> int:
+        found: int = libc.mmap(None, size, mmap.PROT_READ, flags, file, 0)
         return found
 
     return map_memory
@@ -82,45 +85,81 @@ class KilledError(Exception):
     """Say that the tracer is no more."""
 
 
+GIVING_BACK = """
+import ctypes, json, mmap, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+size, files = 2 * mmap.PAGESIZE, [os.memfd_create(name) for name in ("dprobes", "dprobes_gv", "dprobes-left")]
+for file in files:
+    os.ftruncate(file, size)
+places = [libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file, 0) for file in files]
+places.append(libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+# Not at the beginning of a mapping, and where nothing ever was: else memory could hold an address in it.
+start = libc.mmap(CODE, 3 * size, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+print(json.dumps([*places, start + size]), flush=True)
+for place, length in json.loads(sys.stdin.readline()):
+    libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(length))
+for place in json.loads(sys.stdin.readline()):
+    libc.mmap(place, size, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def giving_back() -> Iterator[subprocess.Popen[str]]:
+    """
+    Run a process that has memory for handlers, and unmaps and maps what it is told.
+
+    It has little memory besides: what is larger than can be looked through keeps its code.
+    """
+    source = f"CODE, MAP_FIXED = {0x3A5C_7E91_B000}, {MAP_FIXED}\n{GIVING_BACK}"
+    command = [sys.executable, "-I", "-c", source]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told(process: subprocess.Popen[str], *lines: object) -> str:
+    """Tell the process something, and return its next line."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for line in lines:
+        process.stdin.write(json.dumps(line) + "\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
 @pytest.mark.parametrize("done", range(5))
 def test_what_a_killed_tracer_was_giving_back_is_given_back_to_the_end(done: int) -> None:
-    map_memory, files = mapper(), [os.memfd_create(name) for name in ("dprobes", "dprobes_gv", "dprobes-left")]
-    for file in files:
-        os.ftruncate(file, SIZE)
-    region, other, manifest = (map_memory(SIZE, mmap.MAP_SHARED, file) for file in files)
-    page = map_memory(mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-    code = map_memory(SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, mmap.PROT_READ | mmap.PROT_EXEC)
-    memory = NativeMemory(page, mmap.PAGESIZE, region, SIZE, None, ((other, SIZE),), (manifest, SIZE))
-    places = [code, region, page, other, manifest]
-    space = AddressSpace.closed(8)
-    space.patches = Patches({0: memory}, code={0: [(code, code + SIZE)]})
-    unmapped: list[int] = []
+    with giving_back() as process:
+        region, other, manifest, page, code = json.loads(told(process))
+        memory = NativeMemory(page, mmap.PAGESIZE, region, SIZE, None, ((other, SIZE),), (manifest, SIZE))
+        places = [code, region, page, other, manifest]
+        space = AddressSpace.closed(8)
+        space.patches = Patches({0: memory}, code={0: [(code, code + SIZE)]})
+        unmapped: list[tuple[int, ...]] = []
 
-    def call(number: int, *arguments: int) -> int:
-        assert number == MUNMAP[8]
-        start, size = arguments
-        if len(unmapped) == done:
-            raise KilledError
-        ctypes.CDLL(None).munmap(ctypes.c_void_p(start), size)
-        unmapped.append(start)
-        return 0
+        def call(number: int, *arguments: int) -> int:
+            assert number == MUNMAP[8]
+            if len(unmapped) == done:
+                raise KilledError
+            unmapped.append(arguments)
+            return 0
 
-    with contextlib.suppress(KilledError):
-        unmap_program(space, call, 0)
-    assert unmapped == places[:done]
-    foreign = map_memory(SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, place=places[0]) if done else 0
-    pid = child()
-    try:
-        assert unmap_left_memory(pid, Patches({0: memory}, code={0: [(code, code + SIZE)]}))
-        left = [place for place in places if place != foreign and mapped(pid, place)]
+        with contextlib.suppress(KilledError):
+            unmap_program(space, call, 0)
+        assert [start for start, _ in unmapped] == places[:done]
+        foreign = places[:1] if done else []
+        assert told(process, unmapped, foreign) == "done\n"
+        assert unmap_left_memory(process.pid, Patches({0: memory}, code={0: [(code, code + SIZE)]}))
+        left = [place for place in places if place not in foreign and mapped(process.pid, place)]
         # What is only a page of zeros cannot be told from what the process itself has there.
         assert left == ([page] if done == 2 else [])
-        assert not foreign or mapped(pid, foreign)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for file in files:
-            os.close(file)
+        assert all(mapped(process.pid, place) for place in foreign)
 
 
 @pytest.mark.parametrize("needed", [3, 40])

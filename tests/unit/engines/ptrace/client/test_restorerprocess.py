@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.client.restorerlist import Restored
 from dprobes.engines.ptrace.client.restorerprocess import RestorerProcess
 
@@ -21,8 +22,6 @@ from dprobes.engines.ptrace.wire import pack_message
 pipe, target, address, ends = map(int, sys.argv[1:])
 os.write(pipe, pack_message(TracerBegun(os.getpid())))
 os.write(pipe, pack_message(Placed(target, ((address, 0x55),))))
-while "TracerPid:\\t0\\n" in open("/proc/self/status").read():
-    pass
 print("told", flush=True)
 if ends:
     sys.stdin.read(1)
@@ -47,6 +46,8 @@ def test_what_a_tracer_leaves_is_restored_if_it_is_killed(ends: bool) -> None:
     assert tracer.stdout is not None
     restorer.begun()
     assert tracer.stdout.readline() == b"told\n"
+    restorer.await_watch()
+    assert process_field(tracer.pid, "TracerPid") == str(restorer.address[1])
     if ends:
         tracer.stdin.write(b"x")
     else:

@@ -6,9 +6,10 @@ import itertools
 from random import Random
 
 import pytest
+from iced_x86 import Decoder, Mnemonic
 
-from dprobes.engines.x86.patches.addressspace import AddressSpace, Margins
-from dprobes.target.processmaps import Mapping
+from dprobes.engines.x86.patches.addressspace import TRAPS, AddressSpace
+from dprobes.target.processmaps import Growth, Mapping
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -16,7 +17,6 @@ PAGE = 0x1000
 BLOCK = 0x10000
 MODULE, MODULE_END = 0x7F00_0000_0000, 0x7F00_0020_0000
 REACH = MODULE - 2 * GIB, MODULE_END + 2 * GIB
-NO_MARGINS = Margins(0, 0)
 
 
 def mapping(start: int, end: int, path: str = "/lib") -> Mapping:
@@ -25,7 +25,9 @@ def mapping(start: int, end: int, path: str = "/lib") -> Mapping:
 
 def space(*others: Mapping, regions_max: int = 1000) -> AddressSpace:
     program = mapping(0x5500_0000_0000, 0x5500_0010_0000, "/program")
-    return AddressSpace([program, mapping(MODULE, MODULE_END), *others], MODULE, MODULE_END, regions_max=regions_max)
+    mappings = [program, mapping(MODULE, MODULE_END), *others, mapping(MODULE + 32 * GIB, MODULE + 33 * GIB, "[stack]")]
+    growth = Growth(program.end, 16 * GIB)
+    return AddressSpace(mappings, MODULE, MODULE_END, growth=growth, regions_max=regions_max)
 
 
 def test_trampolines_share_a_block_near_the_module() -> None:
@@ -158,36 +160,67 @@ def test_no_more_regions_are_begun_than_allowed() -> None:
     assert free.allocate(*REACH, 100) is None
 
 
-def test_room_is_left_above_the_heap_and_below_the_stack() -> None:
-    heap = mapping(MODULE_END + 2 * MIB, MODULE_END + 3 * MIB, "[heap]")
-    stack = mapping(MODULE - GIB, MODULE - GIB + MIB, "[stack]")
-    free = space(heap, stack)
-    assert free.claim(heap.end + 128 * MIB - PAGE, heap.end + 128 * MIB - PAGE, 100) is None
-    assert free.claim(heap.end + 128 * MIB, heap.end + 128 * MIB, 100) == heap.end + 128 * MIB
-    assert free.claim(stack.start - 100, stack.start - 100, 100) is None
-    assert free.claim(stack.start - 129 * MIB - 100, stack.start - 129 * MIB - 100, 100) is not None
+def place_in(free: AddressSpace, address: int) -> bool:
+    return free.claim(address, address, 100) == address
 
 
-def test_a_program_without_a_heap_will_have_one_behind_it() -> None:
-    program = mapping(0x5500_0000_0000, 0x5500_0010_0000, "/program")
-    free = AddressSpace([program, mapping(MODULE, MODULE_END)], program.start, program.end)
-    place = program.end + 160 * MIB
-    assert free.claim(place - PAGE, place - PAGE, 100) is None
-    assert free.claim(place, place, 100) == place
+PROGRAM = mapping(0x5500_0000_0000, 0x5500_0010_0000, "/program")
+BEHIND = PROGRAM.end + 3 * GIB, PROGRAM.end + 4 * GIB
+
+
+@pytest.mark.parametrize("has_heap", [False, True])
+def test_nothing_is_put_where_the_heap_may_grow(has_heap: bool) -> None:
+    start = PROGRAM.end + 5 * MIB
+    heap = [mapping(start, start + MIB, "[heap]")] if has_heap else []
+    free = AddressSpace([PROGRAM, *heap, mapping(*BEHIND)], PROGRAM.start, PROGRAM.end, growth=Growth(start))
+    assert place_in(free, start - PAGE)
+    assert not place_in(free, start - 50)
+    assert not any(place_in(free, address) for address in range(start, BEHIND[0], 16 * MIB))
+    assert place_in(free, BEHIND[1])
+    assert free.allocate(PROGRAM.start - GIB, PROGRAM.end + 2 * GIB, 100) == PROGRAM.start - 16 * MIB - BLOCK
+
+
+def test_a_heap_of_which_nothing_is_known_begins_behind_the_program() -> None:
+    free = AddressSpace([PROGRAM, mapping(*BEHIND)], PROGRAM.start, PROGRAM.end)
+    assert not any(place_in(free, address) for address in range(PROGRAM.end, BEHIND[0], 16 * MIB))
+    assert free.allocate(PROGRAM.start - GIB, PROGRAM.end + 2 * GIB, 100) == PROGRAM.start - 16 * MIB - BLOCK
+    start = PROGRAM.end + 5 * MIB
+    heap = mapping(start, start + MIB, "[heap]")
+    free = AddressSpace([PROGRAM, heap, mapping(*BEHIND)], PROGRAM.start, PROGRAM.end)
+    assert place_in(free, start - PAGE)
+    assert not place_in(free, heap.end)
+
+
+def test_nothing_is_put_where_the_stack_may_grow() -> None:
+    stack = mapping(MODULE + 32 * GIB, MODULE + 33 * GIB, "[stack]")
+    mappings = [PROGRAM, mapping(MODULE, MODULE_END), stack]
+    free = AddressSpace(mappings, MODULE, MODULE_END, growth=Growth(PROGRAM.end, 20 * GIB))
+    assert place_in(free, stack.start - 20 * GIB - PAGE)
+    assert not place_in(free, stack.start - 20 * GIB)
+    free = AddressSpace(mappings, MODULE, MODULE_END, growth=Growth(PROGRAM.end, None))
+    assert not any(place_in(free, address) for address in range(MODULE_END, stack.start, GIB))
+    assert place_in(free, MODULE - GIB)
 
 
 @pytest.mark.parametrize("address", [0x10000, 0xFFFF_F000])
 def test_low_addresses_are_left_alone(address: int) -> None:
-    free = AddressSpace([mapping(1 << 32, (1 << 32) + MIB)], 1 << 32, (1 << 32) + MIB, margins=NO_MARGINS)
+    free = AddressSpace([mapping(1 << 32, (1 << 32) + MIB)], 1 << 32, (1 << 32) + MIB, growth=Growth(1 << 40))
     assert free.claim(address, address, 100) is None
 
 
-def test_a_program_at_low_addresses_has_trampolines_above_it_only() -> None:
+def test_a_program_at_low_addresses_has_trampolines_between_it_and_its_heap() -> None:
     program = mapping(0x400000, 0x500000, "/program")
-    free = AddressSpace([program], program.start, program.end, margins=NO_MARGINS)
-    assert free.claim(0x300000, 0x300000, 100) is None
-    assert free.claim(0x500000 + 32 * MIB, 0x500000 + 32 * MIB, 100) == 0x500000 + 32 * MIB
-    assert free.allocate(0, 0x400000 + 2 * GIB, 100) == 0x500000 + 48 * MIB
+    free = AddressSpace([program], program.start, program.end, growth=Growth(0x500000 + 64 * MIB))
+    assert free.allocate(0, 0x400000 + 2 * GIB, 100) == 0x500000 + 16 * MIB
+    assert not place_in(free, 0x500000 + 64 * MIB)
+
+
+def test_a_program_at_low_addresses_has_trampolines_below_it_where_its_heap_follows() -> None:
+    program = mapping(0x400000, 0x500000, "/program")
+    free = AddressSpace([program], program.start, program.end, growth=Growth(0x500000))
+    assert free.allocate(0, 0x400000 + 2 * GIB, 100) == 0x400000 - MIB - BLOCK
+    assert place_in(free, 0x100000)
+    assert not place_in(free, 0x100000 - PAGE)
 
 
 def test_addresses_end_where_those_of_programs_do() -> None:
@@ -195,3 +228,36 @@ def test_addresses_end_where_those_of_programs_do() -> None:
     top = (1 << 47) - 2 * PAGE
     assert free.claim(top, top, 100) is None
     assert free.claim(top - 100, top - 100, 100) == top - 100
+
+
+def test_what_leads_to_an_address_over_several_instructions_traps_in_its_middle() -> None:
+    free, random = space(mapping(MODULE_END + 96 * MIB, MODULE_END + 100 * MIB)), Random(7)
+    taken: list[tuple[int, int]] = []
+    for _ in range(1500):
+        base, size = MODULE + random.randrange(2 * MIB), random.randrange(50, 400)
+        landings = random.sample(range(4), random.randrange(1, 4))
+        place = free.allocate(*REACH, size, base, landings)
+        assert place is not None
+        distance = (place - base).to_bytes(8, "little", signed=True)
+        assert all(distance[number] in TRAPS for number in landings)
+        assert place + size <= MODULE_END + 96 * MIB or place >= MODULE_END + 100 * MIB
+        taken.append((place, place + size))
+    taken.sort()
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
+    regions = free.regions()
+    assert all(any(low <= start and end <= high for low, high in regions) for start, end in taken)
+    assert len(regions) < 200
+
+
+def test_bytes_that_trap_are_no_instructions_for_programs() -> None:
+    privileged = {Mnemonic.HLT, Mnemonic.CLI, Mnemonic.STI}
+    for byte in TRAPS:
+        for behind in (0x00, 0x40, 0x90, 0xC0, 0xFF):
+            instruction = Decoder(64, bytes([byte]) + bytes([behind]) * 14, ip=0).decode()
+            assert instruction.is_invalid or instruction.mnemonic in privileged or byte == 0xD6, hex(byte)
+
+
+def test_where_no_distance_traps_there_is_no_address() -> None:
+    free = space(mapping(MODULE_END + 16 * MIB, MODULE_END + 4 * GIB), mapping(MODULE - 4 * GIB, MODULE))
+    assert free.allocate(*REACH, 100, MODULE_END, (3,)) is None
+    assert free.allocate(*REACH, 100, MODULE_END, (2,)) is not None

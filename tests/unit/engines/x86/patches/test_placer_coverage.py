@@ -24,9 +24,9 @@ ROOM = 96
 SAMPLE = 4000
 PLENTY = 1 << 30  # regions: placements come and go here, and blocks stay
 
-INSTRUCTIONS = 0.99
-ENTRIES = {"libc.so.6": 0.999, "libcrypto.so.3": 0.999, "libsqlite3.so.0": 0.999, "python3": 0.996}
-"""Of a program for fixed addresses half of the punned jumps would lead below it."""
+INSTRUCTIONS = {"libc.so.6": 0.99, "libcrypto.so.3": 0.99, "libsqlite3.so.0": 0.99, "python3": 0.985}
+ENTRIES = {"libc.so.6": 0.999, "libcrypto.so.3": 0.999, "libsqlite3.so.0": 0.999, "python3": 0.98}
+"""Of a program for fixed addresses half of the punned jumps would lead below it, and others to where its heap grows."""
 
 
 def check(code: ModuleCode, placed: Placement) -> None:
@@ -96,7 +96,7 @@ def check_together(name: str, sites: list[int], share: float, *, regions_max: in
 def test_a_sample_of_instructions(name: str, *, windows_first: bool) -> None:
     addresses = sorted(instruction.ip for instruction in instructions(name))
     sample = Random(name).sample(addresses, SAMPLE)
-    assert share_placed(name, sample, windows_first=windows_first) >= INSTRUCTIONS
+    assert share_placed(name, sample, windows_first=windows_first) >= INSTRUCTIONS[name]
 
 
 def test_every_function_of_a_library_at_once() -> None:
@@ -113,7 +113,7 @@ def test_neighbouring_instructions_at_once() -> None:
 @pytest.mark.parametrize("windows_first", [False, True], ids=["puns", "windows"])
 def test_all_instructions(name: str, *, windows_first: bool) -> None:
     addresses = [instruction.ip for instruction in instructions(name)]
-    assert share_placed(name, addresses, windows_first=windows_first) >= INSTRUCTIONS
+    assert share_placed(name, addresses, windows_first=windows_first) >= INSTRUCTIONS[name]
 
 
 @pytest.mark.torture

@@ -18,6 +18,7 @@ from dprobes.bpf.asm.isa import LOOPS_MAX, NO_OVERWRITE, Alu, Helper, Jump, Regi
 from dprobes.bpf.layout import ARRIVAL, MapName, Status
 from dprobes.bpf.lower.hits.scopefilter import write_filter
 from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.vma import PagingQuestion
 from dprobes.engines.ebpf.attach.programs.tracepoints import (
     add_to_status,
     begin_exit,
@@ -28,7 +29,7 @@ from dprobes.engines.ebpf.attach.programs.tracepoints import (
 )
 
 if TYPE_CHECKING:
-    from dprobes.bpf.lower.request import Filter
+    from dprobes.bpf.lower.request import Abilities, Filter
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 
 __all__ = ["WAITING_TIME", "arrival_program", "departure_program", "exec_program", "fork_program", "leave_program"]
@@ -56,12 +57,8 @@ def _end(asm: Assembler) -> Assembled:
     return asm.assemble()
 
 
-def arrival_program(scope: Filter, *, sleepable: bool) -> Assembled:
-    """
-    Return the program at the module's first instructions; its cookie is the link address of each.
-
-    ``sleepable`` says that it will be loaded as one that may sleep.
-    """
+def arrival_program(scope: Filter, abilities: Abilities) -> Assembled:
+    """Return the program at the module's first instructions; its cookie is the link address of each."""
     asm = Assembler()
     out, new, mapped, full, waiting = (asm.label() for _ in range(5))
     asm.mov(R6, R1)
@@ -113,13 +110,14 @@ def arrival_program(scope: Filter, *, sleepable: bool) -> Assembled:
     asm.place(out)
     asm.mov(R0, 0)
     asm.exit()
-    _wait_a_turn(asm, waiting, sleepable=sleepable)
+    _wait_a_turn(asm, waiting, abilities)
     return asm.assemble()
 
 
-def _wait_a_turn(asm: Assembler, entry: int, *, sleepable: bool) -> None:
+def _wait_a_turn(asm: Assembler, entry: int, abilities: Abilities) -> None:
     """Write what is repeated until the watchpoints are attached; R2 is our stack from ``_STACK`` on."""
-    done, late = asm.label(), asm.label()
+    done, late, again = asm.label(), asm.label(), asm.label()
+    paging = PagingQuestion(asm, abilities)
     asm.function(entry)
     asm.mov(R6, R2)
     asm.load_map(R1, MapName.BIASES)
@@ -130,8 +128,12 @@ def _wait_a_turn(asm: Assembler, entry: int, *, sleepable: bool) -> None:
     asm.load(R1, R6, _SINCE - _STACK)
     asm.alu(Alu.SUB, R0, R1)
     asm.jump_if(Jump.JGT, R0, int(WAITING_TIME * _NANOSECONDS), late)
-    if sleepable:
+    if abilities.sleepable:
         # Finding the page of another process's memory (here: of our own) begins with cond_resched().
+        asm.load(R1, R6, 0)
+        asm.mov(R2, 1)
+        paging.ask()
+        asm.jump_if(Jump.JNE, R0, 0, again)
         asm.call(Helper.GET_CURRENT_TASK_BTF)
         asm.mov(R4, R0)
         asm.load(R3, R6, 0)
@@ -139,6 +141,7 @@ def _wait_a_turn(asm: Assembler, entry: int, *, sleepable: bool) -> None:
         point_to_stack(asm, R1, -8)
         asm.mov(R5, 0)
         asm.call(Helper.COPY_FROM_USER_TASK)
+    asm.place(again)
     asm.mov(R0, 0)
     asm.exit()
     asm.place(late)
@@ -146,6 +149,7 @@ def _wait_a_turn(asm: Assembler, entry: int, *, sleepable: bool) -> None:
     asm.place(done)
     asm.mov(R0, 1)
     asm.exit()
+    paging.write_functions()
 
 
 def _forget(asm: Assembler, process: Register) -> None:
@@ -202,7 +206,8 @@ def leave_program(types: KernelTypes) -> Assembled:
     """Return the program on ``sched_process_exit(task)``: the last thread of a process takes its entry away."""
     asm = Assembler()
     out = asm.label()
-    begin_exit(asm, types, out)
+    begin_exit(asm, types)
+    asm.jump_if(Jump.JNE, R4, 0, out)
     _forget(asm, R6)
     asm.place(out)
     return _end(asm)

@@ -1,4 +1,11 @@
-"""The arguments of the kernel's tracepoints, and process ids, for programs that follow processes."""
+"""
+The arguments of the kernel's tracepoints, and process ids, for programs that follow processes.
+
+A thread executes much of the kernel's code after ``sched_process_exit``: it closes files, sends SIGCHLD, and leaves its
+CPU for the last time. Then its parent waits for it, and its number may be given to another one. ``sched_process_free``
+comes after all of that, for each thread, but may come when its number has been given away. So whatever is forgotten
+there is noted with the address of what ends, which nothing else can have until then.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +19,16 @@ if TYPE_CHECKING:
     from dprobes.bpf.layout import Status
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 
-__all__ = ["add_to_status", "begin_exit", "begin_fork", "load_argument", "load_process", "point_to_stack"]
+__all__ = [
+    "add_to_status",
+    "begin_exit",
+    "begin_fork",
+    "load_argument",
+    "load_process",
+    "point_to_stack",
+]
 
-R0, R1, R2, R3, R4, R6, R10 = (Register(number) for number in (0, 1, 2, 3, 4, 6, 10))
+R0, R1, R2, R3, R4, R6, R7, R10 = (Register(number) for number in (0, 1, 2, 3, 4, 6, 7, 10))
 
 
 def load_argument(asm: Assembler, dst: Register, number: int) -> None:
@@ -52,11 +66,14 @@ def begin_fork(asm: Assembler, types: KernelTypes, end: Label) -> None:
     asm.load(R4, R2, tgid, Size.W)
 
 
-def begin_exit(asm: Assembler, types: KernelTypes, end: Label) -> None:
-    """Load the id of the process to R6 at ``sched_process_exit(task)`` for its last thread; others go to the end."""
+def begin_exit(asm: Assembler, types: KernelTypes) -> None:
+    """
+    At ``sched_process_exit(task)`` or ``sched_process_free(task)`` load the process: its id to R6, what it is to R7.
+
+    The latter is the address of what its threads have in common. R4 is how many of them have not begun to end.
+    """
     load_argument(asm, R2, 0)
-    # do_exit() counts a thread out of "live" before it gets here; when several find 0, all of them go on.
-    asm.load(R3, R2, types.member_offset("task_struct", "signal"))
-    asm.load(R4, R3, types.member_offset("signal_struct", "live"), Size.W)
-    asm.jump_if(Jump.JNE, R4, 0, end)
     asm.load(R6, R2, types.member_offset("task_struct", "tgid"), Size.W)
+    asm.load(R7, R2, types.member_offset("task_struct", "signal"))
+    # do_exit() counts a thread out of "live" before it gets here; when several find 0, all of them do.
+    asm.load(R4, R7, types.member_offset("signal_struct", "live"), Size.W)

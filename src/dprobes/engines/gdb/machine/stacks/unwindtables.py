@@ -56,7 +56,7 @@ class UnwindTables:
         memory = GuestMemory(self._target, facts.tables, facts.paging)
         addresses, entries, count = facts.layout.module_orc
         found: list[tuple[GuestModule, OrcTable | None]] = []
-        for module in listed_modules(memory, facts.layout, facts.modules):
+        for module in listed_modules(memory, facts.layout, facts.modules).found:
             at = module.address
             size = memory.word(at + count, 4)
             found.append((module, self._table(memory.word(at + addresses), memory.word(at + entries), size)))

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["JumpWaits"]
 
 _PATIENCE = 10.0
-"""Seconds for which a thread waits, before breakpoints are written instead."""
+"""
+Seconds for which a thread waits, before breakpoints are written instead: of the client's processor time.
+
+Or for which the client does not run at all. So a busy machine makes the wait longer, and not the jumps late.
+"""
 _PATIENCE_OF_ALL = 0.5
 """The same of all threads of a process: they are in the middle of something."""
 
@@ -33,11 +37,14 @@ _PATIENCE_OF_ALL = 0.5
 class JumpWaits:
     """The threads that wait for jumps."""
 
-    def __init__(self, threads: ThreadTable, stopper: Stopper) -> None:
+    def __init__(self, threads: ThreadTable, stopper: Stopper, client: int) -> None:
         self._threads = threads
+        self._client = client
         self._stopper = stopper
         self._until: dict[Thread, float] = {}
         """By thread, when it waits no more."""
+        self._work: dict[Thread, tuple[float, float]] = {}
+        """By thread that waits on its own, the client's processor time when that began, and when it was looked at."""
         self._held: set[Thread] = set()
         """Those that have stopped for it."""
         self._spaces: dict[AddressSpace, float] = {}
@@ -48,6 +55,8 @@ class JumpWaits:
         if thread.space.unwritten and not thread.space.shared_with:
             thread.awaits_jumps = True
             self._until[thread] = time.monotonic() + _PATIENCE
+            work = _processor_time(self._client)
+            self._work[thread] = work, work
 
     def hold(self, space: AddressSpace, held: Iterable[Thread]) -> None:
         """
@@ -97,9 +106,14 @@ class JumpWaits:
         now = time.monotonic()
         for thread, until in list(self._until.items()):
             is_there = self._threads.get(thread.tid) is thread
-            if is_there and thread.awaits_jumps and thread.space.unwritten and now < until:
-                continue
+            if is_there and thread.awaits_jumps and thread.space.unwritten:
+                if now < until:
+                    continue
+                if self._is_worked_on(thread):
+                    self._until[thread] = now + _PATIENCE
+                    continue
             del self._until[thread]
+            self._work.pop(thread, None)
             is_held = thread in self._held
             self._held.discard(thread)
             thread.awaits_jumps = False
@@ -109,3 +123,20 @@ class JumpWaits:
                     self._stopper.release(thread)
         self._spaces = {space: until for space, until in self._spaces.items() if space.unwritten and now < until}
         return min((until - now for until in self._until.values()), default=None)
+
+    def _is_worked_on(self, thread: Thread) -> bool:
+        """Return whether the client has worked since this was asked last, and for less than it may take in all."""
+        if thread not in self._work:
+            return False  # it waits with all others of its process
+        began, last = self._work[thread]
+        work = _processor_time(self._client)
+        self._work[thread] = began, work
+        return last < work < began + _PATIENCE
+
+
+def _processor_time(pid: int) -> float:
+    """Return the processor time that a process has had, in seconds, 0 if it is gone (clock_getcpuclockid(3))."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return 0.0

@@ -41,7 +41,7 @@ def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entr
     start = memory.page + PROCESS_SIZE
     try:
         data = os.pread(space.memory, len(window) * table.slot, start + window.start)
-        for at in range(0, len(data), table.slot):
+        for at in range(0, len(data) - table.slot + 1, table.slot):
             found, time = _HEAD.unpack_from(data, at)
             if found != key:
                 continue
@@ -63,7 +63,9 @@ def add_calls(space: AddressSpace, memory: NativeMemory, probe: Probe, calls: Se
         window = table.window(key)
         try:
             data = os.pread(space.memory, len(window) * table.slot, start + window.start)
-            heads = [(*_HEAD.unpack_from(data, at), at) for at in range(0, len(data), table.slot)]
+            heads = [(*_HEAD.unpack_from(data, at), at) for at in range(0, len(data) - table.slot + 1, table.slot)]
+            if not heads:
+                return  # the process has taken the memory away
             free = [at for found, _, at in heads if found in (0, key)]
             at = free[0] if free else min(heads, key=lambda head: head[1])[2]
             registers = [entry.registers[index] for index in sorted(entry.registers)]

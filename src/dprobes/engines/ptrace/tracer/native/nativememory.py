@@ -2,7 +2,7 @@
 Memory that a stopped process maps for handlers in it, without noticing.
 
 The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
-makes a pair of sockets, we take one of them (pidfd_getfd(2)) and send the file through it. So it needs no path, works
+makes a socket, which takes what we send through a copy of it (``processcalls.send_file``). So it needs no path, works
 through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
 a page with a table of threads, and room for calls behind it, of which a child of the process does not inherit the
 contents; and a manifest (``leftmanifest``), of which it does.
@@ -10,17 +10,18 @@ contents; and a manifest (``leftmanifest``), of which it does.
 
 from __future__ import annotations
 
-import array
 import contextlib
+import errno
 import os
 import socket
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.processcalls import copy_descriptor
+from dprobes.engines.linux.memoryfile import memory_file
+from dprobes.engines.linux.processcalls import same_file, send_file
 from dprobes.engines.ptrace.leftmanifest import ENTRIES, FILE_NAME, LENGTH, MAGIC, SIZE, length_in
 from dprobes.engines.ptrace.restorerwire import FilesShared
-from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, injecting
+from dprobes.engines.ptrace.tracer.injection import MADVISE, MMAP, MUNMAP, InjectionError, OccupiedError, injecting
 from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
 from dprobes.errors import reason_of, reason_of_number
 from dprobes.native.processpage import PROCESS_PID, PROCESS_SIZE
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["list_in_manifest", "map_code", "share_memory"]
 
 _WORD = 8
-_SOCKETPAIR, _RECVMSG, _CLOSE = 53, 47, 3
+_SOCKET, _RECVMSG, _CLOSE = 41, 47, 3
 """Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
 
 _READ, _READ_WRITE, _READ_EXECUTE = 1, 3, 5
@@ -48,8 +49,8 @@ _AF_UNIX, _DATAGRAMS = 1, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
 _CLOSE_ON_EXEC_NOW = 0x40000000 | socket.MSG_DONTWAIT
 """MSG_CMSG_CLOEXEC, and no waiting."""
 
-_PAIR, _HEADER, _VECTOR, _BYTE, _CONTROL = 0, 64, 128, 160, 192
-"""Where on the page things are put for the calls: two descriptors, and a ``struct msghdr`` with what it names."""
+_HEADER, _VECTOR, _BYTE, _CONTROL = 64, 128, 160, 192
+"""Where on the page things are put for the calls: a ``struct msghdr`` with what it names."""
 _MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
 _CONTROL_SIZE, _CONTROL_DATA = 24, 16
 
@@ -66,9 +67,8 @@ def share_memory(
     ``tell`` says beforehand which files they are, should we be killed in the middle. Raise ``InjectionError`` if it is
     not possible; then nothing is left of the attempt.
     """
-    manifest = os.memfd_create(FILE_NAME)
+    manifest = memory_file(FILE_NAME, SIZE)
     try:
-        os.ftruncate(manifest, SIZE)
         mapped = [*files, (manifest, SIZE)]
         identities = tuple((found.st_dev, found.st_ino) for found in (os.fstat(each) for each, _ in mapped))
 
@@ -141,19 +141,22 @@ def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) ->
 
 
 def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:
-    """Let the process receive a file of ours; return its number there, and note what is to be closed."""
+    """
+    Let the process receive a file of ours; return its number there, and note what is to be closed.
+
+    The process may have others that write into its memory meanwhile: what is read from there is compared.
+    """
     space = thread.space
-    _checked(call(_SOCKETPAIR, _AF_UNIX, _DATAGRAMS, 0, page + _PAIR))
-    theirs, ours = struct.unpack("=ii", space.read(page + _PAIR, 8))
-    opened += [theirs, ours]
-    with socket.socket(fileno=copy_descriptor(thread.tid, thread.pid, ours)) as sender:
-        rights = array.array("i", [descriptor])
-        sender.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    number = _checked(call(_SOCKET, _AF_UNIX, _DATAGRAMS, 0))
+    opened.append(number)
+    send_file(thread.tid, thread.pid, number, descriptor)
     header = _MESSAGE_HEADER.pack(0, 0, page + _VECTOR, 1, page + _CONTROL, _CONTROL_SIZE, 0)
     space.write(page + _HEADER, header)
     space.write(page + _VECTOR, struct.pack("=QQ", page + _BYTE, 1))
-    _checked(call(_RECVMSG, theirs, page + _HEADER, _CLOSE_ON_EXEC_NOW))
+    _checked(call(_RECVMSG, number, page + _HEADER, _CLOSE_ON_EXEC_NOW))
     received = int.from_bytes(space.read(page + _CONTROL + _CONTROL_DATA, 4), "little")
+    if same_file(descriptor, thread.tid, received) is False:
+        raise InjectionError("another file arrived in the process than was sent to it")
     opened.append(received)
     return received
 
@@ -163,15 +166,17 @@ def map_code(thread: Thread, program: int, ranges: Iterable[tuple[int, int]]) ->
     Let a process map pages for a program's code, (start, end) each, where nothing is; its threads must be stopped.
 
     What is mapped is noted with the jumps of its address space: nothing else may be unmapped one day. Raise
-    ``InjectionError`` if one cannot be had; those before it stay.
+    ``InjectionError`` if one cannot be had, and ``OccupiedError`` if something is there; those before it stay.
     """
     with injecting(thread) as call:
         for start, end in ranges:
             flags = _PRIVATE_ANONYMOUS | _FIXED_NOREPLACE
-            found = _checked(call(MMAP[_WORD], start, end - start, _READ_EXECUTE, flags, -1, 0))
-            if found != start:
+            found = call(MMAP[_WORD], start, end - start, _READ_EXECUTE, flags, -1, 0)
+            if found == -errno.EEXIST:
+                raise OccupiedError(f"something else is mapped at {start:#x}")
+            if _checked(found) != start:
                 call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
-                raise InjectionError(f"no memory can be had at {start:#x}")
+                raise OccupiedError(f"something else is mapped at {start:#x}")
             thread.space.patches.code.setdefault(program, []).append((start, end))
 
 

@@ -3,11 +3,12 @@ The giving back of memory that handlers ran in: when no thread can come back int
 
 A thread may stand in a handler, or be in a signal handler that has interrupted one: then the address is on its stack,
 in the signal frame. So the stacks of all threads are looked through (``threadstacks``); one that is too large for that
-counts as in use.
+counts as in use. So is the rest of the memory, where a program may have saved a context to come back to.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
@@ -15,9 +16,9 @@ from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.injection import MUNMAP
 from dprobes.engines.ptrace.tracer.native.patches import Patches
-from dprobes.engines.ptrace.tracer.native.threadstacks import stacks_from
+from dprobes.engines.ptrace.tracer.native.threadstacks import saved_parts, stacks_from
 from dprobes.errors import TargetError
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mapping_finder, mappings_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ __all__ = ["is_left", "is_outside", "unmap_native", "unmap_program"]
 
 _ENDED = ("Z", "X")
 """The states of threads that execute nothing more, though their end may still be to be handled."""
+_LOOKED_THROUGH_MAX = 256 << 20
+"""Bytes of memory that are looked through, at about 1 GB/s; a larger process keeps the code."""
 _GRANULE = 16
 """Bits of an address that are not searched for: the others are six bytes, which are found quickly."""
 
@@ -40,7 +43,28 @@ def is_left(space: AddressSpace, threads: Sequence[Thread], ranges: Sequence[tup
 
     All threads must be stopped.
     """
-    return all(is_outside(space, thread, ranges) for thread in threads)
+    if not all(is_outside(space, thread, ranges) for thread in threads):
+        return False
+    if ranges is None:
+        ranges = space.patches.code_ranges()
+    return not ranges or _is_saved_nowhere(space, threads, ranges)
+
+
+def _is_saved_nowhere(space: AddressSpace, threads: Sequence[Thread], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return whether the program has certainly saved no address in our code, with a context or by itself."""
+    pointers: list[int] = []
+    registers = ptracecalls.Registers()
+    for thread in threads:
+        with contextlib.suppress(OSError):  # it has ended
+            ptracecalls.get_registers(thread.tid, registers)
+            pointers.append(registers[Register.RSP])
+    for thread in threads:
+        try:
+            parts = saved_parts(space, thread.tid, mappings_of(thread.tid), pointers, _LOOKED_THROUGH_MAX)
+            return parts is not None and not any(names_address(part, *each) for part in parts for each in ranges)
+        except (OSError, TargetError):
+            continue  # it has ended
+    return True
 
 
 def is_outside(space: AddressSpace, thread: Thread, ranges: Sequence[tuple[int, int]] | None = None) -> bool:
@@ -52,12 +76,11 @@ def is_outside(space: AddressSpace, thread: Thread, ranges: Sequence[tuple[int, 
     registers = ptracecalls.Registers()
     try:
         ptracecalls.get_registers(thread.tid, registers)
-        mappings = parse_maps(read_maps(thread.tid))
+        if any(start <= registers[Register.RIP] < end for start, end in ranges):
+            return False
+        stacks = stacks_from(space, mapping_finder(thread.tid), [registers[Register.RSP]])
     except (OSError, TargetError):
         return thread_state(thread.tid) in _ENDED
-    if any(start <= registers[Register.RIP] < end for start, end in ranges):
-        return False
-    stacks = stacks_from(space, mappings, [registers[Register.RSP]])
     return stacks is not None and not any(names_address(data, *each) for data in stacks for each in ranges)
 
 

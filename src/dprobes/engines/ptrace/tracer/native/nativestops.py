@@ -36,9 +36,13 @@ _LOW_FLAGS = 0xD5
 
 
 def stop_of(space: AddressSpace, registers: ctypes.Array[ctypes.c_ulong], number: int) -> NativeStop | None:
-    """Return what it means that a thread has stopped for a signal where its registers say."""
+    """
+    Return what it means that a thread has stopped for a signal where its registers say.
+
+    One that an instruction does not raise means nothing: it comes anywhere, that of a timer also from the kernel.
+    """
     stops = space.patches.stops
-    if not stops:
+    if not stops or number not in STOPPING:
         return None
     is_trap = number == signal.SIGTRAP
     stop = stops.get(registers[_RIP] - is_trap)

@@ -5,12 +5,16 @@ The client plans and generates code; here it is written. A breakpoint is always 
 faster way to the same handler, and whatever it is not good for is left to the breakpoint. All threads of the address
 space are stopped when code changes, none of them in what is overwritten or in the middle of a hit there. Where that
 cannot be had just then, it is tried again, ever more rarely, and not for ever.
+
+Jumps are looked at all the time: a uprobe in one of them makes it code that nobody wrote when it goes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +22,9 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.reports import MemoryShared, SitesPatched
 from dprobes.engines.ptrace.requests import PatchSites, ShareMemory
-from dprobes.engines.ptrace.tracer.injection import InjectionError, ThreadBusyError, may_inject
+from dprobes.engines.ptrace.sitepatch import TRAP_OF_32_BITS
+from dprobes.engines.ptrace.tracer.addressspaces import PageReader
+from dprobes.engines.ptrace.tracer.injection import InjectionError, OccupiedError, ThreadBusyError, may_inject
 from dprobes.engines.ptrace.tracer.native.announcements import announce
 from dprobes.engines.ptrace.tracer.native.heldprocess import process_held
 from dprobes.engines.ptrace.tracer.native.idtables import NO_ROOM, begin_ids, lacks_ids
@@ -35,17 +41,19 @@ from dprobes.engines.ptrace.tracer.native.nativememory import map_code, share_me
 from dprobes.engines.ptrace.tracer.native.nativestops import move_fault
 from dprobes.engines.ptrace.tracer.native.retries import Retries
 from dprobes.engines.ptrace.tracer.native.threadplaces import ThreadPlaces
-from dprobes.engines.ptrace.tracer.placement import end_joining, write_unwritten
+from dprobes.engines.ptrace.tracer.placement import end_joining
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.errors import reason_of
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from dprobes.engines.ptrace.sitepatch import SitePatch
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.entries import Entry
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
     from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
@@ -56,7 +64,22 @@ __all__ = ["Patcher"]
 _GONE = "the process is not traced any more"
 _ANOTHER = "the process executes another program"
 _BUSY = "no thread of the process can make a system call for it now"
+_SHARED = "several processes share the memory"
 _NOT_ALLOWED = "the process may not be made to do system calls"
+
+_TRAPS = (signal.SIGILL, signal.SIGSEGV)
+"""The signals for instructions that are not valid, or not for programs (``x86.patches.addressspace.TRAPS``)."""
+
+_PLANS = 4
+"""How often a process may have mapped something where code was planned to be, until breakpoints stay instead."""
+
+_CHANGED = "another tool has inserted uprobes over jumps of this run, which have been written again"
+_CHANGED_BY = "hits in between may be missing, and the other tool sees none here: --engine ebpf shares places"
+
+_BETWEEN_LOOKS = 0.2
+"""Seconds from one look at the jumps to the next one, at least."""
+_SHARE_OF_LOOKS = 50
+"""How many times as long as a look the time to the next one is, at least."""
 
 _ATTEMPTS_BEFORE_BREAKPOINTS = 7
 """How often jumps are tried before breakpoints are written in their place: for about a second."""
@@ -70,22 +93,47 @@ class Patcher:
     there before anything changes.
     """
 
-    def __init__(self, state: TracerState, stopper: Stopper, take_children: Callable[[AddressSpace], None]) -> None:
+    def __init__(
+        self,
+        state: TracerState,
+        stopper: Stopper,
+        modules: ModuleBreakpoints,
+        take_children: Callable[[AddressSpace], None],
+    ) -> None:
+        self._modules = modules
         self._take_children = take_children
         self._connection = state.connection
         self._threads = state.threads
         self._programs = state.programs
         self._stopper = stopper
         self._retries = Retries()
+        self._next_look = 0.0
+        self._has_jumps = False
 
     def look_after(self) -> float | None:
-        """Try again what could not be done; return in how many seconds to ask again, None if all is done."""
+        """Try again what could not be done, and mend jumps; return in how many seconds to ask again, None for never."""
         for message, attempts in self._retries.take_due():
             if isinstance(message, ShareMemory):
                 self.share(message, attempts)
             else:
                 self.patch(message, attempts)
-        return self._retries.delay()
+        delays = self._retries.delay(), self._mend_jumps()
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    def _mend_jumps(self) -> float | None:
+        """Look for uprobes in jumps if it is time; return in how many seconds to look again, None without jumps."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            spaces = [space for space in self._threads.spaces() if space.patches.by_site]
+            self._has_jumps = bool(spaces)
+            for space in spaces:
+                if space.patches.mend(space.memory, PageReader(space.memory).read):
+                    pid = self._threads.in_space(space)[0].pid
+                    self._connection.warn_once(f"process {pid}: {_CHANGED}", _CHANGED_BY)
+            end = time.monotonic()
+            self._next_look = end + max(_BETWEEN_LOOKS, _SHARE_OF_LOOKS * (end - now))
+            now = end
+        return self._next_look - now if self._has_jumps else None
 
     @contextlib.contextmanager
     def _process_held(self, pid: int) -> Iterator[list[Thread]]:
@@ -148,7 +196,7 @@ class Patcher:
     def _write_breakpoints(self, pid: int, but: Collection[int] = ()) -> None:
         """Write the breakpoints of a process in whose place no jumps come; ``but`` at some addresses they may yet."""
         for thread in self._threads.of_process(pid)[:1]:
-            write_unwritten(thread.space, but)
+            self._modules.write_late(thread.space, thread, but)
             self.end_joining(thread.space)
 
     def end_joining(self, space: AddressSpace) -> None:
@@ -190,6 +238,11 @@ class Patcher:
                     _write_code(held[0], message)
                 except (InjectionError, OSError, ThreadGoneError) as error:
                     problem = self._problem(held[0], error)
+                    if isinstance(error, OccupiedError):
+                        space.patches.occupied += 1
+                        if space.patches.occupied < _PLANS:
+                            self._let_plan_again(message, problem)
+                            return
             if problem is _BUSY and self._retries.add(message, attempts):
                 return
             if problem is not None:
@@ -202,6 +255,11 @@ class Patcher:
             soon = waiting if attempts < _ATTEMPTS_BEFORE_BREAKPOINTS else ()
             self._write_breakpoints(pid, {address for patch in soon for address in patch.addresses})
         self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
+
+    def _let_plan_again(self, message: PatchSites, why: str) -> None:
+        """Ask for other jumps, as the process has mapped something where their code was to be."""
+        refused = tuple((probe, why) for patch in message.patches for probe in patch.probes)
+        self._connection.send(SitesPatched(message.program, message.pid, (), refused, is_occupied=True))
 
     def _write_jumps(
         self, space: AddressSpace, message: PatchSites, attempts: int
@@ -276,6 +334,8 @@ class Patcher:
         pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
         if not wanted or pid is None or not space.is_open or space.shared_with or lacks_ids(space):
             return
+        if not space.is_one_process:
+            return
         numbers = sorted({number for jump in wanted for number in jump.programs})
         memories = tuple((number, space.patches.memories[number].page) for number in numbers)
         message = PatchSites(numbers[0], pid, memories, (), (), (), tuple(wanted))
@@ -310,6 +370,8 @@ class Patcher:
         space = held[0].space
         if not space.is_open or space.shared_with:
             return _GONE
+        if not space.is_one_process:
+            return _SHARED
         if lacks_ids(space):
             return NO_ROOM
         return None if may_inject(held[0]) else _NOT_ALLOWED
@@ -333,6 +395,55 @@ class Patcher:
         if any(place.original == original for original, _ in patch.moves):
             self.give_up(thread.space, patch.addresses)
         move_fault(thread, registers, place.original)
+
+    def is_between_steps(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+        """
+        Return whether a thread that steps itself has trapped at an instruction that the program does not have.
+
+        Where it has come to one of the program's in displaced code it is put there, since it gets the trap. So it comes
+        back to what was displaced: where the jump does not trap it there, the jump goes.
+        """
+        patches = thread.space.patches
+        if not patches.starts:
+            return False
+        pc = registers[Register.RIP]
+        if (found := patches.reached(pc)) is None:
+            return patches.is_ours(pc)
+        patch, original = found
+        is_trapped = patch.traps and original in patch.written_bytes()
+        if not is_trapped and any(original == inside for inside, _ in patch.moves):
+            self.give_up(thread.space, patch.addresses)
+        move_fault(thread, registers, original)
+        return False
+
+    def lead_on(self, thread: Thread, number: int) -> bool:
+        """
+        Let a thread go on in the copy that has come into the middle of a jump, and stopped for the trap there.
+
+        So it is with a context that was saved before there was a jump. Return whether it was so.
+        """
+        if number not in _TRAPS or not thread.space.patches.by_site:
+            return False
+        registers = ptracecalls.Registers()
+        ptracecalls.get_registers(thread.tid, registers)
+        pc = registers[Register.RIP]
+        if ptracecalls.word_size(registers) == 4:
+            return number == signal.SIGILL and self._lead_back(thread, pc)
+        place = thread.space.patches.way_on(pc)
+        if place == pc or ptracecalls.get_signal_info(thread.tid, ptracecalls.SignalInfo()) <= 0:
+            return False
+        ptracecalls.set_instruction_pointer(thread.tid, place)
+        return True
+
+    def _lead_back(self, thread: Thread, pc: int) -> bool:
+        """Let a thread in 32-bit code that a jump has led here meet the breakpoint instead; return whether it has."""
+        begin = pc - TRAP_OF_32_BITS
+        patch = next((each for each in thread.space.patches.displaced.values() if each.begin == begin), None)
+        if patch is None:
+            return False
+        self.give_up(thread.space, patch.addresses)
+        ptracecalls.set_instruction_pointer(thread.tid, patch.copies[0].original)
+        return True
 
     def make_way(self, thread: Thread, address: int, breakpoint_: Breakpoint | None) -> None:
         """

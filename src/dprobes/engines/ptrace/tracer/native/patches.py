@@ -3,6 +3,9 @@ Jumps in an address space that lead from probed instructions to handlers in the 
 
 A jump takes the place of breakpoints that are known here: where it is taken out, they can come back. One that relies
 on bytes of another one goes with that. Bytes are written while no thread of the space runs.
+
+A uprobe that anybody inserts later is in all processes, also over a jump: the kernel looks at the file alone. It makes
+one byte a breakpoint, and the file's again when it goes: then what is left of the jump is no code that anybody wrote.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from bisect import bisect_right, insort
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.sitepatch import without_jump
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -80,6 +84,8 @@ class Patches:
     """What is in the manifest of each memory, by its page: jumps and breakpoints as their bytes."""
     unlisted: set[int] = field(default_factory=set)
     """The pages of the memories whose manifests lack breakpoints."""
+    occupied: int = 0
+    """How often something was where code was to be mapped."""
 
     def begin_list(self, memory: NativeMemory) -> None:
         """Know that the manifest of a memory is empty: there may have been another one at its place."""
@@ -172,9 +178,32 @@ class Patches:
             gone.update(patch.addresses)
             for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
                 with contextlib.suppress(OSError):
-                    if os.pread(memory, len(data), address) == data:
-                        os.pwrite(memory, original, address)
+                    found = os.pread(memory, len(data), address)
+                    left = without_jump(found, data, original)
+                    if left is not None and left != found:
+                        os.pwrite(memory, left, address)
         return gone
+
+    def mend(self, memory: int, read: Callable[[int, int], bytes]) -> bool:
+        """
+        Write the bytes of jumps again that uprobes have replaced; return whether there were any.
+
+        The kernel leaves them alone then when the uprobe goes. Each is written alone, as threads may run meanwhile. A
+        uprobe on a mark for indirect branches does no harm, and where all is the file's again there is no jump.
+        """
+        is_mended = False
+        for patch in dict.fromkeys(self.by_site.values()):
+            pieces = [each for each in zip(patch.writes, patch.originals, strict=True) if each[0][1] != each[1]]
+            for (address, data), original in (*pieces, (patch.relied_on, patch.relied_on[1])):
+                with contextlib.suppress(OSError):
+                    found = read(address, len(data))
+                    if found in (data, original) or without_jump(found, data, original) is None:
+                        continue
+                    for place, byte in enumerate(data):
+                        if found[place] != byte:
+                            os.pwrite(memory, data[place : place + 1], address + place)
+                            is_mended = True
+        return is_mended
 
     def _drop(self, patch: SitePatch) -> None:
         for site in patch.addresses:
@@ -266,6 +295,33 @@ class Patches:
         copies = patch.copies
         return patch, copies[bisect_right(copies, pc, key=lambda each: each.copy) - 1]
 
+    def reached(self, pc: int) -> tuple[SitePatch, int] | None:
+        """
+        Return the jump in whose code a thread has just come to an instruction of the program, and its address there.
+
+        None between two of them, at the first one, which the thread had come to before the jump, and elsewhere.
+        """
+        found = self.original_of(pc)
+        if found is None:
+            return None
+        patch, copy = found
+        for original, place in patch.moves:
+            if place == pc and original != patch.start:
+                return patch, original
+        if copy.copy == pc and copy.exact and not patch.start <= copy.original < patch.back:
+            return patch, copy.original
+        return None
+
+    def is_ours(self, pc: int) -> bool:
+        """Return whether an instruction is none of the program's: it is on the way of a jump, or in our code."""
+        if any(start <= pc < end for start, end in self.code_ranges()):
+            return True
+        return any(
+            pc == address and pc not in patch.displaced_bytes()
+            for patch in self.users.get(pc, ())
+            for address, _ in patch.writes
+        )
+
     def way_on(self, address: int) -> int:
         """Return where a thread goes on that stands at an instruction, which a jump may have displaced."""
         moved = (patch.way_on(address) for patch in self.near(address, address + 1))
@@ -325,7 +381,8 @@ class Patches:
 
     def forget(self, start: int, end: int) -> None:
         """Forget the jumps in memory that is gone or shows something else."""
-        for patch in {patch for site, patch in self.by_site.items() if start <= site < end}:
+        sites = self.by_site if end - start > len(self.by_site) else range(start, end)
+        for patch in {self.by_site[site] for site in sites if start <= site < end and site in self.by_site}:
             self._drop(patch)
 
 

@@ -22,11 +22,11 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.native.nativeremoval import is_outside
-from dprobes.engines.ptrace.tracer.native.threadstacks import stacks_from
+from dprobes.engines.ptrace.tracer.native.threadstacks import saved_parts, stacks_from
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.errors import TargetError
 from dprobes.lazynamedtuple import NamedTuple
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import mapping_finder, mappings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,6 +45,7 @@ _CANNOT_STOP = "a thread cannot be stopped"
 _BUSY = "a thread is just executing the instruction"
 _COMES_BACK = "a thread is in the code of another jump, which leads to what would be displaced"
 _ON_STACK = "a signal handler returns into what would be displaced"
+_SAVED = "a context that the program has saved may be in what would be displaced"
 
 
 class _Place(NamedTuple):
@@ -75,12 +76,29 @@ class ThreadPlaces:
             if former.begin:
                 self._leading_back.setdefault(former.back, []).append((former.begin, former.end))
         self._kept: frozenset[int] = frozenset()
+        self._saved: frozenset[int] | None = frozenset()
         self._look(space)
         if inside and not self._unknown:
             pointers = [pointer for thread in self._threads for pointer in self._pointers(thread)]
             found = stack_words(space, self._threads[0].tid, pointers, min(inside), max(inside))
             self._unknown = found is None
             self._kept = found or frozenset()
+        resumed = frozenset(original for patch in patches if not patch.traps for original, _ in patch.moves)
+        if resumed and not self._unknown:
+            self._saved = self._words_saved(resumed)
+
+    def _words_saved(self, wanted: frozenset[int]) -> frozenset[int] | None:
+        """Return which addresses are anywhere in the memory of the program; None if that is not known."""
+        tid = self._threads[0].tid
+        try:
+            pointers = [pointer for thread in self._threads for pointer in self._pointers(thread)]
+            parts = saved_parts(self._space, tid, mappings_of(tid), pointers)
+            if parts is None:
+                return None
+            found = (wanted.intersection(memoryview(part[: len(part) & -_WORD]).cast("Q")) for part in parts)
+            return frozenset().union(*found)
+        except (TargetError, OSError):
+            return None
 
     def _look(self, space: AddressSpace) -> None:
         registers = ptracecalls.Registers()
@@ -122,6 +140,8 @@ class ThreadPlaces:
             return _CANNOT_STOP
         if any(original in self._kept for original, _ in patch.moves):
             return _ON_STACK
+        if not patch.traps and (self._saved is None or any(original in self._saved for original, _ in patch.moves)):
+            return _SAVED
         ranges = [each for original, _ in patch.moves for each in self._leading_back.get(original, ())]
         if ranges and not all(is_outside(self._space, thread, ranges) for thread in self._threads):
             return _COMES_BACK
@@ -159,10 +179,9 @@ def _has_trap_pending(thread: Thread) -> bool:
 def stack_words(space: AddressSpace, tid: int, pointers: Iterable[int], first: int, last: int) -> frozenset[int] | None:
     """Return the words from ``first`` to ``last`` on the stacks of threads; None if one cannot be looked through."""
     try:
-        mappings = parse_maps(read_maps(tid))
+        stacks = stacks_from(space, mapping_finder(tid), pointers)
     except TargetError:
         return None
-    stacks = stacks_from(space, mappings, pointers)
     if stacks is None:
         return None
     words = (memoryview(data[: len(data) & -_WORD]).cast("Q") for data in stacks)

@@ -20,7 +20,7 @@ from dprobes.engines.ptrace.tracer.steps.slots import GRANULE, JUMP_SIZE, NOP, P
 from dprobes.engines.x86.emulation import Action
 from dprobes.engines.x86.relocation import relocated
 from dprobes.errors import TargetError
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.target.processmaps import PAGE_SIZE, free_ranges, growth_of, mappings_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site
@@ -193,21 +193,17 @@ def _gap(tid: int, address: int, size: int, word_size: int) -> int:
     """
     Return where near ``address`` there is room to map ``size`` bytes, or 0.
 
-    Below the code rather than above: behind a program's data lies the heap, which grows upwards. Stacks grow downwards,
-    so a gap's upper end is left free as well.
+    Below the code rather than above: what is mapped may be followed by more. Mappings may grow downwards as well, so a
+    gap's upper end is left free.
     """
     try:
-        mappings = parse_maps(read_maps(tid))
+        mappings = mappings_of(tid)
     except TargetError:
         return 0
     top = 1 << 47 if word_size == 8 else 0xC0000000
-    ends = [(_LOWEST, "")] + [(m.end, m.path) for m in mappings]
-    starts = [(m.start, m.path) for m in mappings] + [(top, "")]
     best = (2 * _REACH, 0)
-    for (low, below), (high, above) in zip(ends, starts, strict=True):
-        if low >= top or high - low < size + 2 * _GUARD:
-            continue
-        if (above == "[stack]") if high <= address else (below == "[heap]"):
+    for low, high in free_ranges(mappings, growth_of(tid), _LOWEST, top):
+        if high - low < size + 2 * _GUARD:
             continue
         start = high - _GUARD - size if high <= address else low + _GUARD
         # Below the code wherever that is possible.

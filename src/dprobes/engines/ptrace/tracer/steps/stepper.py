@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
+from dprobes.engines.linux.ptracecalls import ALIGNMENT_FLAG, RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.reports import Placed, Removed
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
@@ -285,6 +285,35 @@ class Stepper:
         unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
         kind = CompletionKind.INTERRUPTED if unfinished else CompletionKind.COMPLETED
         return Completion(kind, signals.give_back() or signal.SIGTRAP)
+
+    def step_unaligned(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
+        """
+        Let a thread execute an instruction of ours that failed because the program checks alignment, without checks.
+
+        If a signal comes first, or the instruction raises another one, that is in the result. Raise ``ThreadGoneError``
+        if the thread ends in it.
+        """
+        tid = thread.tid
+        registers[_EFLAGS] &= ~ALIGNMENT_FLAG
+        ptracecalls.set_registers(tid, registers)
+        while True:
+            ptracecalls.single_step(tid, 0)
+            status = self._stopper.wait_for_step(tid, may_leave=False, in_slot=True)
+            assert status is not None
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                raise ThreadGoneError(status)
+            if kind is not StopKind.EVENT or number != Event.STOP:  # else it is one that we asked for before
+                break
+        ptracecalls.get_registers(tid, registers)
+        registers[_EFLAGS] |= ALIGNMENT_FLAG
+        ptracecalls.set_registers(tid, registers)
+        if kind is not StopKind.SIGNAL:
+            self._stopper.defer(tid, status)
+            return Completion(CompletionKind.INTERRUPTED, resumable=False)
+        if number == signal.SIGTRAP and ptracecalls.get_signal_info(tid, self._info) == ptracecalls.TRAP_TRACE:
+            return COMPLETED
+        return Completion(CompletionKind.INTERRUPTED, number)
 
     # What must not show that an instruction was executed in a slot
 

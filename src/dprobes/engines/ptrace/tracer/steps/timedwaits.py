@@ -19,7 +19,6 @@ import contextlib
 import enum
 import errno
 import os
-import stat
 import struct
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ from dprobes.lazynamedtuple import NamedTuple
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread
@@ -199,7 +197,7 @@ def _limit(
         # Most files are none, and that shows at once.
         if not _is_device(thread.tid, arguments[0]):
             return None
-        return _of_descriptor(thread, arguments[0], _terminal_limit)
+        return _terminal_limit(thread, arguments[0])
     where = arguments[call.argument]
     seconds: float | None = None
     match call.limit:
@@ -212,7 +210,7 @@ def _limit(
         case Limit.MICROSECONDS:
             seconds = _time(thread.space, where, size, 1e6)
         case Limit.RECEIVING | Limit.SENDING:
-            return _of_descriptor(thread, where, lambda file: _socket_limit(file, call))
+            return _socket_limit(thread, where, call)
         case Limit.RING:
             flags = arguments[3]
             if flags & _RING_EXTENDED and not flags & (_RING_ABSOLUTE | _RING_REGISTERED):
@@ -238,45 +236,37 @@ def _sets(arguments: tuple[int, ...], size: int) -> tuple[tuple[int, int], ...]:
     return tuple((address, length) for address in arguments[1:4] if address and length)
 
 
-def _of_descriptor(
-    thread: Thread, number: int, limit: Callable[[int], tuple[float, int] | None]
-) -> tuple[float, int] | None:
-    with contextlib.suppress(OSError):
-        file = processcalls.copy_descriptor(thread.tid, thread.pid, number & _MASK_32)
-        try:
-            return limit(file)
-        finally:
-            os.close(file)
-    return None
-
-
 def _is_device(tid: int, number: int) -> bool:
+    # By its name: to ask for the status of a file, its file system may have to be waited for.
     with contextlib.suppress(OSError):
-        return stat.S_ISCHR(os.stat(f"/proc/{tid}/fd/{number & _MASK_32}").st_mode)
+        return os.readlink(f"/proc/{tid}/fd/{number & _MASK_32}").startswith("/dev/")
     return False
 
 
-def _socket_limit(file: int, call: _Call) -> tuple[float, int] | None:
-    seconds = processcalls.socket_timeout(file, sending=call.limit is Limit.SENDING)
+def _socket_limit(thread: Thread, number: int, call: _Call) -> tuple[float, int] | None:
+    is_sending = call.limit is Limit.SENDING
+    try:
+        found = processcalls.socket_timeout(thread.tid, thread.pid, number & _MASK_32, sending=is_sending)
+    except OSError:
+        return None
+    seconds, is_local = found
     if not seconds:
         return None
     # Only of connections that are made in the background the kernel says that they are not there yet.
-    is_local = call is _CONNECT and processcalls.is_local_socket(file)
-    return seconds, -errno.EAGAIN if is_local else call.result
+    return seconds, -errno.EAGAIN if is_local and call is _CONNECT else call.result
 
 
-def _terminal_limit(file: int) -> tuple[float, int] | None:
+def _terminal_limit(thread: Thread, number: int) -> tuple[float, int] | None:
     """Return the limit of a read that ends without data after some tenths of a second (termios(3), VMIN and VTIME)."""
-    if not os.isatty(file):
+    try:
+        modes, characters = processcalls.terminal_modes(thread.tid, thread.pid, number & _MASK_32)
+    except OSError:
         return None
     import termios
 
-    attributes = termios.tcgetattr(file)
-    mode, control = attributes[3], attributes[6]
-    if mode & termios.ICANON:
+    if modes & termios.ICANON:
         return None
-    at_least, tenths = (control[index] for index in (termios.VMIN, termios.VTIME))
-    at_least, tenths = (value if isinstance(value, int) else ord(value) for value in (at_least, tenths))
+    at_least, tenths = (characters[index] for index in (termios.VMIN, termios.VTIME))
     return None if at_least or not tenths else (tenths / 10, 0)
 
 

@@ -19,7 +19,11 @@ PLACE = 0x1000
 
 
 class Tracer:
-    """A tracer of one thread, whose space has a breakpoint that is not written; ``now`` is the time."""
+    """
+    A tracer of one thread, whose space has a breakpoint that is not written.
+
+    ``now`` is the time, ``work`` the processor time of the client.
+    """
 
     def __init__(self) -> None:
         self.released: list[Thread] = []
@@ -29,14 +33,16 @@ class Tracer:
         waits = SimpleNamespace(hide_interruption=lambda _: None)
         self.deferred: dict[int, int] = {}
         stopper = SimpleNamespace(release=self.released.append, waits=waits, deferred=self.deferred)
-        self.waits = JumpWaits(self.threads, cast("Stopper", stopper))
+        self.waits = JumpWaits(self.threads, cast("Stopper", stopper), client=9)
         self.now = 100.0
+        self.work = 5.0
 
 
 @pytest.fixture
 def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
     made = Tracer()
     monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: made.work if clock == ~9 << 3 | 2 else 0.0)
     return made
 
 
@@ -60,6 +66,17 @@ def test_breakpoints_are_written_if_none_come(tracer: Tracer) -> None:
     assert tracer.waits.look_after() is None
     assert tracer.released == [tracer.thread]
     assert tracer.thread.space.unwritten == set()
+
+
+def test_a_thread_waits_for_a_client_that_has_little_of_a_processor(tracer: Tracer) -> None:
+    tracer.waits.begin(tracer.thread)
+    assert tracer.waits.take(tracer.thread)
+    for _ in range(9):
+        tracer.now, tracer.work = tracer.now + 10.5, tracer.work + 1.0
+        assert tracer.waits.look_after() == pytest.approx(10.0)
+    tracer.now, tracer.work = tracer.now + 10.5, tracer.work + 1.0
+    assert tracer.waits.look_after() is None  # it has had ten seconds of it
+    assert tracer.released == [tracer.thread]
 
 
 def test_a_thread_that_has_not_stopped_yet_is_not_let_run(tracer: Tracer) -> None:

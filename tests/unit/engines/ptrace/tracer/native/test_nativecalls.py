@@ -89,3 +89,13 @@ def test_memory_that_is_gone_has_no_calls() -> None:
     space.patches.memories[probe.program.number] = MEMORY
     add_calls(space, MEMORY, probe, [(FRAME, Entry(1, {}))])
     assert take_call(space, probe, FRAME, KEPT) is None
+
+
+@pytest.mark.parametrize("left", [0, 3, 17])
+def test_memory_that_ends_in_the_middle_of_a_slot_has_no_calls(space: AddressSpace, left: int) -> None:
+    probe = probe_of(inserted_program(), 1)
+    add_calls(space, MEMORY, probe, [(FRAME, Entry(10, {4: 40, 5: 50}))])
+    start = PAGE + PROCESS_SIZE + TABLE.window(call_key(probe.number, FRAME)).start
+    os.ftruncate(space.memory, start + left)  # as where a process has unmapped what follows
+    add_calls(space, MEMORY, probe, [(FRAME, Entry(1, {}))])
+    assert take_call(space, probe, FRAME, KEPT) is None

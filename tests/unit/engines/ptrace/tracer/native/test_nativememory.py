@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.ptrace.tracer.injection import MUNMAP, InjectionError
+from dprobes.engines.ptrace.tracer.injection import MUNMAP, OccupiedError
 from dprobes.engines.ptrace.tracer.native import nativememory
 from dprobes.engines.ptrace.tracer.native.patches import Patches
 
@@ -46,7 +46,7 @@ def test_all_that_was_mapped_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_process_has_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     thread, unmapped = thread_that_answers(monkeypatch, lambda start: -errno.EEXIST if start == 0x20000 else start)
-    with pytest.raises(InjectionError, match="file exists"):
+    with pytest.raises(OccupiedError, match="something else is mapped at 0x20000"):
         nativememory.map_code(thread, 3, PAGES)
     assert thread.space.patches.code == {3: [PAGES[0]]}
     assert not unmapped
@@ -54,7 +54,7 @@ def test_what_the_process_has_there_is_not(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_comes_elsewhere_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     thread, unmapped = thread_that_answers(monkeypatch, lambda start: 0x70000 if start == 0x20000 else start)
-    with pytest.raises(InjectionError, match="no memory can be had at 0x20000"):
+    with pytest.raises(OccupiedError, match="something else is mapped at 0x20000"):
         nativememory.map_code(thread, 3, PAGES)
     assert thread.space.patches.code == {3: [PAGES[0]]}
     assert unmapped == [0x70000]

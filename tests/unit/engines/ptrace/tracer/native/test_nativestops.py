@@ -70,6 +70,11 @@ def test_a_fault_and_a_trap_are_told_apart(space: AddressSpace) -> None:
     assert [pc for pc in pcs if is_in_native_stop(space, pc)] == [0x1FFF, 0x2000, 0x3000, 0x5000]
 
 
+def test_a_signal_that_no_instruction_raises_is_none_of_ours(space: AddressSpace) -> None:
+    assert stop_of(space, registers(0x2000), signal.SIGALRM) is None
+    assert stop_of(space, registers(0x3000), signal.SIGALRM) is None
+
+
 @pytest.mark.parametrize(("saved", "overflow"), [(CARRY | ZERO, 0), (PARITY | SIGN, OVERFLOW), (0, 0)])
 def test_flags_are_those_that_lahf_and_seto_have_saved(space: AddressSpace, saved: int, overflow: int) -> None:
     frame(space, 7, 0xABC_0000 | (saved | 2) << 8 | bool(overflow))

@@ -19,11 +19,12 @@ from dprobes.engines.ptrace.tracer.native import patcher
 from dprobes.engines.ptrace.tracer.native.idtables import NO_ROOM
 from dprobes.engines.ptrace.tracer.native.localids import LocalIds
 from dprobes.engines.ptrace.tracer.native.patcher import Patcher
-from dprobes.engines.ptrace.tracer.native.patches import NativeMemory
+from dprobes.engines.ptrace.tracer.native.patches import NativeMemory, Patches
 from dprobes.engines.ptrace.tracer.programs import Programs
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState, ThreadTable
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.state import TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -49,7 +50,10 @@ class Tracer:
             programs=Programs([cast("InsertedProgram", SimpleNamespace(number=0))]),
             threads=self.threads,
         )
-        self.patcher = Patcher(cast("TracerState", state), cast("Stopper", stopper), lambda _: None)
+        modules = SimpleNamespace(write_late=lambda *_: None)
+        self.patcher = Patcher(
+            cast("TracerState", state), cast("Stopper", stopper), cast("ModuleBreakpoints", modules), lambda _: None
+        )
         self.now = 100.0
 
 
@@ -130,4 +134,33 @@ def test_what_is_asked_for_a_program_that_has_ended_is_not_done(tracer: Tracer) 
     tracer.patcher.share(replace(REQUEST, program=1))
     tracer.patcher.patch(PatchSites(1, 7, ((1, 0),), (), (), (), ()))
     assert tracer.sent == []
+    assert tracer.patcher.look_after() is None
+
+
+def test_jumps_are_looked_at_all_the_time_and_no_longer_than_a_fiftieth_of_it(
+    tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    tracer.connection.warn_once = lambda message, _: warned.append(message)
+    patches = tracer.threads[7].space.patches
+    assert tracer.patcher.look_after() is None
+    patches.by_site[0x401000] = JUMP
+    tracer.now += 0.2
+    assert tracer.patcher.look_after() == pytest.approx(0.2)
+    tracer.now += 0.15
+    assert tracer.patcher.look_after() == pytest.approx(0.05)
+    assert warned == []
+
+    def mend(*_: object) -> bool:
+        tracer.now += 0.1
+        return True
+
+    monkeypatch.setattr(Patches, "mend", mend)
+    tracer.now += 0.05
+    assert tracer.patcher.look_after() == pytest.approx(5)
+    assert warned == [
+        "process 7: another tool has inserted uprobes over jumps of this run, which have been written again"
+    ]
+    patches.by_site.clear()
+    tracer.now += 5
     assert tracer.patcher.look_after() is None

@@ -66,6 +66,59 @@ def test_what_somebody_else_has_written_there_stays(memory: int) -> None:
     assert shown(memory)[40:42] == CODE[40:42]
 
 
+FILE, JUMP = CODE[8:13], b"\xe9abcd"
+
+
+@pytest.mark.parametrize(
+    ("found", "left"),
+    [
+        (b"\xccabcd", b"\xcc" + FILE[1:]),
+        (b"\xe9ab\xccd", FILE[:3] + b"\xcc" + FILE[4:]),
+        (FILE[:1] + b"abcd", FILE),
+        (FILE, FILE),
+        (b"\xcc" + FILE[1:], b"\xcc" + FILE[1:]),
+    ],
+    ids=["uprobe", "uprobe inside", "uprobe that has gone", "file", "uprobe alone"],
+)
+def test_a_jump_goes_whole_where_a_uprobe_is_or_was_in_it(memory: int, found: bytes, left: bytes) -> None:
+    patches = Patches()
+    patches.write(memory, PATCH)
+    os.pwrite(memory, found, 8)
+    patches.restore(memory, [8])
+    assert shown(memory) == CODE[:8] + left + CODE[13:]
+
+
+@pytest.mark.parametrize(
+    ("found", "mended"),
+    [
+        (JUMP, JUMP),
+        (b"\xccabcd", JUMP),
+        (b"\xe9ab\xccd", JUMP),
+        (FILE[:1] + b"abcd", JUMP),
+        (b"\xcc" + FILE[1:], JUMP),
+        (FILE, FILE),
+        (b"\xccab!d", b"\xccab!d"),
+    ],
+    ids=["jump", "uprobe", "uprobe inside", "uprobe that has gone", "uprobe in the file's code", "file", "other code"],
+)
+def test_a_jump_is_mended_where_a_uprobe_is_or_was_in_it(memory: int, found: bytes, mended: bytes) -> None:
+    patches = Patches()
+    patches.write(memory, PATCH)
+    os.pwrite(memory, found, 8)
+    assert patches.mend(memory, reader(memory)) == (found != mended)
+    assert shown(memory) == CODE[:8] + mended + CODE[13:40] + b"XY" + CODE[42:]
+    assert not patches.mend(memory, reader(memory))
+
+
+def test_bytes_that_a_jump_shares_are_mended_and_a_mark_before_it_may_have_a_uprobe(memory: int) -> None:
+    patches = Patches()
+    patches.write(memory, jump((8, b"\xe9ab"), (4, CODE[4:5]), sites=(4,), relied_on=(11, CODE[11:13])))
+    os.pwrite(memory, b"\xcc", 4)
+    os.pwrite(memory, b"\xcc", 11)
+    assert patches.mend(memory, reader(memory))
+    assert shown(memory) == CODE[:4] + b"\xcc" + CODE[5:8] + b"\xe9ab" + CODE[11:]
+
+
 def test_readers_see_the_file(memory: int) -> None:
     patches = Patches()
     patches.write(memory, PATCH)

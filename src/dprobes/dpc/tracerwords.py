@@ -1,0 +1,320 @@
+"""
+Hints for users of bpftrace, SystemTap, DTrace, GDB and C: words of those tools, and those of DProbes C.
+
+They are no rules of the language: a hint answers a program that is refused, and its suggestion is accepted. Words for
+which DProbes C has nothing get a hint as well.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "call_hint",
+    "cast_hint",
+    "condition_of",
+    "name_hint",
+    "operator_hint",
+    "place_hint",
+    "place_of_systemtap",
+    "prefix_hint",
+    "type_hint",
+]
+
+_SHORT = {
+    "u": "uprobe", "ur": "uretprobe", "k": "kprobe", "kr": "kretprobe", "t": "tracepoint", "U": "usdt", "i": "interval",
+    "p": "profile", "w": "watchpoint", "s": "software", "h": "hardware", "rt": "rawtracepoint",
+}  # fmt: skip
+"""Kinds of points by their short names; with less behind them they may be names of modules."""
+
+_GENERAL = {
+    "uprobe": "MODULE:FUNCTION",
+    "uretprobe": "return MODULE:FUNCTION",
+    "kprobe": "kernel:FUNCTION",
+    "kretprobe": "return kernel:FUNCTION",
+    "kfunc": "kernel:FUNCTION",
+    "kretfunc": "return kernel:FUNCTION",
+    "fentry": "kernel:FUNCTION",
+    "fexit": "return kernel:FUNCTION",
+    "tracepoint": "tracepoint SUBSYSTEM:NAME",
+    "rawtracepoint": "tracepoint SUBSYSTEM:NAME",
+    "interval": "every 1s",
+    "usdt": "usdt MODULE:PROVIDER:NAME",
+    "profile": "sample 99hz",
+    "watchpoint": "watch w MODULE:variable",
+    "software": "tracepoint SUBSYSTEM:NAME",
+    "hardware": "sample 99hz",
+}
+"""The form of a place in DProbes C, by the kind of a bpftrace probe."""
+
+_SOFTWARE = {
+    "page-faults": "tracepoint exceptions:page_fault_user",
+    "faults": "tracepoint exceptions:page_fault_user",
+    "context-switches": "tracepoint sched:sched_switch",
+    "cs": "tracepoint sched:sched_switch",
+    "cpu-migrations": "tracepoint sched:sched_migrate_task",
+    "cpu-clock": "sample 99hz",
+    "cpu": "sample 99hz",
+    "task-clock": "sample 99hz",
+}
+"""Events of the kernel (perf_event_open(2), PERF_TYPE_SOFTWARE), and where they can be probed."""
+
+_PREFIXES = {
+    **dict.fromkeys(("probe", "break", "tbreak", "hbreak", "b", "trace", "uprobe", "entry"), ""),
+    **dict.fromkeys(("ret", "retprobe", "uretprobe", "kretprobe", "exit"), "return "),
+    "kprobe": "kernel:",
+}
+"""Words before a place, and what stands there here."""
+
+_SYSTEMTAP = (
+    (r'kernel\.function\("([^"]+)"\)(?:\.call)?', r"kernel:\1"),
+    (r'kernel\.function\("([^"]+)"\)\.return', r"return kernel:\1"),
+    (r'kernel\.trace\("([^":]+:[^"]+)"\)', r"tracepoint \1"),
+    (r'module\("([^"]+)"\)\.function\("([^"]+)"\)(?:\.call)?', r"kmod \1:\2"),
+    (r'module\("([^"]+)"\)\.function\("([^"]+)"\)\.return', r"return kmod \1:\2"),
+    (r'process\("([^"]+)"\)\.function\("([^"]+)"\)(?:\.call)?', r"\1:\2"),
+    (r'process\("([^"]+)"\)\.function\("([^"]+)"\)\.return', r"return \1:\2"),
+    (r'process\("([^"]+)"\)\.(?:provider\("([^"]+)"\)\.)mark\("([^"]+)"\)', r"usdt \1:\2:\3"),
+    (r'process\("([^"]+)"\)\.mark\("([^"]+)"\)', r"usdt \1:PROVIDER:\2"),
+    (r"syscall\.(\w+)", r"syscall \1"),
+    (r"syscall\.(\w+)\.return", r"return syscall \1"),
+    (r"timer\.(s|ms)\(([0-9]+)\)", r"every \2\1"),
+    (r"timer\.profile", "sample 99hz"),
+    (r"(begin|end)", r"\1"),
+)
+"""Points of SystemTap, and what is written here."""
+
+_OPERATORS = {
+    "and": "write &&", "or": "write ||", "eq": "write ==", "ne": "write !=", "is": "write ==",
+    "in": "an entry that is not there reads as 0: if (@name[key]); tables are printed whole: end { print(@name); }",
+}  # fmt: skip
+
+_REGISTERS = r"[re]?(?:ax|bx|cx|dx|si|di|bp)|r(?:8|9|1[0-5])|[er]?flags|xmm[0-9]+"
+
+_TYPES_OF_SIZES = {"1": "char", "2": "short", "4": "int", "8": "long"}
+
+_NAMES = {
+    **dict.fromkeys(("bt", "backtrace", "stack"), "write ustack(), and print it by %k"),
+    **dict.fromkeys(("eip", "ip", "rip"), "write pc"),
+    **dict.fromkeys(("esp", "rsp"), "write sp"),
+    **dict.fromkeys(("maxhits", "passcount"), "attributes stand before the place, in brackets: [maxhits 5] …"),
+    "args": "at a tracepoint: args.NAME; parameters of functions have their names",
+    "cgroup": "with --cgroup a run is about one cgroup",
+    "cgroupid": "with --cgroup a run is about one cgroup",
+    "errno": "where a system call ends, 'return syscall NAME', it is -retval",
+    "execname": "write comm",
+    "gid": "the group is not known at a hit; uid is the user",
+    "jiffies": "nsecs is the time",
+    "ppid": "in the kernel it is curtask->real_parent->tgid; -p and -c take in what a process starts",
+    "probefunc": "write func",
+    "rand": "there are no random numbers; 'nsecs % 10' is another one at most hits",
+    "timestamp": "write nsecs",
+    "username": "uid is the user's number",
+    "usermode": "what is hit in the kernel is in 'kernel:FUNCTION', all else in user mode",
+}
+_CALLS = {
+    **dict.fromkeys(
+        ("backtrace", "bt", "ubacktrace", "print_ubacktrace", "print_ustack"), 'write printf("%k", ustack())'
+    ),
+    **dict.fromkeys(("print_backtrace", "print_stack"), 'write printf("%k", kstack())'),
+    **dict.fromkeys(("echo", "log", "println", "printk", "puts", "trace", "write"), 'write printf("%v", x)'),
+    **dict.fromkeys(
+        ("strcontains", "strstr"), 'a string is compared whole, or by its beginning: write startswith(str(p), "text")'
+    ),
+    **dict.fromkeys(("copyinstr", "kernel_string", "string", "user_string"), "write str(p)"),
+    "execname": "write comm",
+    "gettimeofday_ns": "write nsecs",
+    "kill": "debugger(), crash() and core() are what can be done to a process",
+    "not": "write !(…)",
+    "pexecname": "write comm",
+    "raise": "debugger(), crash() and core() are what can be done to a process",
+    "sleep": "handlers do not wait",
+    "stack": 'write printf("%k", ustack())',
+    "strlen": "strings do not tell their length; str(p) is cut where it is longer than it may be",
+    "timestamp": "write nsecs",
+    "buf": "write mem(p, n), and print it by %h",
+    "cat": "handlers read no files",
+    "cgroup_path": "with --cgroup a run is about one cgroup",
+    "cgroupid": "with --cgroup a run is about one cgroup",
+    "has_key": "an entry that is not there reads as 0",
+    "join": 'write printf("%s %s", str(p[0]), str(p[1]))',
+    "kaddr": "declare the symbol, 'extern char NAME;', and write &NAME",
+    "ksym": "print the address by %a, or write sym(address) as a key",
+    "len": "tables and stacks do not tell their length",
+    "lquantize": "write lhist(x, min, max, step)",
+    "macaddr": "write mem(p, 6), and print it by %h",
+    "ntop": "write mem(p, 4), and print it by %h",
+    "override": "write skip(value), with --allow-write",
+    "quantize": "write hist(x)",
+    "signal": "debugger(), crash() and core() are what can be done to a process",
+    "strcmp": 'write str(p) == "text"',
+    "strerror": "print the number by %e",
+    "strftime": "records show their time; nsecs is the time as a number",
+    "strncmp": 'write startswith(str(p), "text"), or comm == "text"',
+    "system": "handlers start no commands; 'begin', 'every' and 'end' do not either",
+    "time": "records show their time; nsecs is the time as a number",
+    "uaddr": "declare the symbol, 'extern char NAME;', and write &NAME",
+    "unroll": "write for (int i = 0; i < 3; i++) { … }",
+    "uptr": "write the pointer itself",
+    "kptr": "write the pointer itself",
+    "usym": "print the address by %a, or write sym(address) as a key",
+    "zero": "write every 1s { clear(@name); }",
+}
+
+
+def place_hint(word: str) -> tuple[str, str] | None:
+    """Return the word of a place that is no module, and what is written here; None for a place that is no such one."""
+    kind, *rest = word.split(":")
+    if (ours := _place_of_dtrace(kind, rest)) is not None:
+        return kind, ours
+    name = kind
+    if kind in _SHORT and (len(rest) > 1 or (len(rest) == 1 and kind in ("k", "kr"))):
+        name = _SHORT[kind]
+    if name not in _GENERAL or not rest:
+        return None
+    if kind in _SHORT and "." in rest[0] and rest[-1][:1].isdecimal():
+        return None  # MODULE:file.c:12
+    return kind, _place(name, rest) or _GENERAL[name]
+
+
+def _place_of_dtrace(kind: str, rest: list[str]) -> str | None:
+    """Return what a point of DTrace or an event of perf is written as here; None for all else."""
+    match kind, rest:
+        case "syscall", ["" | "freebsd" | "linux", "" | "*", "entry" | "return" as when]:
+            return f"tracepoint raw_syscalls:sys_{'enter' if when == 'entry' else 'exit'}"
+        case "syscall", ["", call, "entry" | "return" as when]:
+            return f"syscall {call}" if when == "entry" else f"return syscall {call}"
+        case "syscall", [call] if call.isidentifier():
+            return f"syscall {call}"
+        case "syscalls", [name] if re.fullmatch(r"sys_(enter|exit)_\w+", name):
+            return _place("tracepoint", [kind, name])
+        case _, [module, function, "entry" | "return" as when] if re.fullmatch(r"pid(\$target|[0-9]+)", kind):
+            module = "libc.so.6" if module == "libc" else module
+            place = f"{module or 'MODULE'}:{function}"
+            return place if when == "entry" else f"return {place}"
+        case "vmlinux", [function] if function:
+            return f"kernel:{function}"
+        case "fbt", [_, function, "entry" | "return" as when]:
+            return f"kernel:{function}" if when == "entry" else f"return kernel:{function}"
+        case "dtrace", [_, _, "BEGIN" | "END" as when]:
+            return when.lower()
+    return None
+
+
+def prefix_hint(word: str, place: str) -> str | None:
+    """Return how a place with a word of other tracers before it is written here; None for other words."""
+    if (before := _PREFIXES.get(word)) is None or not place:
+        return None
+    return (place_of_systemtap(place) if word == "probe" else None) or f"{before}{place}"
+
+
+def place_of_systemtap(written: str) -> str | None:
+    """Return what a point of SystemTap is written as here; None if it is none."""
+    for pattern, ours in _SYSTEMTAP:
+        if (match := re.fullmatch(pattern, written.strip())) is not None:
+            return match.expand(ours)
+    return None
+
+
+def operator_hint(word: str) -> str | None:
+    """Return what is written for a word that stands where an operator is expected; None for other words."""
+    return _OPERATORS.get(word)
+
+
+def _place(kind: str, rest: list[str]) -> str | None:
+    """Return what a place is written as here; None if it is too little, or of a kind that is not the same here."""
+    match kind, rest:
+        case ("uprobe", [path, function]) if path and function:
+            return f"{path}:{function}"
+        case ("uretprobe", [path, function]) if path and function:
+            return f"return {path}:{function}"
+        case ("kprobe" | "kfunc" | "fentry", [function]) if function:
+            return f"kernel:{function}"
+        case ("kretprobe" | "kretfunc" | "fexit", [function]) if function:
+            return f"return kernel:{function}"
+        case ("kprobe" | "kretprobe" | "kfunc" | "kretfunc" | "fentry" | "fexit", [module, function]) if function:
+            is_return = kind in ("kretprobe", "kretfunc", "fexit")
+            where = f"kernel:{function}" if module == "vmlinux" else f"kmod {module}:{function}"
+            return f"return {where}" if is_return else where
+        case ("tracepoint", ["syscalls", name]) if (call := re.fullmatch(r"sys_(enter|exit)_(\w+)", name)) is not None:
+            return f"syscall {call[2]}" if call[1] == "enter" else f"return syscall {call[2]}"
+        case ("tracepoint", [subsystem, name]) if subsystem and name:
+            return f"tracepoint {subsystem}:{name}"
+        case ("usdt", [path, provider, name]) if path and provider and name:
+            return f"usdt {path}:{provider}:{name}"
+        case ("profile", ["hz", rate]) if rate.isdecimal():
+            return f"sample {rate}hz"
+        case ("interval", [unit, number]) if number.isdecimal() and unit in ("s", "ms", "us"):
+            return f"every {number}{unit}"
+        case ("interval", [time]) if re.fullmatch(r"[0-9]+(s|ms|us)", time):
+            return f"every {time}"
+        case ("software", [event, *_]):
+            return _SOFTWARE.get(event)
+        case ("watchpoint", [address, size, access]) if size in _TYPES_OF_SIZES and access in ("x", "w", "rw"):
+            return f"watch {access} ({_TYPES_OF_SIZES[size]}){address}"
+    return None
+
+
+def condition_of(text: str) -> str | None:
+    """Return the condition in what stands before a block, ``/pid == 4/``; None if it is none."""
+    match = re.fullmatch(r"/(.+)/", text.strip(), re.DOTALL)
+    return None if match is None else match[1].strip()
+
+
+def name_hint(name: str, word_size: int = 8) -> str | None:
+    """Return a hint for a name that is known to other tracers and not here."""
+    if re.fullmatch(r"\$[0-9]+", name):
+        return f"write a name, such as N, and give its value with -D N=…: there is no '{name}'"
+    if name in ("$return", "$retval", "$$return"):
+        return "write retval"
+    if name.startswith("$$"):
+        return "parameters are printed one by one, by their names"
+    if (match := re.fullmatch(r"\$arg([1-9])", name)) is not None:
+        return f"arguments count from 0: write arg{int(match[1]) - 1}"
+    plain = name.removeprefix("$")
+    if re.fullmatch(_REGISTERS, plain) is not None:
+        register = f"r{plain[1:]}" if plain.startswith("e") and word_size == 8 else plain
+        return f'write reg("{register}")'
+    if name.startswith("$") and (_NAMES.get(plain, "").startswith("write ")):
+        return _NAMES[plain]
+    if name.startswith("$"):
+        own = f"a variable of your own is declared with a type: long {plain or 'x'} = …;"
+        return f"names have no '$': write {plain}; {own}" if plain else own
+    if (match := re.fullmatch(r"sarg([0-9])", name)) is not None:
+        return f"what lies on the stack is memory: *(long *)(sp + {8 * int(match[1]) + 8})"
+    return _NAMES.get(name)
+
+
+def call_hint(name: str) -> str | None:
+    """Return a hint for a function of other tracers that there is not."""
+    return _CALLS.get(name)
+
+
+_CASTS = {
+    **{f"int{bits}{end}": type_ for bits, type_ in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))
+       for end in ("", "_t")},
+    **{f"uint{bits}": f"unsigned {type_}" for bits, type_ in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))},
+}  # fmt: skip
+"""Types that bpftrace has, and those of C."""
+
+
+def cast_hint(name: str) -> str | None:
+    """Return the type of C that a word in brackets before a value stands for; None for other words."""
+    ours = _CASTS.get(name)
+    return None if ours is None else f"write ({ours})"
+
+
+def type_hint(name: str) -> str | None:
+    """Return a hint for a word of other languages that stands where a type is expected."""
+    match name:
+        case "let":
+            return "write a type, such as long, before the name, which has no '$'"
+        case "var" | "auto" | "local" | "my" | "global" | "int64" | "uint64":
+            return "write a type, such as long, before the name"
+        case "function" | "def" | "fn" | "func":
+            return "write the type of what it returns: long name(long x) { … }"
+        case "string" | "str" | "String":
+            return "variables are numbers and pointers: declare char *p, and write str(p) where it is printed or a key"
+        case "probe":
+            return "a probe begins with its place: MODULE:FUNCTION"
+    return None

@@ -1,0 +1,173 @@
+"""Runs of one process or command: which process a number means, and when such a run ends, with each engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.ebpf.kernel import require_bpf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIMEOUT = 60
+ENGINES = ["ptrace", "inline", "ebpf"]
+
+SOURCE = """\
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+__attribute__((noipa)) int tick(int n) { return n + 1; }
+static void *other(void *unused)
+{
+    printf("%ld\\n", syscall(SYS_gettid));
+    fflush(stdout);
+    for (int n = 0;; n++) { tick(n); usleep(1000); }
+}
+int main(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, 0, other, 0);
+    pthread_join(thread, 0);
+}
+"""
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "ebpf":
+        require_bpf()
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("scopes")
+    (directory / "ticks.c").write_text(SOURCE)
+    subprocess.run(["gcc", "-O1", "-pthread", "ticks.c", "-o", "ticks"], cwd=directory, check=True)
+    return directory / "ticks"
+
+
+@pytest.fixture
+def running(program: Path) -> Iterator[tuple[int, int]]:
+    """The ids of a process, and of its thread that calls the function."""
+    with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
+        process.kill()
+
+
+def run(engine: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+
+
+def test_the_number_of_a_thread_means_its_process(engine: str, program: Path, running: tuple[int, int]) -> None:
+    pid, tid = running
+    done = run(engine, f'[maxhits 1] "{program}":tick {{ @ = count(); }}', "-p", str(tid))
+    assert done.returncode == 0, done.stderr
+    assert f"dprobes: note: {tid} is a thread of process {pid}, which is probed as a whole\n" in done.stderr
+    assert done.stdout == "@: 1\n"
+
+
+@pytest.mark.parametrize("text", ["[maxhits 1] {}:tick { @ = count(); }", "{}:tick { @ = count(); remove(); }"])
+def test_a_run_ends_with_its_last_probepoint(engine: str, program: Path, running: tuple[int, int], text: str) -> None:
+    done = run(engine, text.replace("{}", f'"{program}"'), "-p", str(running[0]))
+    assert done.returncode == 0, done.stderr
+    assert "dprobes: note: all probepoints have been removed or disabled: the run ends\n" in done.stderr
+    assert "@: 1" in done.stdout.splitlines()
+    os.kill(running[0], 0)
+
+
+def test_a_function_that_never_returns_is_named(engine: str, program: Path, running: tuple[int, int]) -> None:
+    done = run(engine, f'return "{program}":other {{ @ = count(); }}', "-p", str(running[0]))
+    assert done.returncode == 1
+    assert "0,0    other (return)     0  " in done.stderr
+    assert done.stderr.endswith("dprobes: error: no probepoint was inserted: 'other' never returns\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("{}:tick { @ = count(); }", ["--duration", "100ms"]),
+        ("unsigned long hits; {}:tick { hits++; } every 10ms { if (hits) exit(); }", []),
+    ],
+)
+def test_a_command_ends_with_a_run_that_ends_before(engine: str, program: Path, text: str, options: list[str]) -> None:
+    """The output is a pipe: the run of dprobes is over when nobody holds that any more."""
+    done = run(engine, text.replace("{}", f'"{program}"'), *options, "--exit-status", "--", str(program))
+    assert done.returncode == 128 + 15, done.stderr
+
+
+@contextlib.contextmanager
+def probed_by_another(engine: str, program: Path, pid: int) -> Iterator[None]:
+    text = f'"{program}":tick {{ @ = count(); }}'
+    command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, "-p", str(pid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as other:
+        assert other.stderr is not None
+        assert other.stderr.readline() == "dprobes: note: 1 probepoint is active; Ctrl-C ends the run\n"
+        yield
+        other.send_signal(signal.SIGINT)
+        other.communicate(timeout=TIMEOUT)
+
+
+@pytest.fixture
+def foreign_breakpoint(program: Path, running: tuple[int, int]) -> Iterator[int]:
+    """The process that somebody else traces, with a breakpoint at the function."""
+    with probed_by_another("ptrace", program, running[0]):
+        yield running[0]
+
+
+def test_auto_sees_the_jump_before_an_instruction_too(program: Path, running: tuple[int, int]) -> None:
+    """What follows an instruction of three bytes may look as in the file though a jump ends in it."""
+    require_bpf()
+    text = f'unsigned long hits; "{program}":tick+3 {{ hits++; }} every 10ms {{ if (hits) exit(); }}'
+    with probed_by_another("inline", program, running[0]):
+        done = run("auto", text, "-v", "--", str(program))
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"dprobes: note: engine inline: a uprobe would be in process {running[0]} (ticks) as well, where it cannot be: "
+        "a jump of the dprobes of process "
+    ) in done.stderr
+
+
+def test_a_run_about_all_processes_says_what_can_be_probed(program: Path, foreign_breakpoint: int) -> None:
+    require_bpf()
+    done = run("auto", f'"{program}":tick {{ @ = count(); }}', "--duration", "100ms")
+    assert done.returncode == 1
+    assert (
+        f"dprobes: warning: CONFLICT in process {foreign_breakpoint}: a breakpoint of the dprobes of process "
+    ) in done.stderr
+    assert (
+        "dprobes: note: uprobes are in all processes that execute a file, or in none\n"
+        "hint: end what has changed the code, or give -p PID or a command: then one process alone can be probed\n"
+    ) in done.stderr
+
+
+def test_auto_takes_an_engine_that_no_breakpoint_elsewhere_keeps_away(program: Path, foreign_breakpoint: int) -> None:
+    require_bpf()
+    text = f'unsigned long hits; "{program}":tick {{ hits++; }} every 10ms {{ if (hits) exit(); }}'
+    done = run("auto", text, "-v", "--", str(program))
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"dprobes: note: engine inline: a uprobe would be in process {foreign_breakpoint} (ticks) as well, where it "
+        "cannot be: a breakpoint of the dprobes of process "
+    ) in done.stderr
+
+
+def test_a_command_is_not_started_if_nothing_can_be_probed(program: Path, foreign_breakpoint: int) -> None:
+    require_bpf()
+    done = run("ebpf", f'"{program}":tick {{ @ = count(); }}', "--", str(program))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        "dprobes: error: no probepoint can be inserted, so the command was not started: CONFLICT in process "
+        f"{foreign_breakpoint}: a breakpoint of the dprobes of process "
+    ) in done.stderr
