@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dprobes.errors import DprobesError, ManagerError, reason_of
+from dprobes.manager.allocator import give_large_blocks_back
 from dprobes.manager.lock import Place
 from dprobes.manager.manager import Manager
 from dprobes.manager.paths import ALREADY, READY, RUNTIME, STATE, manager_paths, private_directory
@@ -51,6 +52,7 @@ def _run(paths: ManagerPaths, ready: int | None) -> int:
     private_directory(paths.runtime, RUNTIME)
     private_directory(paths.state, STATE)
     _allow_descriptors()
+    give_large_blocks_back()
     place = Place.take(paths)
     if place is None:
         return ALREADY
