@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from integration.support import Builder, Result, Runner
 
 ENGINE = ("--engine", "ebpf")
+HOT = (*ENGINE, "--overhead", "off")
 TICK = 'name = "{path}"\noffset = tick\nminor = 1\npush r, arg0\nlog 1\nexit\n'
-# Hits by the million, which leave no records.
+# Hits by the million, which leave no records; in all processes they would be too many after some seconds.
 EMULATED = 'name = "{path}"\noffset = emulated\nminor = 1\npasscount = 2000000000\nexit\n'
 
 
@@ -72,7 +73,7 @@ def test_the_breakpoint_stays_as_long_as_a_run_needs_it(build: Builder, run: Run
     path = build("torture.c")
     with running(path, 600, 1) as target:
         await_line(target)
-        clients = [run.start(EMULATED.format(path=path), options, ENGINE) for options in ([], ["-p", str(target.pid)])]
+        clients = [run.start(EMULATED.format(path=path), options, HOT) for options in ([], ["-p", str(target.pid)])]
         for client, _ in clients:
             await_attached(client)
         await_breakpoint(target.pid, path, "emulated")
@@ -96,7 +97,7 @@ def test_the_tracer_finds_the_breakpoint_of_the_kernel(build: Builder, run: Runn
     path = build("torture.c")
     with running(path, 600, 1) as target:
         await_line(target)
-        client, output = run.start(EMULATED.format(path=path), [], ENGINE)
+        client, output = run.start(EMULATED.format(path=path), [], HOT)
         await_attached(client)
         await_breakpoint(target.pid, path, "emulated")
         other = run.start(EMULATED.format(path=path), ["-p", str(target.pid), "--no-follow"], ["--engine", "ptrace"])
@@ -171,7 +172,7 @@ def test_a_file_may_go_while_it_is_probed(build: Builder, run: Runner, tmp_path:
     with running(program, 600, 1) as target:
         await_line(target)
         before = code_of(target.pid)
-        client, output = run.start(EMULATED.format(path=program), [], ENGINE)
+        client, output = run.start(EMULATED.format(path=program), [], HOT)
         objects = await_attached(client)
         await_breakpoint(target.pid, program, "emulated")
         if way == "renamed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -28,6 +29,10 @@ from integration.support import (
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
 
+LATECOMER = f"latecomer{os.getpid()}"
+"""The name of a program's files, which other test runs on this machine do not have."""
+HOT = ("--engine", "ebpf", "--overhead", "off")
+"""Options for probepoints that are hit millions of times a second: else they would be disabled after some seconds."""
 TICK = 'name = "{}"\noffset = tick\nminor = 1\npush pid\npush tid\nlog 2\nexit\n'
 
 
@@ -116,7 +121,7 @@ def test_a_program_that_only_a_container_has_is_probed_there(build: Builder, run
         await_line(target)
         assert not inside.exists()
         source = "name = containerized\noffset = emulated\nminor = 1\npasscount = 1000000000\nexit\n"
-        client, output = run.start(source, [], ["--engine", "ebpf"])
+        client, output = run.start(source, [], HOT)
         await_attached(client)
         await_progress(target.pid)
         result = run.end(client, output)
@@ -127,12 +132,12 @@ def test_a_program_that_only_a_container_has_is_probed_there(build: Builder, run
 
 def test_a_file_that_comes_later_is_probed_as_well(build: Builder, run: Runner, tmp_path: Path) -> None:
     """As that of a container which starts when the run has begun: another file of the same name."""
-    first = build("torture.c", name="latecomer")
-    second = tmp_path / "latecomer"
-    source = "name = latecomer\noffset = emulated\nminor = 1\npasscount = 1000000000\nexit\n"
+    first = build("torture.c", name=LATECOMER)
+    second = tmp_path / LATECOMER
+    source = f"name = {LATECOMER}\noffset = emulated\nminor = 1\npasscount = 1000000000\nexit\n"
     with running(first, 600, 1) as early:
         await_line(early)
-        client, output = run.start(source, [], ["--engine", "ebpf"])
+        client, output = run.start(source, [], HOT)
         await_message(client, "1 probepoint is active")
         await_breakpoint(early.pid, first, "emulated")
         shutil.copy(first, second)
@@ -152,10 +157,10 @@ def test_a_file_that_comes_later_is_probed_as_well(build: Builder, run: Runner, 
 def test_a_program_that_a_tree_executes_later_is_probed_in_each_place(
     build: Builder, run: Runner, tmp_path: Path
 ) -> None:
-    first = build("torture.c", name="latecomer")
-    second = tmp_path / "latecomer"
+    first = build("torture.c", name=LATECOMER)
+    second = tmp_path / LATECOMER
     shutil.copy(first, second)
-    source = "name = latecomer\noffset = emulated\nminor = 1\nmaxhits = 1\npush 1\nlog 1\nexit\n"
+    source = f"name = {LATECOMER}\noffset = emulated\nminor = 1\nmaxhits = 1\npush 1\nlog 1\nexit\n"
     script = f"{second} 600 1 & read line; kill -USR2 $!; wait $!"
     with running("sh", "-c", script, stdin=subprocess.PIPE) as shell, running(first, 600, 1) as other:
         await_line(shell)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from integration.support import Builder, Runner
 
-ENGINE = ("--engine", "ebpf")
-# Hits by the million, which leave records that nobody has time to read, or none.
+ENGINE = ("--engine", "ebpf", "--overhead", "off")
+# Hits by the million, which leave records that nobody has time to read, or none; in all processes they are too many.
 TORTURE = 'name = "{path}"\noffset = emulated\nminor = 1\nexit\noffset = stepped\nminor = 2\nexit\n'
 QUIET = TORTURE.replace("exit", "abort")
 
