@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -193,9 +194,9 @@ class Runner:
         return result
 
 
-def await_true(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+def await_true(condition: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:
     """Look at a condition again and again until it holds."""
-    until = time.monotonic() + timeout * PATIENCE
+    until = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > until:
             raise AssertionError(f"{what} did not come about in {timeout} s")
@@ -268,30 +269,39 @@ def await_breakpoint(pid: int, path: Path, symbol: str) -> None:
     await_true(lambda: memory_at(pid, path, symbol, 1) == b"\xcc", f"a breakpoint at {symbol}")
 
 
-def await_line(process: subprocess.Popen[str], timeout: float = 60) -> str:
+def await_line(process: subprocess.Popen[str], timeout: float = TIMEOUT) -> str:
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], timeout * PATIENCE)
+    ready, _, _ = select.select([process.stdout], [], [], timeout)
     assert ready, "the program printed nothing"
     return process.stdout.readline()
 
 
 def symbols_of(path: Path) -> dict[str, int]:
     """Return the link addresses of a file's symbols, as nm sees them."""
-    text = subprocess.run(["nm", str(path)], check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
-    rows = [line.split() for line in text.splitlines()]
+    rows = [line.split() for line in _said_of(path, _contents_of(path), "nm").splitlines()]
     return {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
 
 
 def executable_segments(path: Path) -> list[tuple[int, int, int]]:
     """Return offset, address and size in the file of each executable segment, as readelf sees them."""
-    text = subprocess.run(
-        ["readelf", "-lW", str(path)], check=True, capture_output=True, text=True, timeout=TIMEOUT
-    ).stdout
+    text = _said_of(path, _contents_of(path), "readelf", "-lW")
     return [
         (int(row[1], 16), int(row[2], 16), int(row[4], 16))
         for row in (line.split() for line in text.splitlines())
         if row[:1] == ["LOAD"] and "E" in row[6:-1]
     ]
+
+
+def _contents_of(path: Path) -> tuple[int, ...]:
+    """Return what is another for other contents of a file."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+@functools.cache
+def _said_of(path: Path, _contents: tuple[int, ...], *command: str) -> str:
+    """Return what a program says of a file; whoever waits for something in a process asks many times."""
+    return subprocess.run([*command, str(path)], check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
 
 
 def load_bias(pid: int, path: Path) -> int:

@@ -107,7 +107,9 @@ def test_eight_hot_threads_survive_a_thousand_kills_of_the_client(build: Builder
 @pytest.mark.parametrize("how", ALL_WAYS)
 def test_a_hundred_threads_lose_neither_themselves_nor_a_signal(build: Builder, run: Runner, how: str) -> None:
     program = build("crowd.c")
-    with running(program) as target:
+    # The scheduler shares by sessions, and not well: besides busy threads of their session, these would keep the
+    # sessions of all tracers from running for minutes (Linux 6.18).
+    with running(program, start_new_session=True) as target:
         await_line(target)
         process, output = run.start(HOT.replace("name = torture", "name = crowd"), ["-p", str(target.pid)])
         tracer = await_traced(target.pid)
@@ -239,11 +241,11 @@ def test_hot_threads_whose_tracer_dies_find_their_code_restored(build: Builder, 
 def test_a_probepoint_at_its_limit_leaves_no_breakpoint_behind(build: Builder, run: Runner) -> None:
     program = build("torture.c")
     source = "name = torture\noffset = stepped\nminor = 1\nmaxhits = 50\npush 1\nlog 1\nexit\n"
-    with running(program, 30, 3) as target:
+    with running(program, 600, 3) as target:
         await_line(target)
         process, output = run.start(source, ["-p", str(target.pid)])
         await_true(lambda: output.exists() and output.read_text().count("\n") == 50, "50 records")
-        await_true(lambda: code_is_original(target.pid, program), "the original code", timeout=1)
+        await_true(lambda: code_is_original(target.pid, program), "the original code")
         target.kill()
         assert read_result(process, output).counts[1].hits == 50
 

@@ -86,9 +86,9 @@ def await_attached(client: subprocess.Popen[str]) -> KernelObjects:
     return objects
 
 
-def await_gone(objects: KernelObjects, timeout: float = 5) -> None:
+def await_gone(objects: KernelObjects) -> None:
     """Wait until the kernel has none of the objects any more: it frees them a moment after the last descriptor."""
-    await_true(lambda: not objects.left(), "the end of all BPF objects", timeout)
+    await_true(lambda: not objects.left(), "the end of all BPF objects")
 
 
 def _exists(kind: str, number: int) -> bool:

@@ -65,7 +65,7 @@ def test_a_limit_that_is_reached_behind_a_full_ring_holds(build: Builder, run: R
     objects = await_attached(client)
     call_with_reader_stopped(client, program, 4, 5000)
     client.send_signal(signal.SIGCONT)
-    await_true(lambda: not is_attached(client.pid), "the end of the probepoint", timeout=5)
+    await_true(lambda: not is_attached(client.pid), "the end of the probepoint")
     result = run.end(client, output)
     counts = result.counts[1]
     assert counts.hits == 15000 == counts.records + counts.lost

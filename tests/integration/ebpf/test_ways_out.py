@@ -74,7 +74,7 @@ def test_a_signal_leaves_nothing(build: Builder, run: Runner, number: signal.Sig
         await_breakpoint(target.pid, path, "stepped")
         client.send_signal(number)
         read_result(client, output)
-        await_true(lambda: code_is_original(target.pid, path), "the original code", timeout=5)
+        await_true(lambda: code_is_original(target.pid, path), "the original code")
         await_gone(objects)
         target.send_signal(signal.SIGUSR2)
         assert target.wait(TIMEOUT) == 0
@@ -100,7 +100,7 @@ def test_a_client_that_is_killed_at_any_time_leaves_nothing(build: Builder, run:
             client, _ = run.start(TORTURE.format(path=path), what, ENGINE)
             objects = kill_within(client, 0.1 + 0.5 * times.random())
             await_gone(objects)
-            await_true(lambda: code_is_original(target.pid, path), "the original code", timeout=5)
+            await_true(lambda: code_is_original(target.pid, path), "the original code")
         target.send_signal(signal.SIGUSR2)
         assert target.wait(TIMEOUT) == 0
 
