@@ -157,9 +157,33 @@ SLOW = {
 
 # Tests that hold a clock against the machine, or find the files of others that run beside them.
 ALONE = {
+    "ebpf/test_exact_counts.py",
     "ebpf/test_foreign_files.py",
     "ebpf/test_uprobe_sites.py",
+    "test_python_guide.py",
     "test_waits.py",
+}
+
+# Where the tests of the eBPF engine put uprobes into files that this machine has, such as its C library. A uprobe is in
+# all processes that execute the file, and nowhere if a test beside it has a breakpoint there; nor can that come later.
+# So these tests are alone, too. Others of this kind, which have no engine in their name, have the mark themselves.
+UPROBING = {
+    "manager/test_commands.py",
+    "manager/test_companions_inserted.py",
+    "test_api_sessions.py",
+    "test_companions.py",
+    "test_dpc_recipes.py",
+    "test_dprobes_c.py",
+    "test_entries.py",
+    "test_extensions.py",
+    "test_filters.py",
+    "test_module_names.py",
+    "test_one_liners.py",
+    "test_random_instructions.py",
+    "test_tasks.py",
+    "test_tool_blocks.py",
+    "test_unreached.py",
+    "usdt/test_usdt_libraries.py",
 }
 
 
@@ -174,13 +198,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = CASES.parent
     slow = {tests / "unit" / name for name in SLOW}
-    alone = {tests / "integration" / name for name in ALONE}
-    if missing := [path for path in slow | alone if not path.exists()]:
+    alone, uprobing = ({tests / "integration" / name for name in names} for names in (ALONE, UPROBING))
+    if missing := [path for path in slow | alone | uprobing if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py names files that are not there: {missing}")
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
-        if item.path in alone:
+        if item.path in alone or (item.path in uprobing and "ebpf" in item.name):
             item.add_marker(pytest.mark.alone)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run the whole test suite: first what can run beside other tests, then what needs the machine to itself (ALONE in
-# tests/conftest.py). What fails runs once more, alone: the machine may have been too busy for it. What then passes is
-# listed above, and what fails again fails the suite; so do many failures, which no busy machine explains.
+# Run the whole test suite: first what can run beside other tests, then what needs the machine to itself (ALONE and
+# UPROBING in tests/conftest.py). What fails runs once more, alone: the machine may have been too busy for it. What then
+# passes is listed above, and what fails again fails the suite; so do many failures, which no busy machine explains.
 set -u
 python=$1 workers=$2
 unexplained=10

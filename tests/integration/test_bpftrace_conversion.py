@@ -132,6 +132,7 @@ def of_command(text: str, word: str) -> list[str]:
     return sorted(" ".join(line.split()) for line in lines if word in line)
 
 
+@pytest.mark.alone
 def test_gethostlatency_prints_the_same(tmp_path: Path) -> None:
     require_tools()
     theirs, ours = side_by_side(tmp_path, TOOLS["gethostlatency"].read_text(), "/usr/bin/getent ahosts localhost")
@@ -149,6 +150,7 @@ uprobe:/lib/x86_64-linux-gnu/libz.so.1:crc32 /comm == "python3"/ {
 """
 
 
+@pytest.mark.alone
 def test_tables_are_the_same(tmp_path: Path) -> None:
     script = tmp_path / "summing"
     script.write_text("import zlib\nfor n in (10, 700, 90): zlib.crc32(bytes(n))\n")

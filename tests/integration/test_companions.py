@@ -126,6 +126,7 @@ def test_a_group_that_nobody_has_is_an_error() -> None:
     )
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="tracepoints need root")
 def test_system_calls_and_functions_are_one_program() -> None:
     text = """
@@ -143,6 +144,7 @@ IN_KERNEL = "tracepoint sched:sched_process_exit { @[kstack(), curtask->tgid == 
 IN_LIBRARY = "libc.so.6:abs { @calls = count(); }"
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="tracepoints need root")
 @pytest.mark.parametrize("text", [f"{IN_KERNEL} {IN_LIBRARY}", f"{IN_LIBRARY} {IN_KERNEL}"])
 @pytest.mark.parametrize("way", [[], ["--engine", "ebpf"]])

@@ -195,6 +195,7 @@ def test_loops_without_an_end_are_faults(engine: str) -> None:
     assert "1 fault at -e:1: more jumps than jmpmax allows\n" in done.stderr
 
 
+@pytest.mark.alone
 def test_values_have_names_in_json() -> None:
     text = 'module "libc.so.6", major 7; abs(int n) when (n == 1) { printf("value=%d of %s", n, comm); }'
     done = dprobes("run", "-e", text, "--format", "json", "--", sys.executable, "-S", "-c", TARGET)
@@ -244,6 +245,7 @@ def test_errors_are_shown_in_c() -> None:
     assert "\n    ^~~~" in done.stderr
 
 
+@pytest.mark.alone
 def test_a_program_is_compiled_for_other_machines(tmp_path: Path) -> None:
     program, built = tmp_path / "abs.dpc", tmp_path / "abs.ppdf"
     program.write_text('libc.so.6:abs(int n) when (n > 1) { printf("abs %d", n) }\n')

@@ -63,6 +63,7 @@ def resolvers(module: Path) -> Iterator[int]:
         yield from range(start, start + int(size))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("where", ["program", "C library"])
 @pytest.mark.parametrize("name", COMMANDS)

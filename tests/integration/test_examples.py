@@ -65,6 +65,7 @@ def test_every_example_is_free_of_errors_and_warnings() -> None:
         assert not re.search(said, done.stderr), program.name
 
 
+@pytest.mark.alone
 def test_the_first_suggestion_of_the_help_says_nothing_but_what_it_is_to_show() -> None:
     shown = subprocess.run([*DPROBES, "--help"], capture_output=True, text=True, check=True).stdout
     (command,) = re.findall(r"A first probe:  dprobes (.*)\n", shown)
@@ -260,6 +261,7 @@ def _anonymous(text: str) -> list[str]:
     return sorted(re.sub(r"arg0=\d+", "arg0=N", text).splitlines())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("command", "output"), _console_examples())
 def test_the_readme_shows_what_really_happens(command: str, output: str, tmp_path: Path) -> None:
     words = shlex.split(command)

@@ -78,6 +78,7 @@ def test_the_page_has_every_verb_and_option_that_help_shows() -> None:
             assert option in described, f"{verb} {option}"
 
 
+@pytest.mark.alone
 def test_the_first_example_runs_wherever_it_is_typed(tmp_path: Path) -> None:
     source = (ROOT / "docs" / "man" / "dprobes.8").read_text().partition(".SH EXAMPLES")[2]
     lines = source.partition(".EX\n")[2].partition(".EE\n")[0].replace("\\-", "-").replace("\\(aq", "'")

@@ -44,6 +44,7 @@ def test_a_library_that_the_program_is_not_linked_with_is_named(build: Builder, 
     assert said.endswith(f"{INSERTED}hint: the command executes '{program}', which is not linked with '{other}'\n")
 
 
+@pytest.mark.alone
 @needs_root
 def test_nothing_is_said_of_the_program_that_did_run(build: Builder, run: Runner) -> None:
     program = build("hotloop.c")

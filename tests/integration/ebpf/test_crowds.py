@@ -71,6 +71,7 @@ exit
 WITH_32_BIT_LIBRARY = f'mount --bind {I386_LIBRARIES} /usr/local/lib && exec "$@"'
 
 
+@pytest.mark.alone
 def test_programs_of_both_word_sizes_are_probed_in_one_run(build: Builder, tmp_path: Path) -> None:
     """The module is the C library, of which each word size has its own; records are as wide as the program's words."""
     programs = [build("getpids.c", i386=True), build("getpids.c")]

@@ -54,6 +54,7 @@ def dprobes(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=TIMEOUT, check=False)
 
 
+@pytest.mark.alone
 def test_dprobes_does_not_probe_itself(tmp_path: Path) -> None:
     """It calls the function when Ctrl-C wakes it up, before it takes the probepoint away."""
     result, pid = run_nested(tmp_path, 'name = "libc.so.6"\noffset = eventfd_write\nminor = 1\npush pid\nlog 1\nexit\n')

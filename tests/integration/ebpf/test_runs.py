@@ -76,6 +76,7 @@ def test_maxhits_and_passcount_are_exact_under_threads(build: Builder, run: Runn
     assert (result.counts[1].hits, result.counts[1].passed) == (limit + first, first)
 
 
+@pytest.mark.alone
 def test_what_the_command_does_before_its_exec_is_not_hit(run: Runner) -> None:
     """The child of dprobes runs Python, and with that the very library, until it executes the command."""
     result = ebpf(run, 'name = "libc.so.6"\noffset = execve\nminor = 1\nexit\n', "true")

@@ -87,6 +87,7 @@ def test_patched_code_is_left_alone(build: Builder, run: Runner) -> None:
     assert (results[0].counts[1].hits, results[0].counts[2].hits) == (0, 2 * CALLS)
 
 
+@pytest.mark.alone
 def test_the_library_of_a_container_is_probed_as_well(build: Builder, run: Runner, tmp_path: Path) -> None:
     program = build("patched.c")
     root = make_root(tmp_path / "root", program)
@@ -228,6 +229,7 @@ def test_show_and_locate_say_where_the_kernel_gets_its_breakpoint(build: Builder
     assert located.stdout.splitlines()[-1] == f"ebpf: '{mark}' is {said}"
 
 
+@pytest.mark.alone
 def test_host_names_are_seen_wherever_they_are_looked_up(build: Builder, run: Runner, tmp_path: Path) -> None:
     """The example: one process of this machine, and one of a container with a C library of its own."""
     program = build("lookup.c")

@@ -54,6 +54,7 @@ def test_one_program_has_places_in_several_modules(sandbox: Sandbox, engine: str
         target.stdout.close()
 
 
+@pytest.mark.alone
 def test_the_handlers_of_all_modules_are_shown(sandbox: Sandbox) -> None:
     sandbox.write(
         "both.dpc", '[group "a"] libc.so.6:abs(int x) { printf("%d", x) } [group "b"] libz.so.1:zlibVersion { }'

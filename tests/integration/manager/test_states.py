@@ -114,6 +114,7 @@ def test_the_manager_does_not_probe_itself(sandbox: Sandbox, target: Service, en
     assert refusal == f"dprobes: error: EXCLUDED: process {sandbox.manager} is dprobes itself\n"
 
 
+@pytest.mark.alone
 def test_the_manager_is_no_process_of_a_program_for_all(sandbox: Sandbox) -> None:
     """It calls what is probed for each record that it writes: each would bring forth another one."""
     require_bpf()
