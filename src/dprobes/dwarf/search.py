@@ -51,8 +51,8 @@ class Scope(NamedTuple):
     """
     A namespace, a class or an enumeration that others are named in; the name is empty if it has none.
 
-    What is in one that ``is_open`` is known beside it as well: in a namespace without a name, in an ``inline`` one, in
-    an enumeration of C.
+    The scope around one that ``is_open`` has its names, too: a namespace that is ``inline`` or has no name, an
+    enumeration of C.
     """
 
     name: str

@@ -74,7 +74,7 @@ class VmaLayout:
 @dataclass(frozen=True, slots=True)
 class PagingLayout:
     """
-    Say where the kernel has what tells who delivers a page, in bytes from the start of the structure.
+    Offsets in bytes of the members of kernel structures that tell whether a user-space server delivers a page.
 
     ``end``, ``file`` and ``userfault`` (None: there is none) are members of ``vm_area_struct``; from there it goes on
     by ``inode`` of ``file``, ``super_block`` of ``inode``, and ``magic`` of ``super_block``.
@@ -122,7 +122,7 @@ class TaskLayout:
 @dataclass(frozen=True, slots=True)
 class StackLayout:
     """
-    Say where the kernel has what tells the end of a stack, in bytes from the start of the structure.
+    Offsets in bytes of the members of kernel structures that tell where a stack ends.
 
     ``mm`` and ``base``, the register for thread-local data, are members of ``task_struct``; ``bottom`` of ``mm_struct``
     is where the first stack of a process begins.

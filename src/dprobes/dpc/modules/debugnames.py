@@ -202,7 +202,7 @@ class ProbeNames:
 
     @cached_property
     def _names(self) -> ModuleNames:
-        """What is beside the function: seen from the function that was inlined here, if one was."""
+        """Names of the module, as the innermost function that is inlined at the place sees them, else the function."""
         assert self._module.file is not None
         blocks = [self._function] if self._at_return else self._blocks()
         number = next((n for n, each in enumerate(blocks) if each.tag == Tag.INLINED_SUBROUTINE), len(blocks) - 1)

@@ -1,5 +1,5 @@
 """
-What names mean by the debug information of a module, as a place in it sees them.
+Look-up of names in the debug information of a module, from a place in its code.
 
 A name is looked up in the blocks around the place, then in the classes and namespaces around its function, as far as
 its source file has them, then anywhere in that file; then in the same way in the whole module.

@@ -267,9 +267,9 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class String:
     """
-    What ``str(p)`` and ``comm`` are: text that is logged, compared or a key, and no value of C.
+    Type of ``str(p)`` and ``comm``: text that is logged, compared or a key. C has no such type.
 
-    ``limit`` is how many bytes are read of it. With ``marks`` the last one only tells that there is more.
+    ``limit`` bytes of it are read. With ``marks`` the last one only tells whether there is more.
     """
 
     limit: int

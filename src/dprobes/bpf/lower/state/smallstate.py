@@ -40,7 +40,7 @@ __all__ = ["begin_small", "may_be_small", "move_to_stack"]
 
 _STACK_MAX = 512
 _CALLED = 64
-"""What the frames of functions take of it that a handler calls (``PagingQuestion``)."""
+"""Bytes of the stack that the frames of called functions take (``PagingQuestion``)."""
 _INSTRUCTIONS_MAX = 64
 _VERIFIED_JUMPS_MAX = 6
 """The verifier knows what is on the stack, and goes each way through the branches for each of its values."""

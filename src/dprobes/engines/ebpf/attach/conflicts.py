@@ -57,9 +57,9 @@ _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 class Place(NamedTuple):
     """
-    Hold the file offset of a probepoint, and the bytes of the instruction that the file has there.
+    File offset of a probepoint, and the bytes of the instruction in the file.
 
-    ``before`` are those that precede it, as many as a jump there may have that ends in it (``BEFORE``).
+    ``before`` are at most ``BEFORE`` bytes in front of it: a jump that starts there may cover the instruction.
     """
 
     offset: int

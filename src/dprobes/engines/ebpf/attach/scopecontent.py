@@ -58,7 +58,7 @@ def put(scope: ScopeMap, pid: int, number: int | None = None) -> int:
 
 
 def withdraw(scope: ScopeMap, key: bytes) -> int:
-    """Delete the key of a process that nobody has seen end; return -1 then, else 0."""
+    """Delete the key of a process whose end no program has counted; return -1 if it was there, else 0."""
     try:
         _, _, has_ended = SCOPE_VALUE.unpack(scope[key])
     except KeyError:
