@@ -48,6 +48,9 @@ class Unspecified:
     def __bool__(self) -> bool:
         raise TypeError
 
+    def __getattr__(self, name: str) -> object:
+        raise TypeError
+
     def __eq__(self, other: object) -> bool:
         raise TypeError
 
