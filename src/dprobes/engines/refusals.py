@@ -6,12 +6,14 @@ import contextlib
 import errno
 import itertools
 import os
+import time
 from pathlib import Path
 
 from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
 __all__ = [
+    "RESTORER",
     "TRACER",
     "YAMA_REMEDY",
     "attach_error",
@@ -27,6 +29,13 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 TRACER = "dprobes.engines.ptrace.tracer.main"
 """The module that tracers of the ptrace engine run; the last word of their command line names the first one probed."""
+
+RESTORER = "dprobes.engines.ptrace.client.restorerprocess"
+"""The module of processes that take out what a tracer has left, and trace the program meanwhile."""
+
+_RESTORER_PATIENCE = 10.0
+"""Seconds for which a restorer may keep a process."""
+_INTERVAL = 0.01
 
 YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0"
 
@@ -62,9 +71,16 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
 
 
 def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
-    """Raise ``EngineError`` for a process that another one traces, which is none of these ``tracers``."""
-    if (error := _traced(pid, tracers)) is not None:
-        raise error
+    """
+    Raise ``EngineError`` for a process that another one traces, which is none of these ``tracers``.
+
+    A restorer of this user lets go soon: wait for that.
+    """
+    until = time.monotonic() + _RESTORER_PATIENCE
+    while (error := _traced(pid, tracers)) is not None:
+        if not _is_being_restored(pid) or time.monotonic() > until:
+            raise error
+        time.sleep(_INTERVAL)
 
 
 def attach_error(pid: int, reason: str, number: int, shares_with: int = 0) -> EngineError:
@@ -137,6 +153,16 @@ def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | No
                 hint="end that first: a process has one tracer",
             )
     return None
+
+
+def _is_being_restored(pid: int) -> bool:
+    """Return whether a restorer traces a process; one that another user starts is none."""
+    for tracer in {int(process_field(tid, "TracerPid") or 0) for tid in _threads(pid)} - {0}:
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{tracer}/cmdline")
+            if RESTORER.encode() in command.read_bytes().split(b"\0") and command.stat().st_uid == os.geteuid():
+                return True
+    return False
 
 
 def probed_by(tracer: int) -> str | None:

@@ -26,6 +26,7 @@ from dprobes.engines.ptrace.client.link import readable, watch_for_death
 from dprobes.engines.ptrace.client.restorerlist import Restored, RestorerList
 from dprobes.engines.ptrace.restorerwire import TracerBegun
 from dprobes.engines.ptrace.wire import FrameReader, load_message
+from dprobes.engines.refusals import RESTORER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,6 @@ _PATIENCE_AT_FIRST = 30.0
 
 _CHUNK = 1 << 16
 
-_MODULE = "dprobes.engines.ptrace.client.restorerprocess"
 _WATCHES = b"w"
 """The first byte of its report: the tracer will be held at its end, unless that cannot be traced."""
 _REPORT = struct.Struct("=III")
@@ -66,7 +66,7 @@ class RestorerProcess:
                     sys.executable,
                     "-P",
                     "-m",
-                    _MODULE,
+                    RESTORER,
                     str(theirs),
                     str(their_report),
                 ],
