@@ -152,8 +152,11 @@ def test_what_is_left_is_taken_out_when_somebody_comes(build: Builder, run: Runn
             await_clean(target.pid, program)
         else:
             client, output = run.start(HOT, ["-p", str(target.pid)], INLINE)
-            await_traced(target.pid)
+            # Before there is its tracer, the client itself takes out the jump that is left.
+            tracing = "ptrace.tracer.main"
+            await_true(lambda: tracing in command_of(tracer_of(target.pid)), "the new tracer", TIMEOUT)
             await_true(lambda: jump_is_at(target.pid, program), "a jump", TIMEOUT)
+            run_for(target.pid, 0.2)
             result = run.end(client, output)
             assert f"dprobes: note: killed runs had left something in {said}" in result.stderr
             assert result.counts[1].hits
