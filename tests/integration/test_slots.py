@@ -174,7 +174,9 @@ def test_a_program_that_ends_its_hits_loses_its_copies_while_it_is_traced(build:
 
         client, output = run.start("name = slots\noffset = work_load\nmaxhits = 3\nexit\n", ["-p", str(target.pid)])
         await_breakpoint(target.pid, program, "work_load")
+        client.send_signal(signal.SIGSTOP)  # it would end the run, which has no probepoint any more
         assert ask(target) == SECOND_SUM
         assert is_traced(target.pid)
         assert private_code_pages(target.pid, program) == 0
+        client.send_signal(signal.SIGCONT)
         assert run.end(client, output).counts[0].hits == 3
