@@ -47,7 +47,7 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PYTHON) tools/import_cycles.py
+	$(PYTHON) tools/module_graph.py
 	$(PYTHON) tools/word_lint.py
 	$(PYTHON) tools/generate_docs.py --check
 	$(PYTHON) tools/generate_man.py --check

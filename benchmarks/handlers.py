@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, cast
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.linux import processcalls, ptracecalls
-from dprobes.engines.ptrace.sharedcounters import SharedCounters
-from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
-from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
-from dprobes.record.layout import Item
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
-from dprobes.source import SourceFile
+from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.linux import process_calls, ptrace_calls
+from dprobes.engines.ptrace.shared_counters import SharedCounters
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
+from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Reach
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.record.log_record import Item
+from dprobes.rpn.compilation_passes import CompileOptions, check_program, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.source_text import SourceFile
 from dprobes.vm import Interpreter, Point
 from dprobes.vm.translate import Translator
 
@@ -72,10 +72,10 @@ def _costs(what: str, text: str) -> list[Cost]:
     point = Point.of(program, program.definitions[0], 0)
     start = image.handlers[0]
 
-    registers = ptracecalls.Registers()
+    registers = ptrace_calls.Registers()
     context = ThreadContext()
     context.use(_program())
-    context.memory = cast("processcalls.RemoteMemory", _Memory())
+    context.memory = cast("process_calls.RemoteMemory", _Memory())
     context.select(Thread(1, 1, AddressSpace(-1, 8, has_shadow_stack=False), ThreadState.STOPPED), registers)
     translator, interpreter = Translator(image, target), Interpreter(image, target)
     outcome = translator.run(start, point, context)

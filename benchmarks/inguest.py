@@ -18,10 +18,10 @@ FILES = 150
 
 def _nothing(*, many: bool) -> int:
     """Load a program that does nothing; return its descriptor."""
-    from dprobes.bpf.asm.assembler import Assembler
-    from dprobes.bpf.asm.isa import Register
-    from dprobes.engines.ebpf.kernel.loader import load
-    from dprobes.engines.linux.bpfcalls import AttachType, ProgramType
+    from dprobes.bpf.bpf_assembler import Assembler
+    from dprobes.bpf.bpf_instructions import Register
+    from dprobes.engines.ebpf.kernel.bpf_objects import load
+    from dprobes.engines.linux.bpf_calls import AttachType, ProgramType
 
     asm = Assembler()
     asm.mov(Register.R0, 0)
@@ -32,7 +32,7 @@ def _nothing(*, many: bool) -> int:
 
 def _places(patterns: Iterable[str]) -> list[tuple[int, int]]:
     """Return the functions that patterns match, as far as they can be probed, each with a cookie."""
-    from dprobes.target.kernel.runningkernel import RunningKernel
+    from dprobes.target.kernel.running_kernel import RunningKernel
 
     kernel = RunningKernel()
     found = {symbol.address for pattern in patterns for symbol in kernel.symbols.matching(pattern, "")}
@@ -41,8 +41,8 @@ def _places(patterns: Iterable[str]) -> list[tuple[int, int]]:
 
 def attach_nothing(name: str, *, many: bool) -> None:
     """Have a program at a function that does nothing, until standard input ends."""
-    from dprobes.bpf.lower.request import Placement
-    from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel
+    from dprobes.bpf.lower.lowering_request import Placement
+    from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel
 
     placement = Placement.ENTRY if many else Placement.KPROBE
     with attach_kernel(_nothing(many=many), _places([name]), placement):
@@ -56,8 +56,8 @@ def seconds_of_bare_links(patterns: Sequence[str], many: bool) -> tuple[int, flo
 
     Return how many functions there are, and what the kernel's calls alone take.
     """
-    from dprobes.bpf.lower.request import Placement
-    from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel
+    from dprobes.bpf.lower.lowering_request import Placement
+    from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel
 
     places = _places(patterns)
     program = _nothing(many=many)

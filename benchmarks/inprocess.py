@@ -15,27 +15,24 @@ from typing import TYPE_CHECKING
 from table import Measurement
 
 from dprobes.arch import architecture
-from dprobes.bpf.layout import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName, table_map
 from dprobes.bpf.lower import Abilities, Request, Tables, lower
+from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName, table_map
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.inline.memory.arrays import SharedArray
-from dprobes.engines.inline.memory.hashes import SharedHash
-from dprobes.engines.inline.memory.region import Region
-from dprobes.engines.inline.memory.rings import SharedRings
-from dprobes.engines.linux.machinecode import map_code
-from dprobes.native.code import Part, Surroundings
-from dprobes.native.processpage import CLOCK_READING, CLOCK_READINGS
-from dprobes.native.routines.hashtable import TableShape
-from dprobes.native.routines.ring import RingShape
-from dprobes.native.runtime import ProcessFacts
-from dprobes.native.x86.assembler import Condition, Gpr, Operation, X86Assembler
-from dprobes.native.x86.runtime import make_runtime
-from dprobes.native.x86.trampoline import make_trampoline
-from dprobes.record.layout import Item
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.rpn.point import Point
-from dprobes.source import SourceFile
+from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
+from dprobes.engines.inline.memory.shared_rings import SharedRings
+from dprobes.engines.linux.call_proxy import map_code
+from dprobes.native.generated_code import Part, ProcessFacts, Surroundings
+from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS
+from dprobes.native.routines.handler_ring import RingShape
+from dprobes.native.routines.shared_hash_table import TableShape
+from dprobes.native.x86.x86_assembler import Condition, Gpr, Operation, X86Assembler
+from dprobes.native.x86.x86_runtime import make_runtime
+from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.record.log_record import Item
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.rpn_program import Point
+from dprobes.source_text import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

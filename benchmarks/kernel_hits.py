@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from table import Measurement
 from tracing import BUFFERS, Loop, Tracer, bpftrace, dprobes, has_bpftrace
 
-from dprobes.bpf.asm.assembler import Assembler
-from dprobes.bpf.asm.isa import Register
-from dprobes.engines.ebpf.kernel.features import Features
-from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import ProgramType, enable_statistics, open_program, program_info
-from dprobes.target.location import Module
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Register
+from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.kernel_features import Features
+from dprobes.engines.linux.bpf_calls import ProgramType, enable_statistics, open_program, program_info
+from dprobes.target.probed_module import Module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from table import Measurement, Unit
 
-from dprobes.record.codec import decode_record, encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.trace.content import LostRecords, TraceRecord
-from dprobes.trace.filter import compile_filter
-from dprobes.trace.reader import TraceReader
-from dprobes.trace.selection import Selection
-from dprobes.trace.writer import TraceFileWriter
+from dprobes.record.log_record import LogRecord, decode_record, encode_record
+from dprobes.trace.trace_content import LostRecords, TraceRecord
+from dprobes.trace.trace_filter import Selection, compile_filter
+from dprobes.trace.trace_reader import TraceReader
+from dprobes.trace.trace_writer import TraceFileWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from table import Measurement, Unit
 
-from dprobes.formatters.templates.directory import DIRECTORY_FILE
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.rpn.isa import Token
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
+from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.rpn.instruction_set import Token
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.target_kinds import parse_target
 
 if TYPE_CHECKING:
     from pathlib import Path

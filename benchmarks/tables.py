@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from sinks import BATCH, DATA, SOURCE
 from table import Measurement, Unit
 
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.probeinfo import Place
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.tables.parquetfiles import write_tables
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.target_kinds import parse_target
+from dprobes.tables.parquet_files import write_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Self
 import unicorn
 
 from a64_processor import A64Processor
-from dprobes.bpf.asm.isa import Helper
-from dprobes.bpf.layout import MapName
-from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.native.a64.assembler import A64Assembler, Gpr
-from dprobes.native.a64.handler import handler_function
-from dprobes.native.a64.registers import RESULT
-from dprobes.native.a64.runtime import make_runtime
-from dprobes.native.code import Surroundings
+from dprobes.bpf.bpf_instructions import Helper
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.map_layouts import MapName
+from dprobes.native.a64.a64_assembler import RESULT, A64Assembler, Gpr
+from dprobes.native.a64.a64_runtime import make_runtime
+from dprobes.native.a64.a64_translator import handler_function
+from dprobes.native.generated_code import Surroundings
 from dprobes.testing import PAGE
 from native_backend import NATIVE, NativeRunner, NativeStage, facts_page, process_facts, shapes_of
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower import Lowered
-    from dprobes.engines.inline.memory.arrays import SharedArray
-    from dprobes.native.routines.ring import RingShape
-    from dprobes.native.runtime import ProcessFacts, Runtime
+    from dprobes.engines.inline.memory.shared_memory import SharedArray
+    from dprobes.native.generated_code import ProcessFacts, Runtime
+    from dprobes.native.routines.handler_ring import RingShape
     from native_backend import Shapes
 
 __all__ = ["NATIVE", "A64Runner", "A64Stage"]

@@ -6,12 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from a64_processor import A64Processor
-from dprobes.bpf.asm.assembler import Assembled
-from dprobes.bpf.asm.insn import Insn
-from dprobes.native.a64.assembler import A64Assembler
-from dprobes.native.a64.registers import gpr
-from dprobes.native.a64.translator import A64Translator
-from dprobes.native.code import Surroundings
+from dprobes.bpf.bpf_assembler import Assembled
+from dprobes.bpf.bpf_instructions import Insn
+from dprobes.native.a64.a64_assembler import A64Assembler, gpr
+from dprobes.native.a64.a64_translator import A64Translator
+from dprobes.native.generated_code import Surroundings
 from ebpf_model import REGISTERS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from unicorn import arm64_const as arm
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dprobes.native.faults import Fixup
+    from dprobes.native.generated_code import Fixup
 
 __all__ = ["CPU", "GENERAL", "A64Processor", "CrashError"]
 

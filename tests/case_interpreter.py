@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 from case_format import encode_items
 from dprobes.arch import architecture
-from dprobes.arch.arguments import parse_arguments
+from dprobes.arch.usdt_arguments import parse_arguments
 from dprobes.bpf.lower import LoopForm
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.errors import SourceError, TargetError
 from dprobes.extensions import Extension
-from dprobes.formatters.templates.collection import templates_in
-from dprobes.formatters.templates.renderer import render
-from dprobes.keyed.text import table_lines
+from dprobes.formatters.templates.template_collection import templates_in
+from dprobes.formatters.templates.template_renderer import render
+from dprobes.keyed.table_text import table_lines
 from dprobes.preprocessor import preprocess
-from dprobes.record.layout import LogRecord
-from dprobes.record.probeinfo import Place
-from dprobes.rpn.encoder import CodeImage, encode
-from dprobes.rpn.parser import parse
-from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
-from dprobes.source import SourceFile
+from dprobes.record.log_record import LogRecord
+from dprobes.record.record_origin import Place
+from dprobes.rpn.compilation_passes import CompileOptions, check_program, parse_source
+from dprobes.rpn.instruction_encoding import CodeImage, encode
+from dprobes.rpn.rpn_parser import parse
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare, run_definition
 from dprobes.vm import Ending
 from dprobes.vm.translate import Translator
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from case_format import Case, ContextLine, Target
     from dprobes.bpf.lower import Abilities
-    from dprobes.dpc.emitters.programemitter import Compilation
+    from dprobes.dpc.emitters.program_emitter import Compilation
     from dprobes.extensions import View
-    from dprobes.rpn.program import Program
-    from dprobes.vm.machine import Machine, Outcome
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.vm.rpn_machine import Machine, Outcome
     from ebpf_backend import FinalState
 
 __all__ = [

@@ -13,12 +13,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dprobes.arch import architecture
-from dprobes.bpf.layout import LOAD_WINDOW
 from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, is_supported
+from dprobes.bpf.map_layouts import LOAD_WINDOW
 from dprobes.errors import NotSupportedError
-from dprobes.record.layout import ABOUT_RECORDS, FIXED_ITEMS, Item, LogRecord
-from dprobes.rpn.encoder import CodeImage, Relocation, encode
-from dprobes.rpn.isa import ROWS, OperandKind
+from dprobes.record.log_record import ABOUT_RECORDS, FIXED_ITEMS, Item, LogRecord
+from dprobes.rpn.instruction_encoding import CodeImage, Relocation, encode
+from dprobes.rpn.instruction_set import ROWS, OperandKind
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Ending, Interpreter, Point
 from ebpf_abilities import loop_forms
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.arch import Architecture, Register
-    from dprobes.rpn.isa import Row
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.instruction_set import Row
+    from dprobes.rpn.rpn_program import Program
     from dprobes.vm import Outcome
     from specified import Hit
 

@@ -7,17 +7,17 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower import Abilities, LoopForm, VmaLayout, is_supported
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.kernel.vmas import paging_layout, vma_layout
-from dprobes.rpn.isa import Group
-from dprobes.rpn.tables import table_of
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.task_structures import paging_layout, vma_layout
+from dprobes.rpn.instruction_set import Group
+from dprobes.rpn.keyed_tables import table_of
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
-    from dprobes.bpf.lower.request import PagingLayout
-    from dprobes.rpn.program import Program
+    from dprobes.bpf.lower.lowering_request import PagingLayout
+    from dprobes.rpn.rpn_program import Program
     from dprobes.testing import FakeContext
 
 __all__ = ["abilities", "is_applicable", "loop_forms"]

@@ -13,7 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dprobes.arch import architecture
-from dprobes.bpf.layout import (
+from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, lower
+from dprobes.bpf.lower.hits.call_entries import entry_size
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.lower.lowering_request import KeptEntry
+from dprobes.bpf.lower.state.handler_state import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
+from dprobes.bpf.map_layouts import (
     CPU_LOAD_SIZE,
     ENTRY_HEAD,
     NAME_SIZE,
@@ -29,24 +34,15 @@ from dprobes.bpf.layout import (
     ProbeLoad,
     power_of_two,
 )
-from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, lower
-from dprobes.bpf.lower.callentries import entry_size
-from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.bpf.lower.request import KeptEntry
-from dprobes.bpf.lower.state.handlerstate import ABORT, CELLS, EXIT, EXIT_WITH, REMOVE_PROBE, SKIP, Field
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
-from dprobes.engines.ebpf.kernel.loader import load, loadable
-from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
-from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType, verifier_log
-from dprobes.engines.tablemaps import TableMaps, zeros_size
-from dprobes.keyed.store import TableStore, cells_of
-from dprobes.record.codec import decode_record
-from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
-from dprobes.rpn.decoder import decode_all
-from dprobes.rpn.encoder import CodeImage
-from dprobes.rpn.isa import RPN_STACK_CELLS, Group
-from dprobes.rpn.tables import TableKind
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, LruHashMap, load, loadable
+from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+from dprobes.engines.keyed_table_maps import TableMaps, zeros_size
+from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType, verifier_log
+from dprobes.keyed.table_entries import TableStore, cells_of
+from dprobes.record.log_record import PROCESS_NAME_MAX, Item, LogRecord, decode_record
+from dprobes.rpn.instruction_encoding import CodeImage, decode_all
+from dprobes.rpn.instruction_set import RPN_STACK_CELLS, Group
+from dprobes.rpn.keyed_tables import TableKind
 from dprobes.testing import FakeContext
 from dprobes.vm import Ending, Outcome, Point
 from ebpf_abilities import abilities
@@ -57,8 +53,8 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.arch import Register as CpuRegister
-    from dprobes.bpf.lower.hosts.host import Host
-    from dprobes.keyed.contents import TableContents
+    from dprobes.bpf.lower.hosts.handler_host import Host
+    from dprobes.keyed.table_layout import TableContents
 
 __all__ = ["EbpfRunner", "FinalState", "RejectedError", "Stage", "obstacle"]
 

@@ -7,8 +7,7 @@ import mmap
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.bpf.asm.insn import Insn
-from dprobes.bpf.asm.isa import Alu, Atomic, Class, Jump, Mode, Size, X
+from dprobes.bpf.bpf_instructions import Alu, Atomic, Class, Insn, Jump, Mode, Size, X
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.assembler import Assembled
-from dprobes.bpf.asm.insn import Insn
-from dprobes.native.code import Surroundings
-from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.registers import gpr
-from dprobes.native.x86.translator import X86Translator
+from dprobes.bpf.bpf_assembler import Assembled
+from dprobes.bpf.bpf_instructions import Insn
+from dprobes.native.generated_code import Surroundings
+from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler, gpr
+from dprobes.native.x86.x86_translator import X86Translator
 from ebpf_model import REGISTERS
 from machine_code import SAVED, function_at, place, reserve
 

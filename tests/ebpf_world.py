@@ -11,15 +11,15 @@ import functools
 import mmap
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.isa import Jump, Register, Size
-from dprobes.bpf.layout import NAME_SIZE
-from dprobes.bpf.lower.hosts.host import Host
+from dprobes.bpf.bpf_instructions import Jump, Register, Size
+from dprobes.bpf.lower.hosts.handler_host import Host
+from dprobes.bpf.map_layouts import NAME_SIZE
 from dprobes.testing import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.bpf.asm.assembler import Assembler, Label
+    from dprobes.bpf.bpf_assembler import Assembler, Label
     from dprobes.testing import FakeContext
 
 __all__ = ["NotMappableError", "host_of", "libc", "memory_of", "write_name", "write_words"]

@@ -16,7 +16,7 @@ from unicorn import x86_const as x86
 if TYPE_CHECKING:
     from random import Random
 
-    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.elf_file import ElfFile
 
 __all__ = ["EmulatedProcessor", "Outcome", "random_registers"]
 

@@ -6,8 +6,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.gdb.protocol.packets import MessageKind, PacketReader, packet
-from dprobes.engines.gdb.transports import adopted_transport
+from dprobes.engines.gdb.remote_protocol import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.stub_transports import adopted_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from iced_x86 import Decoder, Mnemonic
 
-from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.elf_file import ElfFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

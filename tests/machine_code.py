@@ -8,13 +8,13 @@ import mmap
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.native.x86.assembler import Gpr, Memory, X86Assembler
-from dprobes.native.x86.faultentry import fault_entry
+from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler
+from dprobes.native.x86.x86_runtime import fault_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.native.faults import Fixup
+    from dprobes.native.generated_code import Fixup
 
 __all__ = [
     "FaultHandler",

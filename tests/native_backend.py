@@ -12,22 +12,19 @@ import functools
 import struct
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.bpf.asm.isa import Helper
-from dprobes.bpf.layout import NOTE_SIZE, MapName
+from dprobes.bpf.bpf_instructions import Helper
 from dprobes.bpf.lower import Abilities, LoopForm
-from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.engines.inline.memory.arrays import SharedArray
-from dprobes.engines.inline.memory.hashes import SharedHash
-from dprobes.engines.inline.memory.region import Region
-from dprobes.engines.inline.memory.rings import SharedRings
-from dprobes.engines.inline.memory.tables import SharedTables
-from dprobes.native.code import Surroundings
-from dprobes.native.routines.hashtable import TableShape
-from dprobes.native.routines.ring import RingShape
-from dprobes.native.runtime import ProcessFacts
-from dprobes.native.x86.assembler import Gpr, X86Assembler
-from dprobes.native.x86.handler import handler_function
-from dprobes.native.x86.runtime import make_runtime
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.map_layouts import NOTE_SIZE, MapName
+from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
+from dprobes.engines.inline.memory.shared_rings import SharedRings
+from dprobes.engines.inline.memory.shared_state import SharedTables
+from dprobes.native.generated_code import ProcessFacts, Surroundings
+from dprobes.native.routines.handler_ring import RingShape
+from dprobes.native.routines.shared_hash_table import TableShape
+from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
+from dprobes.native.x86.x86_runtime import make_runtime
+from dprobes.native.x86.x86_translator import handler_function
 from dprobes.testing import PAGE
 from ebpf_backend import EbpfRunner, Stage
 from ebpf_world import memory_of
@@ -37,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.bpf.lower import Lowered
-    from dprobes.engines.tablemaps import TableMaps
-    from dprobes.native.runtime import Runtime
-    from dprobes.rpn.encoder import CodeImage
+    from dprobes.engines.keyed_table_maps import TableMaps
+    from dprobes.native.generated_code import Runtime
+    from dprobes.rpn.instruction_encoding import CodeImage
 
     Shapes = tuple[tuple[MapName, TableShape], ...]
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 from iced_x86 import Decoder
 
-from dprobes.engines.x86.patches.addressspace import AddressSpace
-from dprobes.engines.x86.patches.codebytes import ModuleCode
-from dprobes.target.ldcache import read_ld_cache
-from dprobes.target.location import Module
-from dprobes.target.processmaps import Mapping
+from dprobes.engines.x86.patches.branch_targets import ModuleCode
+from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+from dprobes.target.loader_search import read_ld_cache
+from dprobes.target.probed_module import Module
+from dprobes.target.process_maps import Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from differential import NotedPages, mapped_pages
-from dprobes.fakecontext import PAGE, FakeContext, header_of
-from dprobes.keyed.store import TableStore, stores_of
-from dprobes.record.layout import Item, LogRecord
-from dprobes.rpn.encoder import encode
+from dprobes.fake_context import PAGE, FakeContext, header_of
+from dprobes.keyed.table_entries import TableStore, stores_of
+from dprobes.record.log_record import Item, LogRecord
+from dprobes.rpn.instruction_encoding import encode
 from dprobes.vm import Ending, Interpreter
 from integration.puppetprocess import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN, PuppetProcess
 from random_programs import SYMBOLS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 
     from dprobes.arch import Architecture
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
     from dprobes.vm import Outcome, Point
 
 __all__ = ["ITEMS", "STACK_PAGES", "STACK_TOP", "Scene", "World", "unused_stack"]

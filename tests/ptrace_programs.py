@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dprobes.engines.hits import probes
-from dprobes.engines.hits.probelimits import ProbeLimits
-from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace.sharedcounters import SharedCounters, Tally
-from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe, Reach
+from dprobes.engines.hits import hit_probes
+from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.hits.hit_lifecycle import ProbeLimits
+from dprobes.engines.ptrace.shared_counters import SharedCounters, Tally
+from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe, Reach
 
 NO_LIMITS = ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False)
 
@@ -21,4 +21,4 @@ def inserted_program(number: int = 0, items: int = 0, variables: int = 0) -> Ins
 
 def probe_of(program: InsertedProgram, number: int = 0, limits: ProbeLimits = NO_LIMITS) -> Probe:
     """Return a new probepoint of a program."""
-    return probes.Probe(program, number, 0, limits, (0, 0), Tally())
+    return hit_probes.Probe(program, number, 0, limits, (0, 0), Tally())

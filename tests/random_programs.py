@@ -10,11 +10,12 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from dprobes.keyed.store import stores_of
-from dprobes.rpn import isa
-from dprobes.rpn.effects import stack_effect
-from dprobes.rpn.isa import Flow, OperandKind, Row
-from dprobes.rpn.program import (
+from dprobes.keyed.table_entries import stores_of
+from dprobes.rpn import instruction_set
+from dprobes.rpn.control_flow import stack_effect
+from dprobes.rpn.instruction_set import Flow, OperandKind, Row
+from dprobes.rpn.keyed_tables import Key, KeyKind, Range, Table, TableKind, Unit
+from dprobes.rpn.rpn_program import (
     Access,
     Address,
     Code,
@@ -32,7 +33,6 @@ from dprobes.rpn.program import (
     Tracepoint,
     Usdt,
 )
-from dprobes.rpn.tables import Key, KeyKind, Range, Table, TableKind, Unit
 from dprobes.testing import FakeContext
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ class RandomPrograms:
         is_x86 = architecture.name in ("i386", "x86_64")
         self._rows = [
             row
-            for row in isa.ROWS
-            if (is_x86 or row.group not in (isa.Group.IO, isa.Group.SEGMENT))
+            for row in instruction_set.ROWS
+            if (is_x86 or row.group not in (instruction_set.Group.IO, instruction_set.Group.SEGMENT))
             and (row.operand_kind is OperandKind.REGISTER or allows(row, None))
         ]
         self._rows = [row for row in self._rows if row.operand_kind is not OperandKind.REGISTER or self._registers(row)]
@@ -392,7 +392,7 @@ class _Defined:
         return Code(tuple(self._instructions), self._labels)
 
     def _emit(self, syntax: str, operand: Operand = None) -> None:
-        instruction = Instruction(isa.rows_by_syntax()[syntax], operand)
+        instruction = Instruction(instruction_set.rows_by_syntax()[syntax], operand)
         effect = stack_effect(instruction, self._architecture, self._tables)
         while self._depth < effect.popped:
             self._emit("push <value>", _pushed(self._random, self._architecture))
@@ -440,7 +440,7 @@ class _Defined:
                 operand = self._random.randrange(VARIABLES)
             case _:
                 operand = self._random.randrange(4) if row.syntax in _LITTLE else self._random.randrange(1, 70)
-        if row.faults and row.faults != (isa.ExceptionCode.LOG_OVERFLOW,):
+        if row.faults and row.faults != (instruction_set.ExceptionCode.LOG_OVERFLOW,):
             self._guarded(row, operand)
         else:
             self._emit(row.syntax, operand)
@@ -640,13 +640,13 @@ class _Defined:
     def _shown_variables(self) -> None:
         self._number(self._random.randrange(VARIABLES + 1))
         self._number(self._random.randrange(VARIABLES + 1))
-        self._guarded(isa.rows_by_syntax()[self._random.choice(("trace lv", "trace gv"))])
+        self._guarded(instruction_set.rows_by_syntax()[self._random.choice(("trace lv", "trace gv"))])
         self._emit("log st")
 
     def _heap(self) -> None:
         """Write a whole block of the heap, and read it with another width."""
         random, word = self._random, self._architecture.word_size
-        syntaxes, size = isa.rows_by_syntax(), 8 * random.randrange(1, 4)
+        syntaxes, size = instruction_set.rows_by_syntax(), 8 * random.randrange(1, 4)
         self._number(random.choice((size, size - 1, size - 3)) if word == 8 else size)
         self._guarded(syntaxes["malloc"])
         if random.random() < 0.3:
@@ -668,13 +668,13 @@ class _Defined:
                 self._value()
             self._emit("push tsp, <n>", cells)
             self._number(0)
-            self._guarded(isa.rows_by_syntax()[f"pop h, u{8 << shift}, <values>"], count)
+            self._guarded(instruction_set.rows_by_syntax()[f"pop h, u{8 << shift}, <values>"], count)
             return
         first = random.randrange(count)
         count = random.randrange(1, count - first + 1)
         self._emit("dup <times>", 1)
         self._number(random.choice((first << shift,) * 4 + (1 << 16,)))
-        self._guarded(isa.rows_by_syntax()[f"push h, u{8 << shift}, <values>"], count)
+        self._guarded(instruction_set.rows_by_syntax()[f"push h, u{8 << shift}, <values>"], count)
         self._emit("log <count>", count * max(1, (1 << shift) // self._architecture.word_size))
 
     def _caught_call(self) -> None:
@@ -714,6 +714,6 @@ class _Defined:
         self._value()
         self._emit("jge <label>", over)
         endings = ("abort", "remove", "exit", "exit <code>", "skip")
-        ending = self._random.choice([e for e in endings if self._allows(isa.rows_by_syntax()[e], None)])
+        ending = self._random.choice([e for e in endings if self._allows(instruction_set.rows_by_syntax()[e], None)])
         self._emit(ending, self._random.randrange(1, 4) if ending == "exit <code>" else None)
         self._place(over)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from dprobes.record.layout import LogRecord
+from dprobes.record.log_record import LogRecord
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)

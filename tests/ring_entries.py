@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, Entry
+from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dprobes.engines.inline.hits.entryindex import EntryBuffer
+    from dprobes.engines.inline.hits.entry_index import EntryBuffer
 
 __all__ = ["entry", "put", "putting"]
 

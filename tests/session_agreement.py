@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.inline.handlers import InlineHandlers
-from dprobes.engines.interface import Finished, Job, RecordBatch, Scope, StateEvent
-from dprobes.engines.sharedglobals import GlobalVariables
-from dprobes.record.codec import decode_record
-from dprobes.resolve.probestate import ProbeState
+from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
+from dprobes.engines.inline.inline_engine import InlineHandlers
+from dprobes.engines.shared_globals import GlobalVariables
+from dprobes.record.log_record import decode_record
+from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.program import Expression, ModuleType, Offset
-from dprobes.target.location import Module
+from dprobes.rpn.rpn_program import Expression, ModuleType, Offset
+from dprobes.target.probed_module import Module
 from dprobes.vm import Ending, Point
 from integration.puppetprocess import PuppetProcess
 from integration.support import TIMEOUT, await_true
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.arch import Architecture
-    from dprobes.engines.interface import Event
-    from dprobes.engines.ptrace.engine import PtraceEngine, PtraceSession
-    from dprobes.record.layout import LogRecord
+    from dprobes.engines.engine_interface import Event
+    from dprobes.engines.ptrace.ptrace_engine import PtraceEngine, PtraceSession
+    from dprobes.record.log_record import LogRecord
     from dprobes.resolve.probepoints import ResolvedModule
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
 
 __all__ = ["GLOBALS", "Agreement"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from dprobes.rpn.arithmetic import signed
-from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.rpn.instruction_set import RPN_STACK_CELLS
+from dprobes.rpn.word_arithmetic import signed
 from dprobes.vm import Interpreter, Outcome, Point
 from dprobes.vm.interpreter import RULES, Steps
 from dprobes.vm.translate import Translator
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.arch import Architecture
-    from dprobes.rpn.encoder import CodeImage
+    from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.testing import FakeContext
     from dprobes.vm.interpreter import Rule, Step
-    from dprobes.vm.machine import Machine
+    from dprobes.vm.rpn_machine import Machine
 
 __all__ = ["Hit", "Result", "results", "specified_results"]
 

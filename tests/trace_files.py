@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.trace.content import LostRecords, TraceRecord
-from dprobes.trace.frames import VERSION, FrameKind, json_frame, records_frame
+from dprobes.trace.trace_content import LostRecords, TraceRecord
+from dprobes.trace.trace_frames import VERSION, FrameKind, json_frame, records_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.trace.mixedblock import Block
+    from dprobes.trace.packed_blocks import Block
 
 WALL_OFFSET = 1_700_000_000_000_000_000
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Literal
 import gdb
 
 from dprobes.errors import TargetError
-from dprobes.rpn.isa import StackEnd
-from dprobes.target.processmaps import Mapping, parse_maps, read_maps
-from dprobes.target.unwind.filespace import MappedFiles
-from dprobes.target.unwind.processspace import ProcessSpace
-from dprobes.target.unwind.stackwalk import COLUMNS, walk
+from dprobes.rpn.instruction_set import StackEnd
+from dprobes.target.process_maps import Mapping, parse_maps, read_maps
+from dprobes.target.unwind.stack_memory import MappedFiles, ProcessSpace
+from dprobes.target.unwind.stack_walk import COLUMNS, walk
 
 if TYPE_CHECKING:
-    from dprobes.target.unwind.fileframes import FileFrames
+    from dprobes.target.unwind.frame_tables import FileFrames
 
 NAMES = {
     8: ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip"),

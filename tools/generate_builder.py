@@ -11,8 +11,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dprobes.rpn import isa
-from dprobes.rpn.isa import OperandKind, Row
+from dprobes.rpn import instruction_set
+from dprobes.rpn.instruction_set import OperandKind, Row
 
 OUTPUT = Path(__file__).parent.parent / "src" / "dprobes" / "api" / "mnemonics.py"
 
@@ -20,7 +20,7 @@ HEADER = '''\
 """
 One method for each instruction of the language.
 
-Written by ``make docs`` from ``rpn/isa.py``; do not edit.
+Written by ``make docs`` from ``rpn/instruction_set.py``; do not edit.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def words_of(row: Row) -> str:
 def methods() -> dict[str, list[Row]]:
     """Return the rows of each method by its fixed words, in the order of the table."""
     found: dict[str, list[Row]] = {}
-    for row in isa.ROWS:
+    for row in instruction_set.ROWS:
         found.setdefault(words_of(row), []).append(row)
     return found
 

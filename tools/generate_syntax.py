@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
-from dprobes.dpc.syntax.declarationparser import BASIC_WORDS, NAMED_TYPES, QUALIFIERS, STORAGES, TAGGED
-from dprobes.dpc.syntax.parser import MODULE_ATTRIBUTES, POINT_WORDS, PROBE_ATTRIBUTES
-from dprobes.dpc.syntax.statementparser import KEYWORDS as STATEMENTS
-from dprobes.dpc.typers.provided import ACTIONS, PROVIDED, RESERVED_CALLS
-from dprobes.rpn.isa import ALIASES, ROWS
-from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS
+from dprobes.dpc.syntax.program_parser import MODULE_ATTRIBUTES, POINT_WORDS, PROBE_ATTRIBUTES
+from dprobes.dpc.syntax.statement_parser import BASIC_WORDS, NAMED_TYPES, QUALIFIERS, STORAGES, TAGGED
+from dprobes.dpc.syntax.statement_parser import KEYWORDS as STATEMENTS
+from dprobes.dpc.typers.provided_names import ACTIONS, PROVIDED, RESERVED_CALLS
+from dprobes.rpn.instruction_set import ALIASES, ROWS
+from dprobes.rpn.program_text import KEYWORD_ALIASES, KEYWORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -198,7 +198,7 @@ def vim_file(language: str, rules: Sequence[str], links: Mapping[str, str]) -> s
 def completions() -> dict[Path, str]:
     """Return the scripts of shells, as ``dprobes completion`` prints them, for the wheel."""
     from dprobes.cli import COMPLETE_VARIABLE
-    from dprobes.cli.commandgroup import command_group
+    from dprobes.cli.command_group import command_group
     from dprobes.cli.completions import script
 
     names = {"bash": "dprobes.bash", "zsh": "_dprobes", "fish": "dprobes.fish"}

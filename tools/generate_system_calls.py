@@ -11,8 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from dprobes.target.kernel.traceformat import parse_format
-from dprobes.target.kernel.tracefs import open_trace_files
+from dprobes.target.kernel.tracefs import open_trace_files, parse_format
 
 HEADERS = Path("/usr/include/x86_64-linux-gnu/asm")
 OUTPUT = Path(__file__).parent.parent / "src/dprobes/target/kernel/systemcalls.txt"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 from roff import Page, bold, escaped, italic
 
-from dprobes.cli.commandgroup import VERBS, command_of
-from dprobes.cli.engineoptions import EngineName
-from dprobes.cli.original import VERBS as ORIGINAL_VERBS
-from dprobes.cli.original import Takes
+from dprobes.cli.command_group import VERBS, command_of
+from dprobes.cli.insertion_options import EngineName
+from dprobes.cli.original_lines import VERBS as ORIGINAL_VERBS
+from dprobes.cli.original_lines import Takes
 from dprobes.version import __version__
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from man_command import DATE
 from roff import Page, bold, escaped, italic
 
 from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
-from dprobes.rpn import isa
-from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS, Header, keywords_of
-from dprobes.rpn.program import MAX_INSTRUCTIONS
+from dprobes.rpn import instruction_set
+from dprobes.rpn.instruction_set import HANDLER_DISPATCH_MAX
+from dprobes.rpn.program_text import KEYWORD_ALIASES, KEYWORDS, Header, keywords_of
+from dprobes.rpn.rpn_program import MAX_INSTRUCTIONS
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -81,26 +82,28 @@ def page() -> str:
     )
     result.section("Instructions")
     paragraphs(result, STACK)
-    for group in isa.Group:
+    for group in instruction_set.Group:
         result.subsection(group.value)
-        for row in isa.ROWS:
+        for row in instruction_set.ROWS:
             if row.group is group:
                 result.item(syntax(row.syntax) + f"\\ \\ {escaped(f'( {row.effect} )')}", about(row))
     result.subsection("Older spellings")
-    result.table("l l", ("written", "means"), ((alias.syntax, alias.canonical) for alias in isa.ALIASES))
+    result.table("l l", ("written", "means"), ((alias.syntax, alias.canonical) for alias in instruction_set.ALIASES))
     result.section("Log items")
     paragraphs(result, TOKENS)
     result.table(
-        "l l", ("item", "token"), ((token.name.replace("_", " ").lower(), f"{token.value:#04x}") for token in isa.Token)
+        "l l",
+        ("item", "token"),
+        ((token.name.replace("_", " ").lower(), f"{token.value:#04x}") for token in instruction_set.Token),
     )
     result.section("Exceptions")
-    paragraphs(result, EXCEPTIONS.format(mask=isa.DEFAULT_EXCEPTION_MASK))
+    paragraphs(result, EXCEPTIONS.format(mask=instruction_set.DEFAULT_EXCEPTION_MASK))
     result.table(
         "l l lx",
         ("name", "code", "when disabled"),
         (
-            (code.name, f"{code:#06x}", "the handler ends" if code & isa.NON_MASKABLE else "ignored")
-            for code in isa.ExceptionCode
+            (code.name, f"{code:#06x}", "the handler ends" if code & instruction_set.NON_MASKABLE else "ignored")
+            for code in instruction_set.ExceptionCode
         ),
     )
     result.section("Registers")
@@ -139,7 +142,7 @@ def syntax(text: str) -> str:
     return bold(head) + (italic(rest.removesuffix(">")) if bracket else "")
 
 
-def about(row: isa.Row) -> str:
+def about(row: instruction_set.Row) -> str:
     text = row.doc
     if row.writes:
         text += " Needs `--allow-write`."
@@ -172,12 +175,12 @@ def shortened(names: list[str]) -> str:
 
 def limits() -> Iterator[tuple[str, str]]:
     by_name = {keyword.name: keyword for keyword in KEYWORDS if keyword.header is Header.FILE}
-    yield "RPN stack", f"{isa.RPN_STACK_CELLS} cells; TSP wraps around."
+    yield "RPN stack", f"{instruction_set.RPN_STACK_CELLS} cells; TSP wraps around."
     yield "jumps, loops and calls", f"`jmpmax` in one hit, by default {by_name['jmpmax'].default}, then JMP_MAX."
-    yield "calls", f"{isa.CALL_DEPTH_MAX} deep, then CALL_MAX."
+    yield "calls", f"{instruction_set.CALL_DEPTH_MAX} deep, then CALL_MAX."
     yield (
         "exceptions",
-        f"{isa.HANDLER_DISPATCH_MAX} are dispatched in one hit; then the handler ends, and its record is kept.",
+        f"{HANDLER_DISPATCH_MAX} are dispatched in one hit; then the handler ends, and its record is kept.",
     )
     yield "log buffer", f"`logmax` bytes, by default {by_name['logmax'].default}, at most {by_name['logmax'].maximum}."
     yield "stack traces", f"`ex_logmax` bytes, by default {by_name['ex_logmax'].default}."

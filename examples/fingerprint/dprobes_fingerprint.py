@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.isa import Alu, Jump
+from dprobes.bpf.bpf_instructions import Alu, Jump
 from dprobes.extensions import Extension
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
-from dprobes.record.codec import decode_record
+from dprobes.record.log_record import decode_record
 
 if TYPE_CHECKING:
-    from dprobes.record.origin import RecordSource
+    from dprobes.record.record_origin import RecordSource
     from dprobes.sinks import Batch, Sink, SinkOptions
 
 __all__ = ["TallySink", "open_tally"]

@@ -25,14 +25,12 @@ from dprobes.version import __version__
 
 TYPE_CHECKING = False  # what type checkers take for true; importing typing would take longer than all the rest
 if TYPE_CHECKING:
-    from dprobes.api.attachment import attach, everywhere, launch
-    from dprobes.api.builder import CodeBuilder, HandlerBuilder, ProcedureBuilder, ProgramBuilder
-    from dprobes.api.compiledprogram import CompiledProgram, compile_file, compile_source, load_ppdf
-    from dprobes.api.insertedprogram import InsertedProgram, Probepoint
-    from dprobes.api.recordlist import RecordList
-    from dprobes.api.session import ALL_ITEMS, ProbeSession
+    from dprobes.api.compiled_program import CompiledProgram, compile_file, compile_source, load_ppdf
+    from dprobes.api.inserted_program import InsertedProgram, Probepoint, RecordList
+    from dprobes.api.probe_session import ALL_ITEMS, ProbeSession, attach, everywhere, launch
+    from dprobes.api.program_builder import CodeBuilder, HandlerBuilder, ProcedureBuilder, ProgramBuilder
     from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
-    from dprobes.engines.interface import Counts, Scope
+    from dprobes.engines.engine_interface import Counts, Scope
     from dprobes.errors import (
         DprobesError,
         EngineError,
@@ -45,10 +43,10 @@ if TYPE_CHECKING:
         SourceError,
         TargetError,
     )
-    from dprobes.formatters.library import TemplateLibrary
-    from dprobes.keyed.view import KeyedTable
+    from dprobes.formatters.template_library import TemplateLibrary
+    from dprobes.keyed.table_text import KeyedTable
     from dprobes.manager.client import ManagerClient
-    from dprobes.manager.results import (
+    from dprobes.manager.manager_messages import (
         Insertion,
         ManagedProbepoint,
         ManagedProgram,
@@ -56,13 +54,12 @@ if TYPE_CHECKING:
         ManagerStatus,
         Stopped,
     )
-    from dprobes.record.codec import decode_record, encode_record
-    from dprobes.record.items import LogItem
-    from dprobes.record.layout import Item, LoggedItems, LogRecord
-    from dprobes.record.probeinfo import Place
-    from dprobes.resolve.probestate import ProbeState
-    from dprobes.rpn.program import Program
-    from dprobes.sinks.target import TargetStatus
+    from dprobes.record.log_items import LogItem
+    from dprobes.record.log_record import Item, LoggedItems, LogRecord, decode_record, encode_record
+    from dprobes.record.record_origin import Place
+    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.sinks.sink_thread import TargetStatus
 
 __all__ = [
     "ALL_ITEMS",
@@ -119,14 +116,39 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api.attachment": ("attach", "everywhere", "launch"),
-    "api.builder": ("CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"),
-    "api.compiledprogram": ("CompiledProgram", "compile_file", "compile_source", "load_ppdf"),
-    "api.insertedprogram": ("InsertedProgram", "Probepoint"),
-    "api.recordlist": ("RecordList",),
-    "api.session": ("ALL_ITEMS", "ProbeSession"),
-    "diagnostics": ("Diagnostic", "Diagnostics", "Severity"),
-    "engines.interface": ("Counts", "Scope"),
+    "api.compiled_program": (
+        "CompiledProgram",
+        "compile_file",
+        "compile_source",
+        "load_ppdf",
+    ),
+    "api.inserted_program": (
+        "InsertedProgram",
+        "Probepoint",
+        "RecordList",
+    ),
+    "api.probe_session": (
+        "ALL_ITEMS",
+        "ProbeSession",
+        "attach",
+        "everywhere",
+        "launch",
+    ),
+    "api.program_builder": (
+        "CodeBuilder",
+        "HandlerBuilder",
+        "ProcedureBuilder",
+        "ProgramBuilder",
+    ),
+    "diagnostics": (
+        "Diagnostic",
+        "Diagnostics",
+        "Severity",
+    ),
+    "engines.engine_interface": (
+        "Counts",
+        "Scope",
+    ),
     "errors": (
         "DprobesError",
         "EngineError",
@@ -139,10 +161,10 @@ _HOMES = {
         "SourceError",
         "TargetError",
     ),
-    "formatters.library": ("TemplateLibrary",),
-    "keyed.view": ("KeyedTable",),
+    "formatters.template_library": ("TemplateLibrary",),
+    "keyed.table_text": ("KeyedTable",),
     "manager.client": ("ManagerClient",),
-    "manager.results": (
+    "manager.manager_messages": (
         "Insertion",
         "ManagedProbepoint",
         "ManagedProgram",
@@ -150,13 +172,18 @@ _HOMES = {
         "ManagerStatus",
         "Stopped",
     ),
-    "sinks.target": ("TargetStatus",),
-    "record.codec": ("decode_record", "encode_record"),
-    "record.items": ("LogItem",),
-    "record.layout": ("Item", "LogRecord", "LoggedItems"),
-    "record.probeinfo": ("Place",),
-    "resolve.probestate": ("ProbeState",),
-    "rpn.program": ("Program",),
+    "record.log_items": ("LogItem",),
+    "record.log_record": (
+        "Item",
+        "LogRecord",
+        "LoggedItems",
+        "decode_record",
+        "encode_record",
+    ),
+    "record.record_origin": ("Place",),
+    "resolve.probe_state": ("ProbeState",),
+    "rpn.rpn_program": ("Program",),
+    "sinks.sink_thread": ("TargetStatus",),
 }
 """Where public names live. A module is imported when its first name is asked for, so that the command starts fast."""
 

@@ -57,12 +57,9 @@ class _Interrupts:
 
 
 def _run(interrupts: _Interrupts) -> int:
-    from dprobes import startup
-
-    startup.install()
     from dprobes.cli import console
     from dprobes.cli.main import run
-    from dprobes.standardfiles import own_standard_files, settle
+    from dprobes.standard_files import own_standard_files, settle
 
     own_standard_files()
     status = run(sys.argv[1:])

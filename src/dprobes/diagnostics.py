@@ -17,12 +17,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SourceError
-from dprobes.source import Diagnostic, Note, Severity
+from dprobes.source_text import Diagnostic, Note, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dprobes.source import SourceFile, Span
+    from dprobes.source_text import SourceFile, Span
 
 __all__ = [
     "Diagnostic",
@@ -35,7 +35,6 @@ __all__ = [
     "nearest",
     "parts_of",
 ]
-
 
 _KEPT = 50
 _WORD_LIMIT = 100

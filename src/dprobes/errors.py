@@ -30,7 +30,7 @@ from dprobes.escapes import escaped, escaped_lines
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dprobes.source import Diagnostic
+    from dprobes.source_text import Diagnostic
 
 __all__ = [
     "DprobesError",

@@ -17,14 +17,11 @@ character: ``\x1b`` in a result may be four characters that stood there.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
-
-from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
     import json
-    import re
-
 __all__ = ["as_unicode", "cut_text", "escaped", "escaped_lines", "json_text", "replaced"]
 
 CUT = "…"
@@ -94,7 +91,7 @@ def _encoder(indent: int | None) -> json.JSONEncoder:
     return json.JSONEncoder(ensure_ascii=False, indent=indent)
 
 
-_UNPRINTABLE_IN_JSON = lazy_pattern(r"[^\n -~]")
+_UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
 """All but ASCII, and but the line ends that stand between values: those in strings are escaped already."""
 
 

@@ -29,7 +29,7 @@ def compile_glob(pattern: str) -> re.Pattern[str]:
         end = pattern.find("]", first + 1)
         if end < 0:
             parts.append(pattern[start:].replace("[", "[[]"))
-            return re.compile(translate("".join(parts)))  # noqa: TID251 - used at once
+            return re.compile(translate("".join(parts)))
         parts.append(pattern[start : end + 1])
         position = end + 1
-    return re.compile(translate("".join((*parts, pattern[position:]))))  # noqa: TID251
+    return re.compile(translate("".join((*parts, pattern[position:]))))

@@ -18,7 +18,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import DprobesError, NotSupportedError
-from dprobes.lazydataclass import dataclass
+from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,27 +22,26 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dprobes.api.builder import ProgramBuilder
+from dprobes.api.program_builder import ProgramBuilder
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
-from dprobes.fakecontext import PAGE, FakeContext, header_of
-from dprobes.keyed.store import stores_of
-from dprobes.lazypattern import lazy_pattern
-from dprobes.record.layout import Item
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.keywords import Header, keywords_of
-from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
-from dprobes.rpn.program import Address, Offset, Program
-from dprobes.source import SourceFile
+from dprobes.fake_context import PAGE, FakeContext, header_of
+from dprobes.keyed.table_entries import stores_of
+from dprobes.record.log_record import Item
+from dprobes.rpn.compilation_passes import CompileOptions, check_program, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.program_text import Header, keywords_of
+from dprobes.rpn.rpn_program import Address, Offset, Program
+from dprobes.source_text import SourceFile
 from dprobes.vm import Ending, Interpreter, Outcome, Point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableSequence
 
-    from dprobes.api.compiledprogram import CompiledProgram
-    from dprobes.record.layout import LogRecord
-    from dprobes.rpn.program import ProbeDefinition
-    from dprobes.vm.machine import Machine
+    from dprobes.api.compiled_program import CompiledProgram
+    from dprobes.record.log_record import LogRecord
+    from dprobes.rpn.rpn_program import ProbeDefinition
+    from dprobes.vm.rpn_machine import Machine
 
 __all__ = ["PAGE", "FakeContext", "prepare", "record_of", "run_definition", "run_handler"]
 
@@ -119,7 +118,7 @@ def prepare(program: Program, number: int, context: FakeContext) -> Point:
     return Point.of(program, definition, _offset(definition, context), context.arguments)
 
 
-_PROGRAM = lazy_pattern(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
+_PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
 
 
 def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | bool]) -> str:

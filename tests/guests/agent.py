@@ -54,10 +54,17 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _IMPORTED = (
-    *("pytest", "dprobes.__main__", "dprobes.cli.verbs.run", "dprobes.engines.auto", "dprobes.engines.launcher"),
+    *(
+        "pytest",
+        "dprobes.__main__",
+        "dprobes.cli.verbs.run",
+        "dprobes.engines.engine_choice",
+        "dprobes.engines.command_launcher",
+    ),
     *("dprobes.arch", "dprobes.bpf", "dprobes.engines.ebpf", "dprobes.engines.linux", "dprobes.formatters"),
     *("dprobes.preprocessor", "dprobes.record", "dprobes.resolve", "dprobes.rpn", "dprobes.sinks.local"),
-    *("dprobes.target.code", "dprobes.target.elf", "dprobes.target.kernel", "dprobes.target.names", "iced_x86"),
+    *("dprobes.target.code", "dprobes.target.elf", "dprobes.target.kernel", "iced_x86"),
+    *("dprobes.target.readable_names", "dprobes.target.code_names", "dprobes.target.module_symbols"),
 )
 """What most tests need; of a package, all that is in it."""
 
@@ -99,7 +106,7 @@ def _import_all(name: str) -> None:
 
 def _keep_lists() -> None:
     """Let dprobes keep the lists of the kernel, which each run would read else."""
-    from dprobes.target.kernel.runningkernel import RunningKernel
+    from dprobes.target.kernel.running_kernel import RunningKernel
 
     os.environ["HOME"] = _ENVIRONMENT["HOME"]
     kernel = RunningKernel()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.dpc.modules.debugnames import ProbeNames
-from dprobes.dpc.modules.latenames import DescribedModule, LateNames
-from dprobes.dpc.typedtree.scattered import NotKnownError, Scattered
-from dprobes.dpc.types.ctype import Array, Record, size_of
-from dprobes.dwarf.locationlists import listed_expressions
-from dprobes.dwarf.numbers import At
-from dprobes.target.elf.file import ElfFile
+from dprobes.dpc.modules.debug_names import ProbeNames
+from dprobes.dpc.modules.late_names import DescribedModule, LateNames
+from dprobes.dpc.typedtree.name_scope import NotKnownError, Scattered
+from dprobes.dpc.types.c_types import Array, Record, size_of
+from dprobes.dwarf.address_lists import listed_expressions
+from dprobes.dwarf.dwarf_numbers import At
+from dprobes.target.elf.elf_file import ElfFile
 from integration.support import TIMEOUT
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.interface import Begun, Job, Pause, RecordBatch, Scope
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.resolve.probestate import ProbeState
+from dprobes.engines.engine_interface import Begun, Job, Pause, RecordBatch, Scope
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import Followed, compiled
 from integration.support import TIMEOUT, await_line, await_true, running
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dprobes.engines.interface import ControlledSession
+    from dprobes.engines.engine_interface import ControlledSession
 
 
 BOTH = "vars = 1\noffset = stepped\nminor = 1\ninc lv, 0\nexit\noffset = emulated\nminor = 2\ninc lv, 0\nexit\n"

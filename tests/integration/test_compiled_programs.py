@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.target.location import Module
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.ebpf.objects import await_attached
 from integration.support import DPROBES, TIMEOUT, await_line, command_line, environment, read_result, running
@@ -57,7 +57,7 @@ REFUSE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name in ("pcpp", "elftools", "dprobes.preprocessor", "dprobes.rpn.parser"):
+        if name in ("pcpp", "elftools", "dprobes.preprocessor", "dprobes.rpn.rpn_parser"):
             raise ModuleNotFoundError(f"there is no {name} here", name=name)
 sys.meta_path.insert(0, Refuse())
 """
@@ -143,7 +143,7 @@ def test_a_stripped_program_gives_the_records_of_the_original(machines: Machines
 
 
 def test_nothing_can_be_compiled_there(machines: Machines) -> None:
-    for module in ("elftools", "dprobes.preprocessor", "dprobes.rpn.parser"):
+    for module in ("elftools", "dprobes.preprocessor", "dprobes.rpn.rpn_parser"):
         assert f"there is no {module} here" in machines.python_there(f"import {module}").stderr
     (machines.target / "a.ppdf").write_text(PROGRAM)
     machines.run_there("ptrace", status=1)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.interface import Counts, Finished, Job, Scope, StateEvent
-from dprobes.engines.ptrace.engine import PtraceEngine
+from dprobes.engines.engine_interface import Counts, Finished, Job, Scope, StateEvent
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.errors import EngineError
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import THREE, compiled, followed, job_for, on_demand
 from integration.support import TIMEOUT, await_traced, await_true, code_is_original, memory_at
 from integration.test_stress import LIBRARY, SITES, Stress, report_of, source

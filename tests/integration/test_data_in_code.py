@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.location import Module
+from dprobes.target.probed_module import Module
 from integration.support import DPROBES
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 from iced_x86 import Decoder, OpKind
 
-from dprobes.engines.x86.patches.addressspace import AddressSpace
-from dprobes.engines.x86.patches.codebytes import ModuleCode
-from dprobes.engines.x86.patches.displaced import displaced
-from dprobes.engines.x86.patches.placer import Placement, Placer
-from dprobes.engines.x86.relocation import copy_of
-from dprobes.target.location import Module
-from dprobes.target.processmaps import Mapping
+from dprobes.engines.x86.instruction_relocation import copy_of
+from dprobes.engines.x86.patches.branch_targets import ModuleCode
+from dprobes.engines.x86.patches.displaced_code import displaced
+from dprobes.engines.x86.patches.patch_placer import Placement, Placer
+from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+from dprobes.target.probed_module import Module
+from dprobes.target.process_maps import Mapping
 from form_table import assembly
 from integration.support import PROGRAMS, TIMEOUT
 from integration.test_forms import FLAGS, VARIANTS, Line, Variant, lines_of, need, plain_output, processor_flags

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptracecalls
-from dprobes.engines.ptrace import doctor
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.ptrace import ptrace_doctor
 
 if TYPE_CHECKING:
-    from dprobes.engines.findings import Finding
+    from dprobes.engines.engine_interface import Finding
 
 IN_A_PAGE = "execute probed instructions in a page of their own (a system call made in the target)"
 INLINE = "run handlers in the probed process, for the price of a call (inline engine)"
 
 
 def findings() -> dict[str, Finding]:
-    return {finding.what: finding for finding in doctor.examine()}
+    return {finding.what: finding for finding in ptrace_doctor.examine()}
 
 
 def test_pages_and_handlers_are_possible_here() -> None:
@@ -28,13 +28,13 @@ def test_pages_and_handlers_are_possible_here() -> None:
 
 
 def test_a_process_that_may_have_no_more_files_has_no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    seize = ptracecalls.seize
+    seize = ptrace_calls.seize
 
     def limit_and_seize(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
         seize(pid)
 
-    monkeypatch.setattr(ptracecalls, "seize", limit_and_seize)
+    monkeypatch.setattr(ptrace_calls, "seize", limit_and_seize)
     found = findings()
     assert found[IN_A_PAGE].works
     assert (found[INLINE].works, found[INLINE].detail) == (False, "too many open files")
@@ -49,8 +49,8 @@ def test_a_process_that_may_have_no_more_files_has_no_handlers(monkeypatch: pyte
 def test_a_process_that_makes_no_calls_for_us_has_neither(
     monkeypatch: pytest.MonkeyPatch, injectable: str, detail: str
 ) -> None:
-    monkeypatch.setattr(doctor, "may_inject", lambda _: False)
-    monkeypatch.setattr(doctor, "process_field", lambda _, name: "2" if name == injectable else "0")
+    monkeypatch.setattr(ptrace_doctor, "may_inject", lambda _: False)
+    monkeypatch.setattr(ptrace_doctor, "process_field", lambda _, name: "2" if name == injectable else "0")
     found = findings()
     for what in (IN_A_PAGE, INLINE):
         assert (found[what].works, found[what].detail) == (False, detail)

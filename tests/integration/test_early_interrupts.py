@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.engines.ebpf.read.session import EbpfSession
-from dprobes.engines.ptrace.engine import PtraceSession
+from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
+from dprobes.engines.ptrace.ptrace_engine import PtraceSession
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line, code_is_original, running
 

@@ -34,15 +34,15 @@ def limited(room: int, modules: str, then: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("room", [1 << 20, 4 << 20, 8 << 20, 15 << 20])
 def test_too_little_memory_is_an_error_as_others(room: int) -> None:
-    done = limited(room, "dprobes.cli.main, dprobes.cli.verbs.check, dprobes.rpn.parser", CHECK)
+    done = limited(room, "dprobes.cli.main, dprobes.cli.verbs.check, dprobes.rpn.rpn_parser", CHECK)
     assert done.returncode == 1, done.stderr
     assert done.stderr == "dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n"
 
 
 def test_a_small_program_needs_no_memory_for_a_large_one() -> None:
     """Programs may have up to 16 MiB."""
-    read = f"print(len(dprobes.preprocessor.sourcefiles.read_source(Path({str(EXAMPLE)!r})).text))"
-    done = limited(8 << 20, "dprobes.preprocessor.sourcefiles", read)
+    read = f"print(len(dprobes.preprocessor.source_reader.read_source(Path({str(EXAMPLE)!r})).text))"
+    done = limited(8 << 20, "dprobes.preprocessor.source_reader", read)
     assert (done.stdout, done.stderr) == (f"{len(EXAMPLE.read_text())}\n", "")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.elf_file import ElfFile
 from instructions import accepted, random_places
 from integration.ebpf.kernel import require_bpf
 from integration.support import TIMEOUT

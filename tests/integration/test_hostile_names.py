@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.cli.commandgroup import VERBS
+from dprobes.cli.command_group import VERBS
 from integration.manager.sandbox import Sandbox
 from integration.support import await_line, await_true, running
 

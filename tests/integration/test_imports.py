@@ -45,11 +45,11 @@ ONE_LINER = ["run", "--engine", "ebpf", "-e", "hotloop:tick {{ @ = count(); }}",
 @pytest.mark.parametrize(
     ("command", "every", "ours"),
     [
-        (["--help"], 102, 16),
-        (["check", "{source}"], 197, 114),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 318, 202),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 407, 298),
-        (ONE_LINER, 455, 362),
+        (["--help"], 104, 13),
+        (["check", "{source}"], 179, 87),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 266, 147),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 322, 203),
+        (ONE_LINER, 337, 238),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import Register, RegisterSet
-from dprobes.engines.linux.stops import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer import injection
-from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.injection import ThreadBusyError
-from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.linux.ptrace_calls import Event, Register, RegisterSet, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer import call_injection
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+from dprobes.engines.ptrace.tracer.call_injection import ThreadBusyError
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState
 from integration.support import await_line, await_true, kernel_state, running, status_field, symbols_of
 
 if TYPE_CHECKING:
@@ -42,37 +41,37 @@ def stopped(process: subprocess.Popen[str], word_size: int) -> Iterator[Thread]:
     finally:
         thread.space.close()
         with contextlib.suppress(OSError):
-            ptracecalls.detach(process.pid)
+            ptrace_calls.detach(process.pid)
 
 
 def seize(pid: int, word_size: int) -> Thread:
-    ptracecalls.seize(pid)
-    ptracecalls.interrupt(pid)
-    assert classify_stop(os.waitpid(pid, ptracecalls.WALL)[1]) == (StopKind.EVENT, Event.STOP)
+    ptrace_calls.seize(pid)
+    ptrace_calls.interrupt(pid)
+    assert classify_stop(os.waitpid(pid, ptrace_calls.WALL)[1]) == (StopKind.EVENT, Event.STOP)
     space = AddressSpace.of_thread(pid, 8 if word_size == 8 else 4)
     return Thread(pid, pid, space, ThreadState.STOPPED)
 
 
 def state_of(pid: int) -> tuple[list[int], bytes, int]:
     """Return all registers, the floating-point state and the signal mask of a stopped thread."""
-    registers = ptracecalls.Registers()
-    ptracecalls.get_registers(pid, registers)
-    return list(registers), ptracecalls.get_register_set(pid, RegisterSet.XSTATE), ptracecalls.get_signal_mask(pid)
+    registers = ptrace_calls.Registers()
+    ptrace_calls.get_registers(pid, registers)
+    return list(registers), ptrace_calls.get_register_set(pid, RegisterSet.XSTATE), ptrace_calls.get_signal_mask(pid)
 
 
 def stack_below(thread: Thread) -> bytes:
-    registers = ptracecalls.Registers()
-    ptracecalls.get_registers(thread.tid, registers)
+    registers = ptrace_calls.Registers()
+    ptrace_calls.get_registers(thread.tid, registers)
     return os.pread(thread.space.memory, 8192, registers[Register.RSP] - 8192)
 
 
 def place_of(pid: int) -> int:
     """Return the instruction pointer of a running process."""
-    ptracecalls.seize(pid)
-    ptracecalls.interrupt(pid)
-    os.waitpid(pid, ptracecalls.WALL)
+    ptrace_calls.seize(pid)
+    ptrace_calls.interrupt(pid)
+    os.waitpid(pid, ptrace_calls.WALL)
     registers = state_of(pid)[0]
-    ptracecalls.detach(pid)
+    ptrace_calls.detach(pid)
     return registers[Register.RIP]
 
 
@@ -95,7 +94,7 @@ def test_a_call_returns_what_the_kernel_says_and_leaves_no_trace(still: subproce
     with stopped(still, word_size) as thread:
         before, below = state_of(thread.tid), stack_below(thread)
         maps = Path(f"/proc/{still.pid}/maps").read_text()
-        with injection.injecting(thread) as call:
+        with call_injection.injecting(thread) as call:
             assert call(GETPID[word_size]) == still.pid
             assert call(KILL[word_size], 0x7FFFFFFF, 0) == -errno.ESRCH
             assert call(MMAP[word_size], 0, 0, 0, 0x22, -1, 0) == -errno.EINVAL
@@ -130,7 +129,7 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
     """Trace a process, begin a call in it, and die after so many of its stops."""
     try:
         thread = seize(pid, word_size)
-        resume, left = ptracecalls.resume_to_syscall, stops
+        resume, left = ptrace_calls.resume_to_syscall, stops
 
         def resume_or_die(tid: int, number: int = 0) -> None:
             nonlocal left
@@ -140,8 +139,8 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
             left -= 1
             resume(tid, number)
 
-        ptracecalls.resume_to_syscall = resume_or_die
-        with injection.injecting(thread) as call:
+        ptrace_calls.resume_to_syscall = resume_or_die
+        with call_injection.injecting(thread) as call:
             call(GETPID[word_size])
             os.kill(os.getpid(), signal.SIGKILL)
     finally:
@@ -170,7 +169,7 @@ def die_after(pid: int, word_size: int, requests: int) -> None:
     """Trace a process, make a call in it, and die in place of the request after so many, or end with status 0."""
     try:
         thread = seize(pid, word_size)
-        request, left = ptracecalls._ptrace, requests
+        request, left = ptrace_calls._ptrace, requests
 
         def request_or_die(*arguments: Any) -> int:
             nonlocal left
@@ -179,10 +178,10 @@ def die_after(pid: int, word_size: int, requests: int) -> None:
             left -= 1
             return int(request(*arguments))
 
-        ptracecalls._ptrace = request_or_die  # type: ignore[assignment]
-        with injection.injecting(thread) as call:
+        ptrace_calls._ptrace = request_or_die  # type: ignore[assignment]
+        with call_injection.injecting(thread) as call:
             call(GETPID[word_size])
-        ptracecalls._ptrace = request
+        ptrace_calls._ptrace = request
         os._exit(0)
     finally:
         os._exit(1)
@@ -191,7 +190,7 @@ def die_after(pid: int, word_size: int, requests: int) -> None:
 def test_a_signal_that_comes_during_a_call_is_delivered_after_it(still: subprocess.Popen[str], word_size: int) -> None:
     with stopped(still, word_size) as thread:
         before = state_of(thread.tid)
-        with injection.injecting(thread) as call:
+        with call_injection.injecting(thread) as call:
             os.kill(still.pid, signal.SIGTERM)
             assert call(GETPID[word_size]) == still.pid
         assert state_of(thread.tid) == before
@@ -201,7 +200,7 @@ def test_a_signal_that_comes_during_a_call_is_delivered_after_it(still: subproce
 def test_a_stop_signal_that_comes_during_a_call_stops_the_process_after_it(
     still: subprocess.Popen[str], word_size: int
 ) -> None:
-    with stopped(still, word_size) as thread, injection.injecting(thread) as call:
+    with stopped(still, word_size) as thread, call_injection.injecting(thread) as call:
         os.kill(still.pid, signal.SIGSTOP)
         assert call(GETPID[word_size]) == still.pid
     await_true(lambda: kernel_state(still.pid) == "T", "the stop")
@@ -223,37 +222,40 @@ def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped
         thread = seize(process.pid, 8)
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if int(task.name) != process.pid:
-                ptracecalls.seize(int(task.name))
+                ptrace_calls.seize(int(task.name))
         with pytest.raises(ProcessLookupError):
             pause_until_killed(thread)
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if int(task.name) != process.pid:
-                os.waitpid(int(task.name), ptracecalls.WALL)
+                os.waitpid(int(task.name), ptrace_calls.WALL)
 
 
 def pause_until_killed(thread: Thread) -> None:
     timer = threading.Timer(0.2, os.kill, (thread.pid, signal.SIGKILL))
-    with injection.injecting(thread) as call:
+    with call_injection.injecting(thread) as call:
         timer.start()
         call(PAUSE)
 
 
 def kill_in_a_call(thread: Thread, word_size: int) -> None:
-    with injection.injecting(thread) as call:
+    with call_injection.injecting(thread) as call:
         os.kill(thread.pid, signal.SIGKILL)
         call(GETPID[word_size])
 
 
 def test_a_thread_in_the_middle_of_a_system_call_is_not_asked(still: subprocess.Popen[str], word_size: int) -> None:
     with stopped(still, word_size) as thread:
-        registers = ptracecalls.Registers()
-        ptracecalls.get_registers(thread.tid, registers)
+        registers = ptrace_calls.Registers()
+        ptrace_calls.get_registers(thread.tid, registers)
         before = list(registers)
-        with injection.injecting(thread) as call:
+        with call_injection.injecting(thread) as call:
             # As the registers are at the stop of clone, before the kernel has put its result there.
             registers[Register.ORIG_RAX], registers[Register.RAX] = GETPID[word_size], (1 << 64) - errno.ENOSYS
-            ptracecalls.set_registers(thread.tid, registers)
-            with pytest.raises(ThreadBusyError, match="in the middle of a system call"), injection.injecting(thread):
+            ptrace_calls.set_registers(thread.tid, registers)
+            with (
+                pytest.raises(ThreadBusyError, match="in the middle of a system call"),
+                call_injection.injecting(thread),
+            ):
                 raise AssertionError
             assert call(GETPID[word_size]) == still.pid
         assert state_of(thread.tid)[0] == before

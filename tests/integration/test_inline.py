@@ -135,7 +135,7 @@ def _kill_during(program: Path, place: Path, source: str, run: Runner, dice: ran
 
 def tracers_of(client: int) -> list[int]:
     """Return the tracer that a client has started, if there is one."""
-    return [pid for pid in children_of(client) if "dprobes.engines.ptrace.tracer.main" in command_of(pid)]
+    return [pid for pid in children_of(client) if "dprobes.engines.ptrace.tracer.tracer_process" in command_of(pid)]
 
 
 def test_limits_are_kept(build: Builder, run: Runner) -> None:

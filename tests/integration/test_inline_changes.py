@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Counts, Job, Scope
+from dprobes.engines.engine_interface import Counts, Job, Scope
+from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import Followed, compiled, on_demand
 from integration.support import TIMEOUT, await_line, await_true, is_traced, kernel_state, running, tracer_of

@@ -9,7 +9,7 @@ import pytest
 from iced_x86 import Decoder
 
 from dprobes.errors import DprobesError
-from dprobes.target.location import Module
+from dprobes.target.probed_module import Module
 
 if TYPE_CHECKING:
     from integration.support import Result, Runner

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dprobes
-from dprobes.engines.inline.handlercode import CodeWriter
+from dprobes.engines.inline.handler_code import CodeWriter
 from integration.support import (
     TIMEOUT,
     await_line,

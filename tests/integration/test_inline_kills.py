@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.linux.procfs import thread_state, threads_of
-from dprobes.engines.ptrace.leftmanifest import ENTRIES, entries_in, length_in
+from dprobes.engines.ptrace.restorer_messages import ENTRIES, entries_in, length_in
 from integration.support import (
     DPROBES,
     TIMEOUT,
@@ -221,8 +221,8 @@ def test_a_command_begins_when_the_tracer_is_guarded(build: Builder, tmp_path: P
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables) as client:
         try:
             await_true(begun.exists, "the beginning of the command", TIMEOUT)
-            (tracer,) = [each for each in children_of(client.pid) if "ptrace.tracer.main" in command_of(each)]
-            assert "restorerprocess" in command_of(tracer_of(tracer))
+            (tracer,) = [each for each in children_of(client.pid) if "ptrace.tracer.tracer_process" in command_of(each)]
+            assert "restorer_process" in command_of(tracer_of(tracer))
         finally:
             client.terminate()
 

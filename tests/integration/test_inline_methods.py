@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.inline.handlers import InlineHandlers
-from dprobes.engines.interface import Begun, Counts, Job, Scope
-from dprobes.engines.ptrace.engine import PtraceSession
-from dprobes.resolve.probestate import ProbeState
-from dprobes.target.location import Module
+from dprobes.engines.engine_interface import Begun, Counts, Job, Scope
+from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
+from dprobes.engines.ptrace.ptrace_engine import PtraceSession
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.target.probed_module import Module
 from instructions import places_in, source_of
 from integration.ebpf.insessions import compiled, followed
 from integration.embeddedpython import LIBRARIES, library, python_program

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.inline.handlers import InlineHandlers
-from dprobes.engines.interface import Begun, Notice
-from dprobes.engines.ptrace.engine import PtraceSession
-from dprobes.target.location import Module
+from dprobes.engines.engine_interface import Begun, Notice
+from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
+from dprobes.engines.ptrace.ptrace_engine import PtraceSession
+from dprobes.target.probed_module import Module
 from instructions import places_in, source_of
 from integration.several import grouped
 from integration.support import TIMEOUT, await_line, await_true, running
@@ -31,7 +30,7 @@ from integration.test_stress import SITES, report_of, stress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.engines.ptrace.requests import PatchSites
+    from dprobes.engines.ptrace.tracer_messages import PatchSites
     from integration.ebpf.insessions import Followed
     from integration.support import Builder
     from integration.test_stress import Stress

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Job, Scope
+from dprobes.engines.engine_interface import Job, Scope
+from dprobes.engines.inline.inline_engine import InlineEngine
 from integration.ebpf.insessions import compiled, on_demand
 from integration.several import Group, assert_complete, grouped
 from integration.support import TIMEOUT, await_line, await_traced, await_true, environment

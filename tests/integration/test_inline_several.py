@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Counts
+from dprobes.engines.engine_interface import Counts
+from dprobes.engines.inline.inline_engine import InlineEngine
 from integration.ebpf.insessions import on_demand
 from integration.several import Group, assert_complete, grouped
 from integration.support import await_true, code_is_original, memory_at

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Job, Scope
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.resolve.probestate import ProbeState
+from dprobes.engines.engine_interface import Job, Scope
+from dprobes.engines.inline.inline_engine import InlineEngine
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import compiled, on_demand
 from integration.several import Group, assert_complete, await_hits, grouped
 from integration.support import TIMEOUT, await_line, await_traced, await_true, code_is_original

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Notice, Scope
+from dprobes.engines.engine_interface import Notice, Scope
+from dprobes.engines.inline.inline_engine import InlineEngine
 from integration.ebpf.insessions import job_for
 from integration.several import grouped
 from integration.support import TIMEOUT, await_true, running

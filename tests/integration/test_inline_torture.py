@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.interface import Job, Scope
+from dprobes.engines.engine_interface import Job, Scope
+from dprobes.engines.inline.inline_engine import InlineEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import compiled
 from integration.support import TIMEOUT, await_line, await_message, await_true, read_result, running

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from iced_x86 import Decoder
 
-from dprobes.target.location import Module
+from dprobes.target.probed_module import Module
 
 if TYPE_CHECKING:
     from pathlib import Path

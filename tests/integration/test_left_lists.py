@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 INLINE = ["--engine", "inline"]
 HOT = "name = torture\nvars = 1\noffset = stepped\nminor = 1\nlogonfault = yes\ninc lv, 0\nexit\n"
-SMALL = "from dprobes.engines.ptrace import leftmanifest\nleftmanifest.SIZE = {}\n"
+SMALL = "from dprobes.engines.ptrace import restorer_messages\nrestorer_messages.MANIFEST_SIZE = {}\n"
 
 
 @pytest.fixture

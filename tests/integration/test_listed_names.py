@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.api.sourcefile import parse_c
-from dprobes.cli.output.inventory import function_rows
+from dprobes.api.compiled_program import parse_c
+from dprobes.cli.output.module_listing import function_rows
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.probed_module import Module
 from integration.support import DPROBES, PROGRAMS, TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
     from integration.support import Builder, Runner
 
 LOOKED_AT = 150
@@ -118,7 +118,7 @@ def test_names_of_libraries(libc_path: Path) -> None:
 
 @pytest.fixture
 def libc_path() -> Path:
-    from dprobes.target.modules import find_module
+    from dprobes.target.module_lookup import find_module
 
     found = find_module("libc.so.6")
     assert found is not None

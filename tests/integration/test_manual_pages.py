@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.rpn.isa import ROWS
-from dprobes.rpn.keywords import KEYWORDS
+from dprobes.rpn.instruction_set import ROWS
+from dprobes.rpn.program_text import KEYWORDS
 from integration.support import DPROBES, TIMEOUT, environment
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.trace.frames import FRAME_HEAD, FrameKind, FrameSplitter, json_frame, split_json
+from dprobes.trace.trace_frames import FRAME_HEAD, FrameKind, FrameSplitter, json_frame, split_json
 from integration.support import TIMEOUT, await_true, environment
 
 if TYPE_CHECKING:

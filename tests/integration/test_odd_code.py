@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptracecalls
-from dprobes.engines.x86.debugregs import CONTROL, Watch, control_bits
-from dprobes.rpn.program import Access
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.x86.debug_registers import CONTROL, Watch, control_bits
+from dprobes.rpn.rpn_program import Access
 from integration.support import TIMEOUT, await_breakpoint, await_line, read_result, running
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def test_code_in_the_last_page_of_user_space_is_probed(build: Builder, run: Runn
 
 def watch(pid: int, address: int) -> None:
     """Leave a watchpoint for reads and writes of 4 bytes in a process, as a debugger does that is killed."""
-    ptracecalls.seize(pid, follow=False)
-    ptracecalls.interrupt(pid)
-    os.waitpid(pid, ptracecalls.WALL)
+    ptrace_calls.seize(pid, follow=False)
+    ptrace_calls.interrupt(pid)
+    os.waitpid(pid, ptrace_calls.WALL)
     watched = Watch(address, 4, Access.READ_WRITE)
-    ptracecalls.set_debug_register(pid, 0, address)
-    ptracecalls.set_debug_register(pid, CONTROL, control_bits(0, watched))
-    ptracecalls.detach(pid)
+    ptrace_calls.set_debug_register(pid, 0, address)
+    ptrace_calls.set_debug_register(pid, CONTROL, control_bits(0, watched))
+    ptrace_calls.detach(pid)
 
 
 @pytest.mark.parametrize("is_probed", [False, True])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.location import Module
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import uprobes
 from integration.support import TIMEOUT
 

@@ -12,12 +12,12 @@ import pytest
 
 from case_interpreter import compile_case, context_of, is_native_case
 from dprobes.arch import architecture
-from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.engines.inline.engine import InlineEngine
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.program import ModuleType, Procedure
-from dprobes.rpn.tables import KeyKind
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.engines.inline.inline_engine import InlineEngine
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.rpn.instruction_set import Group, OperandKind
+from dprobes.rpn.keyed_tables import KeyKind
+from dprobes.rpn.rpn_program import ModuleType, Procedure
 from process_world import STACK_PAGES, Scene
 from random_programs import TABLES, RandomPrograms, random_context
 from session_agreement import GLOBALS, Agreement
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from case_format import Case, Target
     from dprobes.arch import Register
-    from dprobes.rpn.isa import Row
-    from dprobes.rpn.program import Code, ProbeDefinition, Program
+    from dprobes.rpn.instruction_set import Row
+    from dprobes.rpn.rpn_program import Code, ProbeDefinition, Program
     from integration.support import Builder
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"

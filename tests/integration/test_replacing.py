@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.interface import Begun, Finished, Job, Scope
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.engines.sharedglobals import GlobalVariables
+from dprobes.engines.engine_interface import Begun, Finished, Job, Scope
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError, SourceError
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import Followed, compiled, job_for, on_demand
 from integration.support import (
     TIMEOUT,
@@ -340,8 +340,8 @@ FOR_EVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from dprobes.engines.interface import Begun, Scope
-from dprobes.engines.ptrace.engine import PtraceEngine
+from dprobes.engines.engine_interface import Begun, Scope
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from integration.ebpf.insessions import job_for
 
 path, scope = Path(sys.argv[2]), Scope(pid=int(sys.argv[3]))

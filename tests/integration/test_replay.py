@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.rpn.isa import UNSEEN_ENTRY
+from dprobes.rpn.instruction_set import UNSEEN_ENTRY
 from dprobes.testing import FakeContext, run_handler
 from integration.support import TIMEOUT, environment
 

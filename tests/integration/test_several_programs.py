@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.interface import Counts, Finished, Job, Notice, Scope
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.engines.sharedglobals import GlobalVariables
+from dprobes.engines.engine_interface import Counts, Finished, Job, Notice, Scope
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import OnDemand, compiled, job_for, on_demand
 from integration.several import BOTH, Group, go, grouped
 from integration.support import (

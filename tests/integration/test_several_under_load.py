@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.interface import Counts, Finished, Job, RecordBatch, Scope, StateEvent
-from dprobes.engines.ptrace.client import programrun
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.engines.sharedglobals import GlobalVariables
+from dprobes.engines.engine_interface import Counts, Finished, Job, RecordBatch, Scope, StateEvent
+from dprobes.engines.ptrace.client import program_run
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import compiled, job_for, on_demand
 from integration.several import BOTH, Group, Program, assert_complete, await_hits, before_exec, go, grouped
 from integration.support import (
@@ -267,7 +267,7 @@ def test_a_program_that_nobody_follows_holds_up_nobody(path: Path, monkeypatch: 
     with on_demand(path) as target, contextlib.ExitStack() as stack:
         job = job_for(path, "offset = stepped\nexit\n", Scope(pid=target.process.pid))
         with monkeypatch.context() as patch:
-            patch.setattr(programrun, "_BACKLOG", 12 * 1000)  # records of flags, major and minor
+            patch.setattr(program_run, "_BACKLOG", 12 * 1000)  # records of flags, major and minor
             ignored = engine.run(job)
         stack.enter_context(ignored)
         with engine.run(dataclasses.replace(job, beside=(ignored,))) as session:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.interface import Counts, Finished, Notice
-from dprobes.resolve.probestate import ProbeState
+from dprobes.engines.engine_interface import Counts, Finished, Notice
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import on_demand
 from integration.several import BOTH, Group, grouped
 from integration.support import (
@@ -118,7 +118,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from dprobes.engines.interface import Scope
+from dprobes.engines.engine_interface import Scope
 from integration.ebpf.insessions import job_for
 from integration.several import Group
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import ptrace_calls
 from integration.support import TIMEOUT, await_line, await_true, code_is_original, is_traced, running
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_without_that_process_there_is_no_probe(build: Builder, run: Runner) -> 
     program = build("sharing.c")
     with running(program) as target:
         other = int(await_line(target))
-        ptracecalls.seize(other, follow=False)
+        ptrace_calls.seize(other, follow=False)
         result = run(HUNDRED, ["-p", str(target.pid)])
         assert result.status == 1
         assert (
@@ -54,8 +54,8 @@ def test_without_that_process_there_is_no_probe(build: Builder, run: Runner) -> 
             f"process {other} (sharing) is traced by process"
         ) in result.stderr
         assert code_is_original(target.pid, program)
-        ptracecalls.interrupt(other)
+        ptrace_calls.interrupt(other)
         os.waitpid(other, WALL)
-        ptracecalls.detach(other)
+        ptrace_calls.detach(other)
         target.send_signal(signal.SIGUSR1)
         assert target.wait(TIMEOUT) == 0

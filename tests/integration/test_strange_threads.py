@@ -28,9 +28,9 @@ KINDS = (
 # What raises an error in the tracer at each hit of a process, as something that nobody has thought of would.
 FAILING = """
 import sys
-if sys.orig_argv[1:4] == ["-P", "-m", "dprobes.engines.ptrace.tracer.main"]:
+if sys.orig_argv[1:4] == ["-P", "-m", "dprobes.engines.ptrace.tracer.tracer_process"]:
     from pathlib import Path
-    from dprobes.engines.ptrace.tracer.hits import HitHandler
+    from dprobes.engines.ptrace.tracer.hit_handling import HitHandler
     on_breakpoint = HitHandler.on_breakpoint
     def failing(self, thread):
         if Path(f"/proc/{thread.pid}/comm").read_text() == "odd\\n":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dprobes
-from dprobes.trace.frames import FRAME_HEAD, json_frame
+from dprobes.trace.trace_frames import FRAME_HEAD, json_frame
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.manager.sandbox import Sandbox
 from integration.support import DPROBES, TIMEOUT, environment
@@ -119,7 +119,7 @@ REFUSE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name in ("dprobes.preprocessor", "dprobes.rpn.parser"):
+        if name in ("dprobes.preprocessor", "dprobes.rpn.rpn_parser"):
             raise ModuleNotFoundError(f"there is no {name} here", name=name)
 sys.meta_path.insert(0, Refuse())
 """
@@ -218,7 +218,7 @@ def test_the_library_formats_what_a_serial_line_gets(places: Places) -> None:
     )  # fmt: skip
     code = (
         "import dprobes\n"
-        "from dprobes.record.lineframes import FrameDecoder\n"
+        "from dprobes.record.line_frames import FrameDecoder\n"
         "library = dprobes.TemplateLibrary()\n"
         "library.initialise('templates')\n"
         "for frame in FrameDecoder().feed(open('t.bin', 'rb').read()):\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.trace.frames import FrameKind, FrameSplitter
+from dprobes.trace.trace_frames import FrameKind, FrameSplitter
 from integration.support import DPROBES, TIMEOUT, await_true, environment
 
 if TYPE_CHECKING:

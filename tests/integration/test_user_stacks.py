@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.rpn.isa import StackEnd, Token
+from dprobes.rpn.instruction_set import StackEnd, Token
 from integration.support import TIMEOUT, await_true, read_result, symbols_of
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import dprobes
-from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer.steps.waits import Waits
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.linux.ptrace_calls import Register
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from integration.ebpf.insessions import on_demand
 from integration.support import PATIENCE, TIMEOUT, await_line, await_traced, await_true, is_traced, running
 
@@ -79,27 +79,27 @@ PAUSING = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); signal
 def test_a_signal_on_the_way_back_into_a_call_ends_it() -> None:
     """As where a busy machine runs others when the thread leaves its stop, before it enters the kernel again."""
     pause = 34
-    registers = ptracecalls.Registers()
+    registers = ptrace_calls.Registers()
     with running(sys.executable, "-c", PAUSING) as target:
         call = Path(f"/proc/{target.pid}/syscall")
         await_true(lambda: call.read_text().startswith(f"{pause} "), "the call")
-        ptracecalls.seize(target.pid)
-        ptracecalls.interrupt(target.pid)
-        os.waitpid(target.pid, ptracecalls.WALL)
+        ptrace_calls.seize(target.pid)
+        ptrace_calls.interrupt(target.pid)
+        os.waitpid(target.pid, ptrace_calls.WALL)
         space = AddressSpace.of_thread(target.pid, 8)
         with contextlib.closing(space):
             thread, waits = Thread(target.pid, target.pid, space, ThreadState.STOPPED), Waits()
             waits.hide_interruption(thread)
-            ptracecalls.get_registers(target.pid, registers)
+            ptrace_calls.get_registers(target.pid, registers)
             registers[Register.RIP] -= 2
             registers[Register.RAX], registers[Register.ORIG_RAX] = pause, (1 << 64) - 1
-            ptracecalls.set_registers(target.pid, registers)
+            ptrace_calls.set_registers(target.pid, registers)
             os.kill(target.pid, signal.SIGUSR1)
-            ptracecalls.resume(target.pid)
-            _, status = os.waitpid(target.pid, ptracecalls.WALL)
+            ptrace_calls.resume(target.pid)
+            _, status = os.waitpid(target.pid, ptrace_calls.WALL)
             assert os.WSTOPSIG(status) == signal.SIGUSR1
             waits.hide_interruption(thread, signal.SIGUSR1)
-            ptracecalls.detach(target.pid, signal.SIGUSR1)
+            ptrace_calls.detach(target.pid, signal.SIGUSR1)
         assert await_line(target) == "over\n"
         assert target.wait(TIMEOUT) == 0
 

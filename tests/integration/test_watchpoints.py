@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import ptrace_calls
 from integration.support import (
     TIMEOUT,
     await_breakpoint,
@@ -274,25 +274,25 @@ def access(target: subprocess.Popen[str]) -> None:
 
 def leave_behind(pid: int, addresses: list[int]) -> None:
     """Do what a debugger does that detaches without clearing the debug registers."""
-    ptracecalls.seize(pid)
-    ptracecalls.interrupt(pid)
-    os.waitpid(pid, ptracecalls.WALL)
+    ptrace_calls.seize(pid)
+    ptrace_calls.interrupt(pid)
+    os.waitpid(pid, ptrace_calls.WALL)
     control = 0
     for slot, address in enumerate(addresses):
-        ptracecalls.set_debug_register(pid, slot, address)
+        ptrace_calls.set_debug_register(pid, slot, address)
         control |= 0b1101 << 16 + 4 * slot | 1 << 2 * slot
-    ptracecalls.set_debug_register(pid, 7, control)
-    ptracecalls.detach(pid)
+    ptrace_calls.set_debug_register(pid, 7, control)
+    ptrace_calls.detach(pid)
 
 
 def debug_registers(pid: int) -> list[int]:
-    ptracecalls.seize(pid)
-    ptracecalls.interrupt(pid)
-    os.waitpid(pid, ptracecalls.WALL)
+    ptrace_calls.seize(pid)
+    ptrace_calls.interrupt(pid)
+    os.waitpid(pid, ptrace_calls.WALL)
     try:
-        return [ptracecalls.get_debug_register(pid, number) for number in (0, 1, 2, 3, 7)]
+        return [ptrace_calls.get_debug_register(pid, number) for number in (0, 1, 2, 3, 7)]
     finally:
-        ptracecalls.detach(pid)
+        ptrace_calls.detach(pid)
 
 
 def test_free_registers_are_used_and_others_left_alone(build: Builder, run: Runner) -> None:

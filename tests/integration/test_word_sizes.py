@@ -14,7 +14,7 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.preprocessor import preprocess
-from dprobes.source import SourceFile
+from dprobes.source_text import SourceFile
 from integration.debugcomparison import dprobes
 from integration.support import (
     DPROBES,

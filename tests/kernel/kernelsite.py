@@ -16,13 +16,13 @@ from case_format import Target, parse_case
 from case_interpreter import check_compiled_case, compile_case, context_of, is_compiled_case
 from differential import HERE, Demand, program_agrees
 from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Register as BpfRegister
+from dprobes.bpf.bpf_instructions import Register as BpfRegister
 from dprobes.bpf.lower import Placement, Request
-from dprobes.bpf.lower.hosts.kernelhost import KernelHost
-from dprobes.engines.ebpf.attach.handlers import load_handler
-from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, kernel_attach_type
-from dprobes.rpn.isa import OperandKind
-from dprobes.target.kernel.runningkernel import RunningKernel
+from dprobes.bpf.lower.hosts.place_hosts import KernelHost
+from dprobes.engines.ebpf.attach.handler_objects import load_handler
+from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel, kernel_attach_type
+from dprobes.rpn.instruction_set import OperandKind
+from dprobes.target.kernel.running_kernel import RunningKernel
 from ebpf_abilities import loop_forms
 from ebpf_backend import EbpfRunner, Stage
 from ebpf_world import NotMappableError, memory_of, write_name, write_words
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from case_format import Case
     from dprobes.arch import Register
     from dprobes.bpf.lower import Lowered
-    from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
-    from dprobes.rpn.isa import Row
+    from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptors
+    from dprobes.rpn.instruction_set import Row
     from dprobes.testing import FakeContext
 
 __all__ = ["agreed", "agreed_cases", "covering_cases", "possible_cases"]

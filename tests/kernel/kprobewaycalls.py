@@ -10,14 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import perfcalls
-from dprobes.target.kernel.kprobeways import KprobeWay, KprobeWays
-from dprobes.target.kernel.runningkernel import RunningKernel
+from dprobes.engines.linux import perf_calls
+from dprobes.target.kernel.kprobe_ways import KprobeWay, KprobeWays
+from dprobes.target.kernel.running_kernel import RunningKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.target.kernel.kallsyms import KernelSymbol
+    from dprobes.target.kernel.kernel_symbols import KernelSymbol
 
 __all__ = ["differing_ways"]
 
@@ -64,7 +64,7 @@ def differing_ways(seed: int, count: int, optimization: int = 1) -> tuple[dict[s
     counts: Counter[str] = Counter()
     differing: list[str] = []
     refused = 0
-    unit = perfcalls.kprobe_unit()
+    unit = perf_calls.kprobe_unit()
     while functions and counts.total() < count:
         expected: dict[int, KprobeWay] = {}
         events = []
@@ -77,7 +77,7 @@ def differing_ways(seed: int, count: int, optimization: int = 1) -> tuple[dict[s
             if kernel.refusal(address) is not None:
                 continue
             try:
-                events.append(perfcalls.open_kprobe(unit, address))
+                events.append(perf_calls.open_kprobe(unit, address))
             except OSError:
                 refused += 1
                 continue

@@ -35,7 +35,7 @@ _TRACE_KPROBE_MULTI = 42
 
 def runs_of(attach: Callable[[], tuple[int, int]]) -> int:
     """Return how often a program ran that is attached while a system call is made."""
-    from dprobes.engines.linux.bpfcalls import enable_statistics, program_info
+    from dprobes.engines.linux.bpf_calls import enable_statistics, program_info
 
     statistics = enable_statistics()
     program, link = attach()
@@ -49,10 +49,10 @@ def runs_of(attach: Callable[[], tuple[int, int]]) -> int:
 
 def nothing(**options: int) -> int:
     """Load a program that does nothing."""
-    from dprobes.bpf.asm.assembler import Assembler
-    from dprobes.bpf.asm.isa import Register
-    from dprobes.engines.ebpf.kernel.loader import load
-    from dprobes.engines.linux.bpfcalls import ProgramType
+    from dprobes.bpf.bpf_assembler import Assembler
+    from dprobes.bpf.bpf_instructions import Register
+    from dprobes.engines.ebpf.kernel.bpf_objects import load
+    from dprobes.engines.linux.bpf_calls import ProgramType
 
     asm = Assembler()
     asm.mov(Register.R0, 0)
@@ -62,19 +62,19 @@ def nothing(**options: int) -> int:
 
 
 def attach_by_unit() -> tuple[int, int]:
-    from dprobes.engines.linux import perfcalls
-    from dprobes.engines.linux.bpfcalls import link_perf_event
+    from dprobes.engines.linux import perf_calls
+    from dprobes.engines.linux.bpf_calls import link_perf_event
 
-    unit = perfcalls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
+    unit = perf_calls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
     program = nothing()
-    event = perfcalls.open_uprobe(unit, FUNCTION, 0)
+    event = perf_calls.open_uprobe(unit, FUNCTION, 0)
     link = link_perf_event(program, event)
-    perfcalls.enable(event)
+    perf_calls.enable(event)
     return program, link
 
 
 def attach_to_many() -> tuple[int, int]:
-    from dprobes.engines.linux import bpfcalls
+    from dprobes.engines.linux import bpf_calls
 
     program = nothing(attach_type=_TRACE_KPROBE_MULTI)
     name = ctypes.create_string_buffer(FUNCTION.encode())
@@ -83,12 +83,12 @@ def attach_to_many() -> tuple[int, int]:
     # kprobe_multi: u32 flags, cnt; u64 syms, addrs, cookies
     layout = struct.Struct("=IIIIIIQQQ")
     values = (program, 0, _TRACE_KPROBE_MULTI, 0, 0, 1, ctypes.addressof(names), 0, 0)
-    return program, bpfcalls.call(bpfcalls.Command.LINK_CREATE, bpfcalls.attributes_of(layout, *values))
+    return program, bpf_calls.call(bpf_calls.Command.LINK_CREATE, bpf_calls.attributes_of(layout, *values))
 
 
 def attach_to_entry() -> tuple[int, int]:
-    from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-    from dprobes.engines.linux.bpfcalls import ProgramType, open_raw_tracepoint
+    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.engines.linux.bpf_calls import ProgramType, open_raw_tracepoint
     from dprobes.target.btf import Kind
 
     with KernelTypes() as types:
@@ -134,13 +134,13 @@ def test_kprobes_are_placed_at_instructions_only(guest: Guest) -> None:
 
 def errors_inside(function: str, end: int) -> dict[int, int]:
     """Return the error numbers of kprobes at the first byte of a function and after it."""
-    from dprobes.engines.linux import perfcalls
+    from dprobes.engines.linux import perf_calls
 
-    unit = perfcalls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
+    unit = perf_calls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
     found = {}
     for offset in (0, 1):
         try:
-            os.close(perfcalls.open_uprobe(unit, function, offset))
+            os.close(perf_calls.open_uprobe(unit, function, offset))
             found[offset] = 0
         except OSError as error:
             found[offset] = error.errno or -1

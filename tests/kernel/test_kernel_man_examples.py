@@ -33,8 +33,8 @@ def example(name: str) -> str:
 
 def places_of(name: str) -> tuple[int, list[tuple[int, int]]]:
     """Return the first byte of a function's code, and the offset and the first byte of each of its returns."""
-    from dprobes.target.code.instructions import decode
-    from dprobes.target.kernel.runningkernel import RunningKernel
+    from dprobes.target.code.machine_code import decode
+    from dprobes.target.kernel.running_kernel import RunningKernel
 
     kernel = RunningKernel()
     (symbol,) = kernel.symbols.find(name, "")

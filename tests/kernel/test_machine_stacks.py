@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.rpn.isa import StackEnd
+from dprobes.rpn.instruction_set import StackEnd
 from guests.initramfs import PYTHON
 from integration.conftest import build, run
 from kernel.observedmachine import observed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from guests.features import FEATURES, lack_of
 from integration.support import Builder
 
@@ -93,7 +93,7 @@ def run_source(guest: Guest, source: str, timeout: float = 400) -> str:
 def test_trial_loading_finds_what_the_kernel_has(guest: Guest) -> None:
     found = run_source(
         guest,
-        "from dprobes.engines.ebpf.kernel.features import Feature, Features\n"
+        "from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features\n"
         "features = Features()\n"
         "print(*(feature.name for feature in Feature if feature not in features))\n",
     )

@@ -9,8 +9,8 @@ import os
 from unittest import mock
 
 from dprobes.cli.main import run
-from dprobes.engines.ebpf.kernel import features
-from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.ebpf.kernel import kernel_features
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
 
 __all__ = ["run_without"]
 
@@ -23,7 +23,7 @@ def run_without(missing: tuple[str, ...], *arguments: str) -> tuple[int, str, st
 
     output, errors = io.StringIO(), io.StringIO()
     with (
-        mock.patch.dict(features._TRIALS, dict.fromkeys((Feature[name] for name in missing), fail)),
+        mock.patch.dict(kernel_features._TRIALS, dict.fromkeys((Feature[name] for name in missing), fail)),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):

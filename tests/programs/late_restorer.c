@@ -16,7 +16,7 @@ __attribute__((constructor)) static void begin_late(void)
 	for (ssize_t n = 0; n < size; n++)
 		if (!line[n])
 			line[n] = ' ';
-	if (strstr(line, ".restorerprocess "))
+	if (strstr(line, ".restorer_process "))
 		for (int n = 0; n < 600 && access(getenv("BEGUN"), F_OK); n++)
 			usleep(10000);
 }

@@ -34,12 +34,12 @@ from pathlib import Path
 
 from iced_x86 import Decoder
 
-from dprobes.engines.x86.patches.addressspace import AddressSpace
-from dprobes.engines.x86.patches.codebytes import ModuleCode
-from dprobes.engines.x86.patches.displaced import displaced
-from dprobes.engines.x86.patches.placer import Placement, Placer, Shared
-from dprobes.target.location import Module
-from dprobes.target.processmaps import growth_of, parse_maps, read_maps
+from dprobes.engines.x86.patches.branch_targets import ModuleCode
+from dprobes.engines.x86.patches.displaced_code import displaced
+from dprobes.engines.x86.patches.patch_placer import Placement, Placer, Shared
+from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+from dprobes.target.probed_module import Module
+from dprobes.target.process_maps import growth_of, parse_maps, read_maps
 
 ROOM = 256
 COUNTER_SIZE = 8

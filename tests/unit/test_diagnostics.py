@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dprobes.diagnostics import Diagnostic, Diagnostics, Note, Severity, did_you_mean
-from dprobes.source import SourceFile, Span
+from dprobes.source_text import SourceFile, Span
 
 
 def _at(text: str, start: int, end: int) -> str:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dprobes.engines.interface import Notice
+from dprobes.engines.engine_interface import Notice
 from dprobes.errors import InternalError, SourceError, TargetError
 from dprobes.escapes import cut_text, escaped, escaped_lines, json_text, replaced
 

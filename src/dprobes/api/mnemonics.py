@@ -1,7 +1,7 @@
 """
 One method for each instruction of the language.
 
-Written by ``make docs`` from ``rpn/isa.py``; do not edit.
+Written by ``make docs`` from ``rpn/instruction_set.py``; do not edit.
 """
 
 from __future__ import annotations

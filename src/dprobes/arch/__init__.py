@@ -29,25 +29,25 @@ def architecture(name: str) -> Architecture:
     """Return the architecture called ``name``; raise KeyError for any other."""
     match name:
         case "x86_64" | "i386":
-            from dprobes.arch import x86
+            from dprobes.arch import x86_processors
 
-            return x86.X86_64 if name == "x86_64" else x86.I386
+            return x86_processors.X86_64 if name == "x86_64" else x86_processors.I386
         case "s390" | "s390x":
-            from dprobes.arch import s390
+            from dprobes.arch import non_x86_processors
 
-            return s390.S390X if name == "s390x" else s390.S390
+            return non_x86_processors.S390X if name == "s390x" else non_x86_processors.S390
         case "ppc" | "ppc64":
-            from dprobes.arch import ppc
+            from dprobes.arch import non_x86_processors
 
-            return ppc.PPC64 if name == "ppc64" else ppc.PPC
+            return non_x86_processors.PPC64 if name == "ppc64" else non_x86_processors.PPC
         case "aarch64":
-            from dprobes.arch import aarch64
+            from dprobes.arch import non_x86_processors
 
-            return aarch64.AARCH64
+            return non_x86_processors.AARCH64
         case "riscv64":
-            from dprobes.arch import riscv
+            from dprobes.arch import non_x86_processors
 
-            return riscv.RISCV64
+            return non_x86_processors.RISCV64
     raise KeyError(name)
 
 
@@ -59,9 +59,9 @@ def is_of_system(register: str) -> bool:
 
 def go_architecture() -> Architecture:
     """Return x86-64 with the arguments of Go's functions."""
-    from dprobes.arch import x86
+    from dprobes.arch import x86_processors
 
-    return x86.X86_64_GO
+    return x86_processors.X86_64_GO
 
 
 def host_architecture() -> Architecture:

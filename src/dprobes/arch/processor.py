@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.lazydataclass import dataclass
-from dprobes.quickenum import Enum
+from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

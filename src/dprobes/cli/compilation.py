@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.api.sourcefile import parse_programs
-from dprobes.cli.resolvedprogram import is_c, kernel_types_in, source_of
-from dprobes.formatters.templates.carried import carried_templates
-from dprobes.ppdf.writer import encode
-from dprobes.resolve.localmodule import open_named_module
-from dprobes.resolve.portablejoined import build_joined
-from dprobes.resolve.spaces import Space, space_of
-from dprobes.rpn.joined import joined_program
-from dprobes.target.modules import find_module
+from dprobes.api.compiled_program import parse_programs
+from dprobes.cli.resolved_program import is_c, kernel_types_in, source_of
+from dprobes.formatters.templates.carried_templates import carried_templates
+from dprobes.ppdf.ppdf_file import encode
+from dprobes.resolve.local_module import open_named_module
+from dprobes.resolve.portable_program import build_joined
+from dprobes.resolve.probed_space import Space, space_of
+from dprobes.rpn.rpn_program import joined_program
+from dprobes.target.module_lookup import find_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.modules.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
     from dprobes.engines.insertion import Insertion, Vantage
-    from dprobes.rpn.pipeline import CompileOptions
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.compilation_passes import CompileOptions
+    from dprobes.rpn.rpn_program import Program
 
 __all__ = ["compiled_here"]
 
@@ -77,8 +77,8 @@ def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> 
 def _files(file: Path | str, symbols: Path | None, where: Insertion, kernel_types: Path | None) -> ModuleFiles | None:
     if not is_c(file):
         return None
-    from dprobes.dpc.modules.modulefiles import ModuleFiles
-    from dprobes.engines.registry import AUTO, engine_row
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
+    from dprobes.engines.engine_registry import AUTO, engine_row
 
     types = None if where.engine == AUTO else engine_row(where.engine).kernel_types_of(where.scope)
     if kernel_types is not None:

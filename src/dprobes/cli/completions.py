@@ -17,14 +17,14 @@ import click
 from click import shell_completion
 from click.shell_completion import CompletionItem
 
-from dprobes.cli.headeritems import LOG_ITEMS
-from dprobes.cli.shippedexamples import all_examples
+from dprobes.cli.option_values import all_examples
+from dprobes.cli.record_options import LOG_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dprobes.manager.client import ManagerClient
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
 
 __all__ = ["known_modules", "known_symbols", "prepare", "register", "script"]
 
@@ -223,11 +223,11 @@ def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.C
 
 def _program(ctx: click.Context) -> Program:
     """Return the program that the line names."""
-    from dprobes.api.compiledfile import is_compiled
-    from dprobes.cli.optionvalues import compile_options
+    from dprobes.api.compiled_program import is_compiled
+    from dprobes.cli.option_values import compile_options
     from dprobes.diagnostics import Diagnostics
-    from dprobes.ppdf.reader import decode
-    from dprobes.rpn.pipeline import parse_file
+    from dprobes.ppdf.ppdf_file import decode
+    from dprobes.rpn.compilation_passes import parse_file
 
     # Where an option at the end waits for its value, click leaves the arguments before it unparsed.
     path = Path(ctx.params.get("file") or ctx.args[0])
@@ -262,7 +262,7 @@ def _targets_there(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 def _targets(ctx: click.Context, incomplete: str) -> Iterable[str]:
     if "/" in incomplete or incomplete.startswith("."):
         return _files()(ctx, incomplete)
-    from dprobes.sinks.kinds import ALIASES, kinds
+    from dprobes.sinks.target_kinds import ALIASES, kinds
 
     return [*ALIASES, *(kind.name if kind.syntax == kind.name else f"{kind.name}:" for kind in kinds())]
 
@@ -297,8 +297,8 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 def known_modules(pid: int | None) -> Iterator[str]:
     """Return the names of modules that a process maps, or any one, and of libraries; some come twice."""
-    from dprobes.target.ldcache import read_ld_cache
-    from dprobes.target.processmaps import code_mappings
+    from dprobes.target.loader_search import read_ld_cache
+    from dprobes.target.process_maps import code_mappings
 
     pids = [str(pid)] if pid is not None else [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
     for name in pids:
@@ -310,9 +310,9 @@ def known_modules(pid: int | None) -> Iterator[str]:
 
 def known_symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
     """Return the symbols of a module that begin so, in order; none if there is no such module."""
-    from dprobes.target.elf.file import ElfFile
-    from dprobes.target.elf.symboltable import elf_symbols
-    from dprobes.target.modules import find_module
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.elf.symbol_table import elf_symbols
+    from dprobes.target.module_lookup import find_module
 
     path = find_module(module, pid=pid)
     if path is None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, PROGRAM_FILE
-from dprobes.cli.optionvalues import compile_options
+from dprobes.cli.option_values import compile_options
+from dprobes.cli.shared_options import PROGRAM, PROGRAM_FILE
 from dprobes.diagnostics import Diagnostics, Severity
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def command(
 
     'dprobes run FILE' compiles and runs it in one step; 'dprobes build FILE' makes a compiled program.
     """
-    from dprobes.dpc.compiler import compile_text
-    from dprobes.dpc.dump import Passes, tree_lines
-    from dprobes.dpc.modules.modulefiles import ModuleFiles
+    from dprobes.dpc.compiler import Passes, compile_text, tree_lines
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
     from dprobes.preprocessor import preprocess, read_source
 
     options = compile_options(defines, includes, None, allow_write=True)

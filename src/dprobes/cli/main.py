@@ -2,7 +2,7 @@
 A line of the command, and the one place where errors become messages and exit statuses.
 
 Exit status: 0 fine, 1 failed, 2 usage or program error, 130 interrupted. click reads lines; it is not imported for the
-simplest ones, which are those that are to start quickly (``shortline``).
+simplest ones, which are those that are to start quickly (``run_options``).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import COMPLETE_VARIABLE, console
 from dprobes.escapes import escaped
-from dprobes.standardfiles import give_up
+from dprobes.standard_files import give_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import click
 
-    from dprobes.cli.runs.runoptions import RunOptions
+    from dprobes.cli.runs.run_options import RunOptions
 
 __all__ = ["run"]
 
-_WRITERS = ("dprobes.cli.output.textoutput", "dprobes.standardfiles")
+_WRITERS = ("dprobes.cli.console", "dprobes.standard_files")
 """The modules in which results are written."""
 
 _INTERRUPTED = 130
@@ -49,14 +49,14 @@ def _open_standard_files() -> None:
 
 def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
     """Return our line for one that may be written for the original, and whether it was."""
-    from dprobes.cli.original import OriginalLineError, is_original, translate
+    from dprobes.cli.original_lines import OriginalLineError, is_original, translate
 
     if not is_original(arguments):
         return arguments, False
     try:
         translated = translate(arguments, klog_is_writable=os.access("/dev/kmsg", os.W_OK))
     except OriginalLineError as error:
-        from dprobes.cli.usageerror import usage_error
+        from dprobes.cli.option_values import usage_error
 
         raise usage_error(str(error)) from None
     for note in translated.notes:
@@ -125,17 +125,17 @@ def _carry_out(arguments: Sequence[str]) -> object:
 
         register()
     elif arguments and arguments[0] == "run" and "-e" in arguments:
-        from dprobes.cli.runs.shortline import options_of
+        from dprobes.cli.runs.run_options import options_of
 
         if (options := options_of(arguments)) is not None:
             return _run_text(options)
-    from dprobes.cli.commandgroup import command_group
+    from dprobes.cli.command_group import command_group
 
     return command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
 
 
 def _run_text(options: RunOptions) -> int:
-    from dprobes.cli.runs.programrun import carry_out
+    from dprobes.cli.runs.run_execution import carry_out
 
     try:
         return carry_out(options)
@@ -167,7 +167,7 @@ def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
     if is_shown:
         import shlex
 
-        from dprobes.cli.original import ORIGINAL_OPTION
+        from dprobes.cli.original_lines import ORIGINAL_OPTION
 
         line = shlex.join(argument for argument in arguments if argument != ORIGINAL_OPTION)
         console.note(f"in today's form, which takes all options, this line is: dprobes {line}")

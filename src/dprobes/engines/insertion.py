@@ -11,25 +11,25 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.choice import Selection, scope_problem
-from dprobes.engines.interface import Job
-from dprobes.engines.registry import AUTO, engine_row
+from dprobes.engines.engine_choice import Selection, scope_problem
+from dprobes.engines.engine_interface import Job
+from dprobes.engines.engine_registry import AUTO, engine_row
 from dprobes.errors import EngineError
-from dprobes.lazydataclass import dataclass
-from dprobes.resolve.localmodule import resolve_here
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.local_module import resolve_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.interface import ControlledSession, Engine, Scope
-    from dprobes.engines.options import EngineOptions
-    from dprobes.engines.sharedglobals import GlobalVariables
-    from dprobes.record.layout import Item
-    from dprobes.resolve.localmodule import Compiled
-    from dprobes.rpn.program import Program
-    from dprobes.target.location import SymbolProvider
-    from dprobes.target.processimages import ProcessImages
+    from dprobes.engines.engine_interface import ControlledSession, Engine, Scope
+    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.shared_globals import GlobalVariables
+    from dprobes.record.log_record import Item
+    from dprobes.resolve.local_module import Compiled
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.probed_module import SymbolProvider
+    from dprobes.target.process_images import ProcessImages
 
 __all__ = ["Insertion", "Prepared", "Vantage", "insertion", "look_around"]
 
@@ -49,7 +49,7 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
     ``allow_self`` allows a process of dprobes, which one that is about to execute a program may be.
     """
     if scope.command:
-        from dprobes.target.executables import executable_of
+        from dprobes.target.loader_search import executable_of
 
         executable_of(scope.command[0])
         return Vantage(command=scope.command[0])
@@ -57,7 +57,7 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
         return Vantage()  # a process behind an endpoint is none of this machine
     from dprobes.engines.linux.procfs import living_thread
     from dprobes.engines.refusals import check_process
-    from dprobes.target.modules import root_of
+    from dprobes.target.module_lookup import root_of
 
     check_process(scope.pid, allow_self=allow_self or scope.program is not None)
     if scope.program is not None and not root_of(scope.pid):
@@ -78,7 +78,7 @@ class Present(Protocol):
 
 def members_of(session: ControlledSession) -> Sequence[ControlledSession]:
     """Return the sessions of single programs that a session consists of."""
-    from dprobes.engines.companionsession import CompanionSession
+    from dprobes.engines.companion_session import CompanionSession
 
     return session.members if isinstance(session, CompanionSession) else (session,)
 
@@ -148,7 +148,7 @@ class Insertion:
         for.
         """
         if filters:
-            from dprobes.filters.handlerfilter import check_words, with_filters
+            from dprobes.filters.handler_filter import check_words, with_filters
 
             program = with_filters(program, filters, diagnostics)
         options = replace(self.options, symbols=symbols, allow_write=allow_write or self.options.allow_write)

@@ -8,9 +8,15 @@ import itertools
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.resolve.probepoints import Probepoint
 
 __all__ = [
     "RESTORER",
@@ -19,18 +25,20 @@ __all__ = [
     "attach_error",
     "check_process",
     "check_traceable",
-    "is_dprobes",
-    "probed_by",
+    "jump_text",
+    "nothing_to_insert",
+    "tracer_text",
+    "uprobe_holders",
     "yama_scope",
 ]
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-TRACER = "dprobes.engines.ptrace.tracer.main"
+TRACER = "dprobes.engines.ptrace.tracer.tracer_process"
 """The module that tracers of the ptrace engine run; the last word of their command line names the first one probed."""
 
-RESTORER = "dprobes.engines.ptrace.client.restorerprocess"
+RESTORER = "dprobes.engines.ptrace.client.restorer_process"
 """The module of processes that take out what a tracer has left, and trace the program meanwhile."""
 
 _RESTORER_PATIENCE = 10.0
@@ -199,3 +207,64 @@ def _threads(pid: int) -> set[int]:
         return threads_of(pid)
     except OSError:
         return set()
+
+
+# Whose a breakpoint is that stands where a program wants its own: that of another dprobes, as far as /proc says so.
+#
+# A process's tracer is in its status. Uprobes belong to nobody's memory: what is known is which processes of dprobes
+# hold links to some.
+
+
+_UPROBE_LINKS = (b"link_type:\tuprobe_multi\n", b"link_type:\tperf\n")
+
+
+def tracer_text(tracer: int) -> str:
+    """Return the words for the breakpoint of a process that traces another one."""
+    if (module := probed_by(tracer)) is not None:
+        owner = process_field(tracer, "PPid")
+        return f"a breakpoint of the dprobes of process {owner}, which began with a program for '{module}', is there"
+    return f"a breakpoint of process {tracer} ({process_field(tracer, 'Name')}) is there"
+
+
+def jump_text(tracer: int) -> str | None:
+    """Return the words for what a process that traces another one has written there; None if it is no dprobes."""
+    module = probed_by(tracer) if tracer else None
+    if module is None:
+        return None
+    owner = process_field(tracer, "PPid")
+    return f"a jump of the dprobes of process {owner}, which began with a program for '{module}', needs its bytes"
+
+
+def uprobe_holders() -> list[int]:
+    """Return the other processes of dprobes that hold links to uprobes and that this user may look at, in order."""
+    own = os.getpid()
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return sorted(pid for pid in pids if pid != own and is_dprobes(pid) and _holds_uprobes(pid))
+
+
+def _holds_uprobes(pid: int) -> bool:
+    try:
+        for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+            if any(link in path.read_bytes() for link in _UPROBE_LINKS):
+                return True
+    except OSError:
+        pass  # it has ended, or is another user's
+    return False
+
+
+# Whether a program may take the place of another one: not if nothing of it would be there.
+
+
+def nothing_to_insert(probes: Iterable[Probepoint], reasons: Iterable[str] = ()) -> EngineError:
+    """
+    Return the error for a program that was to replace another one, and of which no probepoint can be inserted.
+
+    ``reasons`` say why that is, besides what the probepoints themselves say.
+    """
+    told = [f"{probe.state.value} at {probe.where}" for probe in probes if probe.state.is_obstacle]
+    first = [*told, *reasons][:1]
+    return EngineError(
+        f"no probepoint of the new program can be inserted; the old program continues{': ' if first else ''}"
+        + "".join(first),
+        hint="remove the program that is there if it is not wanted any more",
+    )

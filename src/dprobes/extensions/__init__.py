@@ -7,10 +7,9 @@ is the name that ``callk`` takes. Order of registration: packages by name, each 
 
 from __future__ import annotations
 
-from dprobes.extensions.extension import ENTRY_POINTS, Extension
-from dprobes.extensions.view import View
-from dprobes.rpn.isa import ExceptionCode
-from dprobes.vm.context import AddressFault, SelectorFault
-from dprobes.vm.machine import Raised
+from dprobes.extensions.extension import ENTRY_POINTS, Extension, View
+from dprobes.rpn.instruction_set import ExceptionCode
+from dprobes.vm.rpn_machine import Raised
+from dprobes.vm.world_context import AddressFault, SelectorFault
 
 __all__ = ["ENTRY_POINTS", "AddressFault", "ExceptionCode", "Extension", "Raised", "SelectorFault", "View"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.record.probeinfo import Place
+from dprobes.record.record_origin import Place
 
 if TYPE_CHECKING:
-    from dprobes.formatters.addressnames import AddressSymboliser
-    from dprobes.formatters.terminalcolumns import TerminalColumns
-    from dprobes.record.layout import LogRecord
-    from dprobes.record.origin import RecordSource
-    from dprobes.trace.names import CarriedNames
+    from dprobes.formatters.address_names import AddressSymboliser
+    from dprobes.formatters.line_formatter import TerminalColumns
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.trace.carried_names import CarriedNames
 
 __all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
@@ -63,23 +63,23 @@ def formatter(
     """
     match name:
         case "text":
-            from dprobes.formatters.lines import LineFormatter
+            from dprobes.formatters.line_formatter import LineFormatter
 
             return LineFormatter(wall_offset, source, live=live, carried=carried, columns=columns, is_brief=is_brief)
         case "dump":
-            from dprobes.formatters.text import DumpFormatter
+            from dprobes.formatters.paper_text import DumpFormatter
 
             return DumpFormatter(wall_offset)
         case "hex":
-            from dprobes.formatters.text import HexFormatter
+            from dprobes.formatters.paper_text import HexFormatter
 
             return HexFormatter(wall_offset)
         case "dprobes" if source is None or not source.templates:
-            from dprobes.formatters.text import HexFormatter
+            from dprobes.formatters.paper_text import HexFormatter
 
             return HexFormatter(wall_offset)
         case "dprobes" | "json" | "csv":
-            from dprobes.formatters.addressnames import AddressSymboliser
+            from dprobes.formatters.address_names import AddressSymboliser
 
             symboliser = AddressSymboliser(source, live=live, carried=carried)
             return _with_templates(name, wall_offset, source, symboliser, host=host)
@@ -89,18 +89,18 @@ def formatter(
 def _with_templates(
     name: str, wall_offset: int, source: RecordSource | None, symboliser: AddressSymboliser, *, host: str
 ) -> Formatter:
-    from dprobes.formatters.templates.program import ProgramTemplates
+    from dprobes.formatters.templates.template_collection import ProgramTemplates
 
     templates = ProgramTemplates.of_source(source)
     program = source.name if source is not None else ""
     if name == "json":
-        from dprobes.formatters.json import JsonFormatter
+        from dprobes.formatters.json_formatter import JsonFormatter
 
         return JsonFormatter(wall_offset, templates, symboliser, program, host)
     if name == "csv":
-        from dprobes.formatters.csv import CsvFormatter
+        from dprobes.formatters.json_formatter import CsvFormatter
 
         return CsvFormatter(wall_offset, templates, symboliser, program, host)
-    from dprobes.formatters.templated import TextFormatter
+    from dprobes.formatters.paper_text import TextFormatter
 
     return TextFormatter(wall_offset, templates.written, symboliser)

@@ -1,5 +1,5 @@
 """
 Keyed tables: entries in memory, and what they say.
 
-``rpn.tables`` has what a program declares; interpreter, engines and outputs share what is here.
+``rpn.keyed_tables`` has what a program declares; interpreter, engines and outputs share what is here.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dprobes.manager.daemon import main
-from dprobes.manager.paths import ALREADY
+from dprobes.manager.manager_files import ALREADY
 
 __all__ = ["run"]
 

@@ -8,19 +8,23 @@ itself, the other methods take and return typed data.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
 import socket
 import struct
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.interface import Notice, Scope
+from dprobes.engines.engine_interface import Notice, Scope
 from dprobes.engines.linux.procfs import thread_state
 from dprobes.errors import ManagerError, reason_of
-from dprobes.manager.paths import (
+from dprobes.manager.manager_files import (
+    ALREADY,
+    READY,
     RUNTIME,
     STATE,
     check_private,
@@ -28,37 +32,86 @@ from dprobes.manager.paths import (
     private_directory,
     socket_address,
 )
-from dprobes.manager.protocol import VERSION, Connection, error_of
-from dprobes.manager.requests import (
+from dprobes.manager.manager_messages import (
     AddTargetArguments,
     GetvarsArguments,
     InsertArguments,
-    QueryArguments,
-    RemoveArguments,
-    RemoveTargetArguments,
-    ScopeArguments,
-    StopArguments,
-)
-from dprobes.manager.results import (
     InsertedPrograms,
     Insertion,
     Killed,
     ManagedProgram,
     ManagedVariables,
     ManagerStatus,
+    QueryArguments,
     Removal,
+    RemoveArguments,
+    RemoveTargetArguments,
+    ScopeArguments,
+    StopArguments,
     Stopped,
 )
-from dprobes.manager.schema import decode, encode
-from dprobes.record.layout import Item
+from dprobes.manager.wire_protocol import VERSION, Connection, decode, encode, error_of
+from dprobes.record.log_record import Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dprobes.manager.paths import ManagerPaths
-    from dprobes.sinks.target import TargetStatus
+    from dprobes.manager.manager_files import ManagerPaths
+    from dprobes.sinks.sink_thread import TargetStatus
 
-__all__ = ["ManagerClient"]
+__all__ = ["ManagerClient", "launch_manager"]
+
+# Starting a manager: a process of its own that outlives the command that needed it.
+
+
+_LOG_MAX = 1 << 20
+"""Bytes of what managers have said, after which a new one begins anew."""
+
+
+def launch_manager(paths: ManagerPaths) -> None:
+    """Start a manager, and wait until it is ready, or another one is; raise the error with which it has ended."""
+    import subprocess  # a query of a manager that runs does without
+
+    ready, theirs = os.pipe2(os.O_CLOEXEC)
+    try:
+        with paths.log.open("ab") as log:
+            if log.tell() > _LOG_MAX:
+                log.truncate(0)
+            # A session of its own: it lives on when this terminal is closed.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dprobes.manager", str(theirs)],
+                pass_fds=[theirs],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+            )
+    except OSError as error:
+        os.close(ready)
+        raise ManagerError(f"the probe manager cannot be started: {reason_of(error)}") from error
+    finally:
+        os.close(theirs)
+    with os.fdopen(ready, "rb") as pipe:
+        said = pipe.read(len(READY))
+        said += b"" if said == READY else pipe.read()
+    if said != READY and (status := process.wait()) != ALREADY:
+        if said:
+            raise error_of(json.loads(said))
+        raise ManagerError(
+            f"the probe manager ended at once, with status {status}: {_last_line(paths)}",
+            hint=f"'{paths.log}' may say more",
+        )
+    process.returncode = process.returncode or 0  # it is not ours to wait for
+
+
+def _last_line(paths: ManagerPaths) -> str:
+    with contextlib.suppress(OSError):
+        lines = paths.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1].removeprefix("dprobes manager: ")
+    return "it said nothing"
+
 
 _START_PATIENCE = 30.0
 """Seconds that a manager may take to start, or another one to end."""
@@ -357,8 +410,6 @@ class ManagerClient:
 
     def _start(self) -> socket.socket:
         """Start a manager, or wait for the one that somebody else is starting."""
-        from dprobes.manager.launch import launch_manager
-
         private_directory(self._paths.runtime, RUNTIME)
         private_directory(self._paths.state, STATE)
         until = time.monotonic() + _START_PATIENCE
@@ -371,7 +422,7 @@ class ManagerClient:
 
 
 def _targets(answer: dict[str, Any]) -> list[TargetStatus]:
-    from dprobes.sinks.target import TargetStatus
+    from dprobes.sinks.sink_thread import TargetStatus
 
     return [decode(TargetStatus, each) for each in answer["targets"]]
 

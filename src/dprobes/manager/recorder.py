@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import ManagerError
 from dprobes.escapes import escaped
-from dprobes.formatters.recordednames import RecordedNames
-from dprobes.record.clock import WallClock
-from dprobes.resolve.probeplaces import places_of, with_files
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.targets import LogTargets, close_all
-from dprobes.trace.content import PlaceEntry
-from dprobes.trace.names import NameRegister
-from dprobes.trace.writer import TraceFileWriter
+from dprobes.formatters.recorded_names import RecordedNames
+from dprobes.record.boot_clock import WallClock
+from dprobes.resolve.probepoints import places_of, with_files
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.sink_thread import LogTargets, close_all
+from dprobes.sinks.target_kinds import parse_target
+from dprobes.trace.carried_names import NameRegister
+from dprobes.trace.trace_content import PlaceEntry
+from dprobes.trace.trace_writer import TraceFileWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from dprobes.keyed.contents import TableContents
-    from dprobes.record.origin import RecordSource
-    from dprobes.record.probeinfo import Place
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.record.record_origin import Place, RecordSource
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.sinks.target import TargetStatus
-    from dprobes.target.names.codenames import LocatedCode
+    from dprobes.sinks.sink_thread import TargetStatus
+    from dprobes.target.code_names import LocatedCode
 
 __all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
 
@@ -145,7 +144,7 @@ class Recording:
         """Forget a program, ``lost`` of whose records never came, and write what its keyed tables hold."""
         located: Sequence[LocatedCode] = ()
         if tables:
-            from dprobes.formatters.tablenames import ProcessAddresses, names_for
+            from dprobes.formatters.table_addresses import ProcessAddresses, names_for
 
             names = names_for(source, [each.table for each in tables])
             located = names.located(tables) if isinstance(names, ProcessAddresses) else ()

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SourceError
-from dprobes.lazypattern import lazy_pattern
-from dprobes.preprocessor.clean import clean
-from dprobes.preprocessor.textmap import Piece, Preprocessed
+from dprobes.preprocessor.mapped_text import Piece, Preprocessed, clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.preprocessor.external import ExternalPreprocessor, ExternalRequest, ExternalResult
-    from dprobes.preprocessor.sourcefiles import FILE_LIMIT, read_source
-    from dprobes.source import SourceFile
+    from dprobes.preprocessor.external_preprocessor import ExternalPreprocessor, ExternalRequest, ExternalResult
+    from dprobes.preprocessor.source_reader import FILE_LIMIT, read_source
+    from dprobes.source_text import SourceFile
 
 __all__ = [
     "FILE_LIMIT",
@@ -38,8 +36,8 @@ __all__ = [
 ]
 
 _LATE = {
-    "external": ("ExternalPreprocessor", "ExternalRequest", "ExternalResult"),
-    "sourcefiles": ("FILE_LIMIT", "read_source"),
+    "external_preprocessor": ("ExternalPreprocessor", "ExternalRequest", "ExternalResult"),
+    "source_reader": ("FILE_LIMIT", "read_source"),
 }
 """What of these modules is there by name, and imported when it is asked for: text on a command line needs none."""
 
@@ -53,8 +51,8 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
-_NEEDS_MACROS = lazy_pattern(r"^[ \t\f\v]*#|\b__[A-Za-z_]", re.MULTILINE)
-_IDENTIFIER = lazy_pattern(r"[A-Za-z_]\w*", re.ASCII)
+_NEEDS_MACROS = re.compile(r"^[ \t\f\v]*#|\b__[A-Za-z_]", re.MULTILINE)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def preprocess(
@@ -96,8 +94,7 @@ def _call_external(
     defines: Sequence[tuple[str, str]],
     include_dirs: Sequence[Path],
 ) -> Preprocessed:
-    from dprobes.preprocessor.external import ExternalRequest
-    from dprobes.preprocessor.linemarkers import read_result
+    from dprobes.preprocessor.external_preprocessor import ExternalRequest, read_result
 
     request = ExternalRequest(source.text, tuple(defines), (Path(source.name).parent, *include_dirs))
     try:

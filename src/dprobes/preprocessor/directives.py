@@ -7,32 +7,266 @@ otherwise ignored; a limit that is passed ends the text there. It must not know 
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, Note, did_you_mean
-from dprobes.lazydataclass import dataclass
-from dprobes.lazypattern import lazy_pattern
-from dprobes.preprocessor.clean import Cleaned, clean
-from dprobes.preprocessor.condition import evaluate
-from dprobes.preprocessor.expansion import Macros
-from dprobes.preprocessor.include import Includes
-from dprobes.preprocessor.problems import DirectiveError, StopError
-from dprobes.preprocessor.textmap import Preprocessed, TextBuilder
-from dprobes.preprocessor.tokens import Token, strip, tokenize, would_join
-from dprobes.source import SourceFile, Span
+from dprobes.errors import SourceError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.preprocessor.macro_expansion import Macros, Token, strip, tokenize, would_join
+from dprobes.preprocessor.mapped_text import Cleaned, DirectiveError, Preprocessed, StopError, TextBuilder, clean
+from dprobes.preprocessor.source_reader import read_source
+from dprobes.source_text import SourceFile, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["TEXT_LIMIT", "run_directives"]
+__all__ = ["run_directives"]
+
+# The expression of ``#if`` and ``#elif``, computed in 64-bit integers as C11 6.10.1 says.
+#
+# Operands that ``&&``, ``||`` and ``?:`` skip are read but may divide by zero. Directives are not known here.
+
+
+_DEPTH = 60
+_LEVELS = "||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %"
+_PRECEDENCE = {operator: level for level, operators in enumerate(_LEVELS) for operator in operators.split()}
+_INTEGER = re.compile(r"(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)([uU]?[lL]{0,2}|[lL]{1,2}[uU])")
+_CHARACTER = re.compile(r"L?'(?:([^\\])|\\([0-7]{1,3})|\\x([\da-fA-F]{1,8})|\\(.))'")
+_ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
+
+
+def evaluate(directive: str, tokens: list[Token], macros: Macros) -> bool:
+    """Return whether the expression after ``#directive`` is true; raise ``DirectiveError`` if it is wrong."""
+    if not tokens:
+        raise DirectiveError(f"malformed #{directive} directive", hint=f"write '#{directive} EXPRESSION'")
+    try:
+        expanded = macros.expand(_replace_defined(tokens, macros))
+        return _Expression(_replace_defined(expanded, macros)).evaluate()
+    except DirectiveError as error:
+        raise DirectiveError(f"malformed #{directive} directive: {error}", error.span) from error
+
+
+def _replace_defined(tokens: list[Token], macros: Macros) -> list[Token]:
+    """Return the tokens without blanks, and 1 or 0 for ``defined NAME``; macros may produce that too, as in GNU C."""
+    result: list[Token] = []
+    rest = [token for token in tokens if token.kind != "blank"][::-1]
+    while rest:
+        token = rest.pop()
+        if token.text == "defined":
+            parenthesis = bool(rest) and rest[-1].text == "(" and bool(rest.pop())
+            if not rest or rest[-1].kind != "name":
+                raise DirectiveError("'defined' needs a name", token.span())
+            value = str(int(rest.pop().text in macros))
+            if parenthesis and (not rest or rest.pop().text != ")"):
+                raise DirectiveError("'defined(' has no ')'", token.span())
+            token = Token("number", value, token.place, token.use)
+        result.append(token)
+    return result
+
+
+class _Number(NamedTuple):
+    """Hold a 64-bit integer; ``unsigned`` if C would make it uintmax_t."""
+
+    value: int
+    unsigned: bool = False
+
+    @classmethod
+    def wrap(cls, value: int, unsigned: bool) -> _Number:
+        value &= (1 << 64) - 1
+        return cls(value - (1 << 64) if not unsigned and value >> 63 else value, unsigned)
+
+
+class _Expression:
+    """Read and compute an expression; ``live`` says whether its value is needed."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._rest = tokens[::-1]
+        self._depth = 0
+
+    def evaluate(self) -> bool:
+        result = self._ternary(live=True)
+        if self._rest:
+            raise _unexpected(self._rest[-1])
+        return result.value != 0
+
+    def _accept(self, text: str) -> bool:
+        return bool(self._rest) and self._rest[-1].text == text and bool(self._rest.pop())
+
+    def _ternary(self, *, live: bool) -> _Number:
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise DirectiveError("the expression nests too deep")
+        result = self._binary(0, live=live)
+        if self._accept("?"):
+            yes = self._ternary(live=live and result.value != 0)
+            if not self._accept(":"):
+                raise DirectiveError("'?' without ':'")
+            no = self._ternary(live=live and result.value == 0)
+            result = _Number.wrap((yes if result.value else no).value, yes.unsigned or no.unsigned)
+        self._depth -= 1
+        return result
+
+    def _binary(self, level: int, *, live: bool) -> _Number:
+        left = self._unary(live=live)
+        while self._rest and _PRECEDENCE.get(self._rest[-1].text, -1) >= level:
+            operator = self._rest.pop()
+            skips = {"&&": not left.value, "||": left.value != 0}.get(operator.text, False)
+            right = self._binary(_PRECEDENCE[operator.text] + 1, live=live and not skips)
+            if operator.text in ("/", "%") and right.value == 0:
+                if live:
+                    raise DirectiveError("division by zero", operator.span())
+                right = _Number(1, right.unsigned)
+            left = _apply(operator.text, left, right)
+        return left
+
+    def _unary(self, *, live: bool) -> _Number:
+        signs: list[str] = []
+        while self._rest and self._rest[-1].text in ("+", "-", "!", "~"):
+            signs.append(self._rest.pop().text)
+        if self._accept("("):
+            result = self._ternary(live=live)
+            if not self._accept(")"):
+                raise DirectiveError("a '(' has no ')'")
+        elif self._rest:
+            result = _constant(self._rest.pop())
+        else:
+            raise DirectiveError("the expression ends too early")
+        for sign in reversed(signs):
+            if sign == "!":
+                result = _Number(int(not result.value))
+            elif sign != "+":
+                result = _Number.wrap(-result.value if sign == "-" else ~result.value, result.unsigned)
+        return result
+
+
+def _constant(token: Token) -> _Number:
+    if token.kind == "name":
+        return _Number(0)
+    if matched := _CHARACTER.fullmatch(token.text):
+        plain, octal, hexadecimal, escape = matched.groups()
+        if plain or escape:
+            return _Number(ord(plain) if plain else _ESCAPES.get(escape, ord(escape)))
+        return _Number(int(octal, 8) if octal else int(hexadecimal, 16))
+    if len(token.text) < 100 and (matched := _INTEGER.fullmatch(token.text)):
+        digits, suffix = matched.groups()
+        value = int(digits, 8 if digits[0] == "0" and digits.isdigit() else 0)
+        return _Number.wrap(value, "u" in suffix.lower() or value >> 63 != 0)
+    raise _unexpected(token)
+
+
+def _apply(operator: str, left: _Number, right: _Number) -> _Number:
+    a, b = left.value, right.value
+    if operator in ("<<", ">>"):
+        count = min(abs(b), 64)
+        return _Number.wrap(a << count if (operator == "<<") == (b >= 0) else a >> count, left.unsigned)
+    unsigned = left.unsigned or right.unsigned
+    if operator not in ("&&", "||"):
+        a, b = _Number.wrap(a, unsigned).value, _Number.wrap(b, unsigned).value
+    match operator:
+        case "&&" | "||":
+            return _Number(int(bool(a and b) if operator == "&&" else bool(a or b)))
+        case "==" | "!=":
+            return _Number(int((a == b) == (operator == "==")))
+        case "<" | ">=":
+            return _Number(int((a < b) == (operator == "<")))
+        case ">" | "<=":
+            return _Number(int((a > b) == (operator == ">")))
+        case "/" | "%":
+            quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # rounded to zero, unlike Python's
+            return _Number.wrap(quotient if operator == "/" else a - quotient * b, unsigned)
+    value = {"|": a | b, "^": a ^ b, "&": a & b, "+": a + b, "-": a - b, "*": a * b}[operator]
+    return _Number.wrap(value, unsigned)
+
+
+def _unexpected(token: Token) -> DirectiveError:
+    return DirectiveError(f"unexpected '{token.text}'", token.span())
+
+
+# ``#include`` (C11 6.10.2): where files are looked for, which are read once only, and how deep they may nest.
+#
+# What is done with the text of a file is not known here.
+
+
+_INCLUDE_DEPTH = 64
+
+
+class Includes:
+    """Find include files in ``directories`` and hold those that are open."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._directories = [str(directory) for directory in directories]
+        self._open: list[tuple[str, Span]] = []  # names of the including files, and the directives there
+        self._once: set[str] = set()
+
+    @property
+    def place(self) -> Span | None:
+        """The directive that included the current file."""
+        return self._open[-1][1] if self._open else None
+
+    def find(self, arguments: list[Token], current: SourceFile) -> SourceFile | None:
+        """
+        Return the file that the expanded tokens after ``#include`` name, or None if it is not read again.
+
+        Raise ``DirectiveError`` if there is no such file or it cannot be read.
+        """
+        strings = [token.text for token in arguments]
+        directories = self._directories
+        name = ""
+        if strings and arguments[0].kind == "string":
+            name = strings[0].strip('"')
+            directories = [str(Path(current.name).parent), *directories]
+        elif strings and strings[0] == "<" and ">" in strings:
+            name = "".join(strings[1 : strings.index(">")])
+        if not name:
+            raise DirectiveError("malformed #include directive", hint="write '#include \"FILE\"'")
+        path = next((p for d in directories if _is_file(p := Path(d, name))), None)
+        if path is None:
+            shown = ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))
+            note = Note(f"searched in {shown}" if shown else "there are no include directories")
+            hint = "name its directory with '-I DIR'"
+            raise DirectiveError(f"cannot find include file '{name}'", notes=(note,), hint=hint)
+        if os.path.realpath(path) in self._once:
+            return None
+        try:
+            return read_source(path, allow_pipe=False)
+        except SourceError as error:
+            first = error.diagnostics[0]
+            raise DirectiveError(first.message, notes=first.notes, hint=first.hint) from error
+
+    def read_once(self, file: SourceFile) -> None:
+        """Remember ``#pragma once`` in a file."""
+        self._once.add(os.path.realpath(file.name))
+
+    @contextmanager
+    def entered(self, source: SourceFile, current: SourceFile, place: Span) -> Iterator[None]:
+        """Count ``source`` as open; raise ``StopError`` if too many files are."""
+        self._open.append((current.name, place))
+        if len(self._open) > _INCLUDE_DEPTH:
+            names = [name for name, _ in self._open]
+            first = max((i for i, name in enumerate(names) if name == source.name), default=len(names) - 1)
+            notes = tuple(Note(f"included from '{n}'", p) for n, p in reversed(self._open[first:-1]))
+            raise StopError(f"'{source.name}' is included more than {_INCLUDE_DEPTH} files deep", place, notes=notes)
+        yield
+        self._open.pop()
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is something to read, such as a file or a pipe."""
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):  # such as a directory that may not be searched
+        return False
+
 
 TEXT_LIMIT = 2 << 20
 """The number of characters, include files and all, beyond which text is refused."""
 
-_DIRECTIVE = lazy_pattern(r"[ \t\f\v]*#")
-_WORD = lazy_pattern(r"[A-Za-z_]\w*", re.ASCII)
+_DIRECTIVE = re.compile(r"[ \t\f\v]*#")
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _CONDITIONALS = frozenset({"if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"})
 _IGNORED = frozenset({"ident"})
 _OTHERS = frozenset({"define", "undef", "include", "error", "line", "warning", "pragma"})

@@ -7,30 +7,191 @@ matches and is no place for a probepoint is left out, with the reason.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probed_space import check_skip
 from dprobes.resolve.probepoints import NEVER_RETURNS, NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
-from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.skippedfunctions import check_skip
-from dprobes.resolve.usdtprobes import guards, resolve_usdt
-from dprobes.rpn.needs import entry_instructions
-from dprobes.rpn.program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
-from dprobes.target.code.codeplace import instruction_at
-from dprobes.target.code.functionexits import Exits, function_exits
-from dprobes.target.code.instructions import DecodedInstruction, decode_at, first_instructions, unprobeable
-from dprobes.target.elf.callframes import CallFrames
-from dprobes.target.location import NOT_EXPECTED
+from dprobes.resolve.usdt_probes import guards, resolve_usdt
+from dprobes.rpn.instruction_set import OperandKind
+from dprobes.rpn.program_needs import entry_instructions, executed_instructions
+from dprobes.rpn.rpn_program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
+from dprobes.target.code.function_exits import CallFrames, Exits, function_exits
+from dprobes.target.code.machine_code import (
+    DecodedInstruction,
+    decode_at,
+    first_instructions,
+    instruction_at,
+    unprobeable,
+)
+from dprobes.target.go_binary import Convention, convention_of
+from dprobes.target.module_symbols import clones_in
+from dprobes.target.probed_module import NOT_EXPECTED
 
 if TYPE_CHECKING:
-    from dprobes.diagnostics import Diagnostics
-    from dprobes.resolve.goconventions import GoConventions
-    from dprobes.rpn.program import ProbeDefinition, Program
-    from dprobes.source import Span
-    from dprobes.target.location import Module
+    from collections.abc import Iterable
+    from pathlib import Path
 
-__all__ = ["resolve_breakpoints"]
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.probepoints import ResolvedModule
+    from dprobes.rpn.rpn_program import Instruction, ProbeDefinition, Program
+    from dprobes.source_text import Span
+    from dprobes.target.probed_module import Module
+
+__all__ = ["GoConventions", "inlined_places", "movable_probes", "resolve_breakpoints", "told_of_inlining"]
+
+# The probepoints whose breakpoints may stand at a cheaper instruction beside the one that is named.
+
+
+def movable_probes(resolved: ResolvedModule) -> list[Probepoint]:
+    """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
+    breakpoints = resolved.of(ProbeKind.BREAKPOINT)
+    return [probe for probe in breakpoints if probe.state is ProbeState.COMPILED and _is_named(probe)]
+
+
+def _is_named(probe: Probepoint) -> bool:
+    """Return whether the place was written as the name of a function, without a distance or a number."""
+    match probe.definition.location:
+        case Glob() | Offset(Expression(0, str())):
+            return True
+    return False
+
+
+# Whose arguments handlers see in a Go program: ``arg0`` and so on are registers of Go's there, and of C's in what is C.
+#
+# Where a function takes its arguments in no register, a handler that asks for one is refused, or a match left out.
+
+
+_ARGUMENT = re.compile(r"arg\d+")
+
+_STACK_HINT = "push what is on the stack: 'push r, sp', 'push 8', 'add', 'push mem, u64' is the first word there"
+
+
+class GoConventions:
+    """The conventions of the functions that a program probes; ``is_go`` says whether the module is one of Go."""
+
+    def __init__(self, program: Program, *, is_go: bool) -> None:
+        self._program = program
+        self._is_go = is_go
+
+    @property
+    def moves_stacks(self) -> bool:
+        """Whether a function may be on another stack when it returns than at its entry."""
+        return self._is_go
+
+    def reason_against(self, definition: ProbeDefinition, function: str) -> str | None:
+        """Return why a match of a pattern is not for a handler that asks for arguments; None if it is."""
+        if not self._is_go or not self._asked(definition):
+            return None
+        match convention_of(function):
+            case Convention.GO:
+                return None
+            case Convention.ABI0:
+                return "it has its arguments on the stack (Go's ABI0)"
+            case Convention.C:
+                return "it is a function of C, and the pattern's other arguments are in Go's registers"
+
+    def definitions_of_c(
+        self, module: Module, probes: Iterable[Probepoint], diagnostics: Diagnostics
+    ) -> frozenset[int]:
+        """Return the definitions whose handlers see the arguments of C; add errors for those on Go's stack."""
+        found: set[int] = set()
+        for probe in probes if self._is_go else ():
+            definition = probe.definition
+            if isinstance(definition.location, MANY_PLACES):
+                continue
+            symbol = module.symbol_at(probe.offset)
+            asked = self._asked(definition)
+            match convention_of(symbol[0] if symbol is not None else None):
+                case Convention.C:
+                    found.add(probe.number)
+                    self._refuse_procedures(definition, asked, probe.where, diagnostics)
+                case Convention.ABI0:
+                    for instruction in asked[:1]:
+                        diagnostics.error(
+                            instruction.operand_place,
+                            f"'{probe.where}' takes its arguments on the stack (Go's ABI0), not in registers",
+                            hint=_STACK_HINT,
+                        )
+                case Convention.GO:
+                    pass
+        return frozenset(found)
+
+    def _asked(self, definition: ProbeDefinition) -> list[Instruction]:
+        """Return the instructions with arguments by their numbers that a handler executes."""
+        return [
+            each
+            for each in executed_instructions(self._program, definition)
+            if each.row.operand_kind is OperandKind.REGISTER and _ARGUMENT.fullmatch(str(each.operand))
+        ]
+
+    def _refuse_procedures(
+        self, definition: ProbeDefinition, asked: list[Instruction], where: str, diagnostics: Diagnostics
+    ) -> None:
+        for instruction in asked:
+            if not any(instruction is own for own in definition.handler.instructions):
+                diagnostics.error(
+                    instruction.operand_place,
+                    f"'{instruction.operand}' in a procedure is an argument of Go, and '{where}' is a function of C",
+                    hint="push the argument in the handler, and let the procedure take it from the stack",
+                )
+                return
+
+
+# What to say of a function that has no symbol because all of its calls were inlined: where.
+
+
+_LISTED = 4
+
+
+def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetError:
+    """Return an error that says where a function was inlined; the ``error`` that there is if it was not."""
+    if module.symbols.lookup(name) or module.symbols.imports(name):
+        return error
+    try:
+        places = inlined_places(module, name)
+    except TargetError:
+        return error  # the debug information is damaged: nothing is known of the function
+    if not places:
+        return error
+    clones = clones_in(module.symbols, name)
+    made = f"; the compiler has also made {_listed([repr(each) for each in clones])} of it" if clones else ""
+    return TargetError(
+        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {_listed(places)}{made}",
+        hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {_written(module.path)}:{name}' for all of them",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def inlined_places(module: Module, name: str) -> list[str]:
+    """Return where calls of a function were inlined; raise ``TargetError`` if the debug information is damaged."""
+    from dprobes.dwarf.debug_file import debug_file_of
+    from dprobes.dwarf.inlined_calls import inlined_calls_of
+
+    debug = debug_file_of(module.elf)
+    if debug is None:
+        return []
+    addresses = {call.first_address for call in inlined_calls_of(debug, name)}
+    found = []
+    for address in sorted(each for each in addresses if each is not None):
+        symbol = module.symbol_at(module.file_offset(address))
+        if symbol is not None:
+            function, distance = symbol
+            found.append(f"{function}+{distance:#x}" if distance else function)
+    return found
+
+
+def _written(path: Path) -> str:
+    """Return a path as a place of a program in C has it."""
+    return str(path) if re.fullmatch(r"[\w./+-]+", str(path)) else f'"{path}"'
+
 
 _Places = dict[tuple[int, bool], Probepoint]
 """The probepoints found so far by file offset, and whether it is the return from there."""
@@ -137,7 +298,7 @@ class _Matches:
 
     def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
         """Add a probepoint for each matching function, and what else matches."""
-        from dprobes.target.functions import matching_functions
+        from dprobes.target.matching_functions import matching_functions
 
         functions, others = matching_functions(self._module, self._pattern)
         refused = [(other.name, other.reason) for other in others]
@@ -318,8 +479,6 @@ class _Resolver:
                 try:
                     return self._module.code_offset_of(symbol, addend)
                 except TargetError as error:
-                    from dprobes.resolve.inlinedfunctions import told_of_inlining
-
                     told = told_of_inlining(self._module, symbol, error)
                     self._diagnostics.error(self._span, told.message, hint=told.hint)
         return None

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.lazydataclass import dataclass
-from dprobes.quickenum import Enum
-from dprobes.resolve.probestate import ProbeState
-from dprobes.target.code.functionexits import Exits
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.record_origin import Place
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.target.code.function_exits import Exits
+from dprobes.target.elf.elf_file import ElfFile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from dprobes.arch import Architecture
-    from dprobes.arch.arguments import Argument
+    from dprobes.arch.usdt_arguments import Argument
     from dprobes.diagnostics import Diagnostic
-    from dprobes.rpn.encoder import CodeImage
-    from dprobes.rpn.program import Access, ProbeDefinition
-    from dprobes.target.code.instructions import DecodedInstruction
-    from dprobes.target.kernel.tracedfields import TracedEvent
-    from dprobes.target.location import Module
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.instruction_encoding import CodeImage
+    from dprobes.rpn.rpn_program import Access, ProbeDefinition
+    from dprobes.target.code.machine_code import DecodedInstruction
+    from dprobes.target.kernel.traced_fields import TracedEvent
+    from dprobes.target.probed_module import Module
     from dprobes.target.usdt import UsdtSite
 
 __all__ = [
@@ -31,6 +39,8 @@ __all__ = [
     "ResolvedModule",
     "SampleClock",
     "WatchedMemory",
+    "places_of",
+    "with_files",
 ]
 
 
@@ -138,7 +148,7 @@ class Probepoint:
     @property
     def traced(self) -> TracedEvent:
         """The event of a tracepoint."""
-        from dprobes.target.kernel.tracedfields import TracedEvent
+        from dprobes.target.kernel.traced_fields import TracedEvent
 
         assert isinstance(self.subject, TracedEvent)
         return self.subject
@@ -258,3 +268,33 @@ class ResolvedModule:
     def events(self) -> tuple[Probepoint, ...]:
         """The others, which leave the code as it is: a debug register or a clock interrupts it."""
         return tuple(probe for probe in self.probepoints if probe.kind not in _IN_CODE)
+
+
+# Places of probepoints and the files that these are in, as records' sources and formatters know them.
+
+
+def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:
+    """Return the places of the probepoints of the module's program, from one of them on."""
+    known: set[tuple[str, int, bool]] = set()
+    if any(probe.at_return for probe in probes):
+        known = {probe.place for probe in probes if probe.is_in_code}
+    return [_place_of(module, probe, known) for probe in probes[first:]]
+
+
+def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]]) -> Place:
+    if not probe.is_in_code:
+        return Place(module, probe.where, probe.function, at_return=probe.at_return, is_code=False)
+    path, offset, at_return = probe.place
+    placed = probe.placed if probe.code.moved else None
+    return Place(module, probe.where, probe.function, placed, at_return, (path, offset, not at_return) in known)
+
+
+def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSource:
+    """Return a source that knows also the files that these probepoints are in; some files have no build-id."""
+    build_ids, paths = dict.fromkeys(source.build_ids), dict.fromkeys(source.paths)
+    for path in dict.fromkeys(probe.path for probe in probes if probe.is_in_code):
+        paths[path] = None
+        with contextlib.suppress(TargetError):  # it may be gone already
+            if (build_id := ElfFile.open(path).build_id) is not None:
+                build_ids[build_id] = None
+    return replace(source, build_ids=tuple(build_ids), paths=tuple(paths))

@@ -7,24 +7,22 @@ from typing import TYPE_CHECKING
 from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture, go_architecture
 from dprobes.diagnostics import Severity
 from dprobes.errors import TargetError
-from dprobes.resolve.breakpoints import resolve_breakpoints
-from dprobes.resolve.goconventions import GoConventions
+from dprobes.resolve.breakpoints import GoConventions, resolve_breakpoints
+from dprobes.resolve.probed_space import ANYWHERE, EveryProcess, Space, pushed_symbols, space_of
 from dprobes.resolve.probepoints import ResolvedModule
-from dprobes.resolve.pushedsymbols import pushed_symbols
-from dprobes.resolve.spaces import ANYWHERE, EveryProcess, Space, space_of
-from dprobes.resolve.usdtprobes import argument_symbols
-from dprobes.rpn.checker import check
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.program import calls_extensions
-from dprobes.target.gobinary import passes_in_registers
+from dprobes.resolve.usdt_probes import argument_symbols
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.program_checker import check
+from dprobes.rpn.rpn_program import calls_extensions
+from dprobes.target.go_binary import passes_in_registers
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.rpn.encoder import CodeImage
-    from dprobes.rpn.program import Program
-    from dprobes.target.elf.file import ElfFile
-    from dprobes.target.location import Module
+    from dprobes.rpn.instruction_encoding import CodeImage
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.probed_module import Module
 
 __all__ = ["architecture_of", "check_with_extensions", "encode_for", "resolve", "resolve_everywhere"]
 
@@ -49,7 +47,7 @@ def check_with_extensions(program: Program, arch: Architecture, diagnostics: Dia
     """Check a program for a processor, and that the extensions it calls are there."""
     check(program, arch, diagnostics, allow_write=allow_write)
     if calls_extensions(program):
-        from dprobes.extensions.registry import check_extensions
+        from dprobes.extensions.extension_registry import check_extensions
 
         check_extensions(program, diagnostics, allow_write=allow_write)
 
@@ -77,8 +75,7 @@ def _events(program: Program, module: Module, diagnostics: Diagnostics) -> tuple
     """Return the watchpoints and samplers of a program, in this order."""
     if all(definition.is_in_code for definition in program.definitions):
         return ()
-    from dprobes.resolve.samplers import resolve_samplers
-    from dprobes.resolve.watchpoints import resolve_watchpoints
+    from dprobes.resolve.codeless_probes import resolve_samplers, resolve_watchpoints
 
     return (*resolve_watchpoints(program, module, diagnostics), *resolve_samplers(program, str(module.path)))
 
@@ -96,13 +93,13 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
     """
     match space_of(program):
         case Space.PROCESSES:
-            from dprobes.resolve.watchpoints import resolve_watchpoints
+            from dprobes.resolve.codeless_probes import resolve_watchpoints
 
             watchpoints = resolve_watchpoints(program, EveryProcess(arch), diagnostics)
             diagnostics.raise_if_errors()
             return watchpoints
         case Space.SYSTEM:
-            from dprobes.resolve.samplers import resolve_samplers
+            from dprobes.resolve.codeless_probes import resolve_samplers
 
             return resolve_samplers(program, ANYWHERE)
         case Space.MODULE | Space.KERNEL:

@@ -13,20 +13,28 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture, host_architecture
 from dprobes.diagnostics import did_you_mean, nearest
-from dprobes.lazydataclass import dataclass
-from dprobes.rpn import isa
-from dprobes.rpn.arithmetic import MAX_VALUE, MIN_VALUE, mask_of
-from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
-from dprobes.rpn.isa import Alias, OperandKind, Row
-from dprobes.rpn.lexer import TokenKind, WordToken
-from dprobes.rpn.program import Expression
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn import instruction_set
+from dprobes.rpn.instruction_set import Alias, OperandKind, Row
+from dprobes.rpn.rpn_expressions import ExpressionError, TokenKind, WordToken, parse_expression, unquote
+from dprobes.rpn.rpn_program import Expression
+from dprobes.rpn.word_arithmetic import MAX_VALUE, MIN_VALUE, mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.rpn.program import Operand
+    from dprobes.rpn.rpn_program import Operand
 
-__all__ = ["Match", "StatementError", "like_statement", "match_statement", "operators"]
+__all__ = [
+    "NUMBER_TYPES",
+    "NumberType",
+    "StatementError",
+    "check_typed",
+    "like_statement",
+    "match_statement",
+    "operators",
+    "split_type",
+]
 
 # The old "push b|w|d, value" says how wide the value is.
 _OLD_PUSH_BITS = {"push b, <value>": 8, "push w, <value>": 16, "push d, <value>": 32}
@@ -93,7 +101,7 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
     if form.operands == (OperandKind.VALUE,):
         _refuse_half_an_instruction(operator, operands[0])
     alias = form if isinstance(form, Alias) else None
-    row = isa.rows_by_syntax()[form.canonical] if isinstance(form, Alias) else form
+    row = instruction_set.rows_by_syntax()[form.canonical] if isinstance(form, Alias) else form
     kind_and_tokens = [(k, o) for k, o in zip(form.operands, operands, strict=True) if isinstance(k, OperandKind)]
     operand: Operand = None
     operand_tokens: Sequence[WordToken] = ()
@@ -110,7 +118,7 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
 
 def like_statement(operator: str, word: str) -> str | None:
     """Return a hint with the statement of ``operator`` and a plain word like ``word``, such as 'push pid'."""
-    words = [row.operands[0] for row in isa.ROWS if row.operator == operator and len(row.operands) == 1]
+    words = [row.operands[0] for row in instruction_set.ROWS if row.operator == operator and len(row.operands) == 1]
     near = nearest(word, [word for word in words if isinstance(word, str)])
     return f"did you mean '{operator} {near}'?" if near is not None else None
 
@@ -124,7 +132,7 @@ def operators() -> list[str]:
 @cache
 def _forms() -> dict[str, list[Row | Alias]]:
     table: dict[str, list[Row | Alias]] = {}
-    forms: list[Row | Alias] = [*isa.ROWS, *isa.ALIASES]
+    forms: list[Row | Alias] = [*instruction_set.ROWS, *instruction_set.ALIASES]
     for form in forms:
         table.setdefault(form.operator, []).append(form)
     return table
@@ -198,7 +206,7 @@ def _literals() -> frozenset[str]:
 
 def _reject_known(tokens: Sequence[WordToken]) -> None:
     text = " ".join(token.word for token in tokens)
-    for statement, reason in isa.REJECTED:
+    for statement, reason in instruction_set.REJECTED:
         if text == statement or text.startswith((statement + " ", statement + ",")):
             raise StatementError(reason)
 
@@ -281,8 +289,8 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
         case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION | OperandKind.FIELD | OperandKind.TABLE:
             if len(tokens) != 1 or tokens[0].kind is not TokenKind.NAME:
                 raise StatementError(f"expected {_NAMED[kind]}", tokens)
-            if kind.width < 0 and len(tokens[0].text) > isa.NAME_MAX:
-                raise StatementError(f"{_NAMED[kind]} has at most {isa.NAME_MAX} characters", tokens)
+            if kind.width < 0 and len(tokens[0].text) > instruction_set.NAME_MAX:
+                raise StatementError(f"{_NAMED[kind]} has at most {instruction_set.NAME_MAX} characters", tokens)
             return tokens[0].text if kind is OperandKind.FIELD else tokens[0].word
         case OperandKind.TEXT:
             return _text(tokens)
@@ -301,7 +309,7 @@ def _text(tokens: Sequence[WordToken]) -> str:
     if len(tokens) != 1 or tokens[0].kind is not TokenKind.STRING:
         raise StatementError("expected a text in double quotes", tokens)
     text = unquote(tokens[0])
-    if (problem := isa.text_problem(text)) is not None:
+    if (problem := instruction_set.text_problem(text)) is not None:
         raise StatementError(problem, tokens)
     return text
 
@@ -332,3 +340,58 @@ def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expres
     if not -(1 << (bits - 1)) <= value.addend <= mask_of(bits):
         raise StatementError(f"{value.addend} does not fit in {bits} bits", tokens)
     return Expression(value.addend & mask_of(bits))
+
+
+# Types of numbers behind a pushed value: ``push r, retval:s32``, ``push mem, s16``.
+#
+# They are spellings: the value is pushed as without a type, and an instruction behind it, ``pbl`` or ``pzl``, extends
+# its low bits to the word. A program that is printed has these two instructions.
+
+
+@dataclass(frozen=True, slots=True)
+class NumberType:
+    """The width of a number, and whether it has a sign: ``s32``."""
+
+    bits: int
+    is_signed: bool
+
+    def __str__(self) -> str:
+        return f"{'s' if self.is_signed else 'u'}{self.bits}"
+
+    @property
+    def extension(self) -> str:
+        """The syntax of the instruction that extends the low bits of a cell; its operand is their number."""
+        return "pbl <bits>" if self.is_signed else "pzl <bits>"
+
+
+NUMBER_TYPES = {
+    str(each): each for each in (NumberType(bits, sign) for sign in (False, True) for bits in (8, 16, 32, 64))
+}
+"""The types by their names."""
+
+_TYPED = (OperandKind.REGISTER, OperandKind.FIELD, OperandKind.ARGUMENT)
+"""Operands behind which a type may stand."""
+
+
+def split_type(tokens: Sequence[WordToken]) -> tuple[Sequence[WordToken], NumberType | None]:
+    """Return an instruction without the type of what it pushes, and that; raise ``StatementError`` for none."""
+    if tokens[0].word != "push" or len(tokens) < 3:
+        return tokens, None
+    *before, sign, last = tokens
+    if sign.is_punctuation(":"):
+        known = NUMBER_TYPES.get(last.word) if last.kind is TokenKind.NAME else None
+        if known is None:
+            types = ", ".join(NUMBER_TYPES)
+            message = f"expected the type of a number, found '{last.text[:40]}'"
+            raise StatementError(message, [last], f"types are {types}")
+        return before, known
+    if tokens[1].word in ("mem", "phys") and last.word in NUMBER_TYPES and last.word.startswith("s"):
+        return [*before, sign, WordToken(last.kind, f"u{last.word[1:]}", last.start, last.end)], NUMBER_TYPES[last.word]
+    return tokens, None
+
+
+def check_typed(row: Row, tokens: Sequence[WordToken]) -> None:
+    """Raise ``StatementError`` if what an instruction pushes cannot have a type."""
+    if row.operand_kind not in _TYPED and not row.syntax.startswith(("push mem", "push phys")):
+        hint = "registers, fields and 'push mem' have types"
+        raise StatementError(f"'{row.syntax}' takes no type", tokens[-2:], hint)

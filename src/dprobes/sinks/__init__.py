@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dprobes.sinks.interface import Batch, Sink, SinkOptions
+from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
 
 __all__ = ["Batch", "Sink", "SinkOptions"]

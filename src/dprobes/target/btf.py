@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.errors import FormatError, TargetError
-from dprobes.lazynamedtuple import NamedTuple
-from dprobes.quickenum import IntEnum
+from dprobes.errors import FormatError, TargetError, reason_of
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-__all__ = ["COMPOSITES", "KERNEL_BTF", "WRAPPERS", "Btf", "Kind", "Member", "ValueType", "encode_functions"]
+__all__ = ["COMPOSITES", "KERNEL_BTF", "WRAPPERS", "Btf", "Kind", "ModuleBtf", "encode_functions", "types_in"]
 
 KERNEL_BTF = "/sys/kernel/btf/vmlinux"
 """Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
@@ -454,3 +454,82 @@ def encode_functions(names: Sequence[str], called: Sequence[int] = ()) -> tuple[
             add(string(name), Kind.FUNC, prototype, length=_LINKAGE_STATIC)
     header = _HEADER.pack(_MAGIC, _VERSION, 0, _HEADER.size, 0, len(types), len(types), len(strings))
     return header + types + strings, tuple(range(first, first + len(names)))
+
+
+# BTF of the kernel's modules: what a module adds to the types of the kernel.
+#
+# Numbers of types and places of strings go on where those of the kernel end (Documentation/bpf/btf.rst, "split BTF"):
+# so the types of both, one behind the other, are one BTF::
+#
+#     header | types of the kernel | types of the module | strings of the kernel | strings of the module
+
+
+class ModuleBtf(Btf):
+    """
+    Look up types of a module, or else of the kernel, in the bytes of both.
+
+    Raises ``FormatError`` if one of them is no BTF.
+    """
+
+    def __init__(self, kernel: bytes, module: bytes) -> None:
+        Btf(kernel).close()  # both are well-formed, each by itself
+        Btf(module).close()
+        magic, version, flags, *_ = _HEADER.unpack_from(kernel)
+        parts = _parts(kernel), _parts(module)
+        types, strings = (b"".join(each) for each in zip(*parts, strict=True))
+        self._kernel_size = len(parts[0][0])
+        header = _HEADER.pack(magic, version, flags, _HEADER.size, 0, len(types), len(types), len(strings))
+        super().__init__(header + types + strings)
+
+    def find(self, kind: Kind, name: str) -> int:
+        """Return the id of the first type of a kind and name: that of the module, if it has one."""
+        for number in self.all_of(kind, name):
+            return number
+        raise TargetError(f"the type information of the module and of the kernel has no {kind.name} '{name}'")
+
+    def all_of(self, kind: Kind, name: str) -> Iterator[int]:
+        """Give the ids of all types of a kind and name: those of the module, or else those of the kernel."""
+        found = [
+            (place, number)
+            for place in self._places_of_name(name)
+            if (number := self._type_at(place)) and self._kind(number) is kind
+        ]
+        own = [number for place, number in found if place >= self._kernel_size]
+        yield from own or [number for _, number in found]
+
+
+def _parts(data: bytes) -> tuple[bytes, bytes]:
+    """Return the types and the strings of BTF."""
+    *_, length, types, types_size, strings, strings_size = _HEADER.unpack_from(data)
+    start, end = length + types, length + strings
+    return data[start : start + types_size], data[end : end + strings_size]
+
+
+# The types of a kernel (BTF) in a file: a ``vmlinux``, or a copy of a kernel's ``/sys/kernel/btf/vmlinux``.
+
+
+_SECTION = ".BTF"
+_ELF_MAGIC = b"\x7fELF"
+_HINT = "name a vmlinux that was made with CONFIG_DEBUG_INFO_BTF, or a copy of that kernel's /sys/kernel/btf/vmlinux"
+
+
+def types_in(path: Path) -> Btf:
+    """Return the types of the kernel that a file is of; raise ``TargetError`` if it has none."""
+    try:
+        with path.open("rb") as file:
+            is_elf = file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
+        return Btf(_section_of(path) if is_elf else path.read_bytes())
+    except OSError as error:
+        raise TargetError(f"'{path}' cannot be read: {reason_of(error)}") from None
+    except FormatError as error:
+        raise TargetError(f"'{path}' has no types of a kernel: {error.message}", hint=_HINT) from None
+
+
+def _section_of(path: Path) -> bytes:
+    from dprobes.target.elf.elf_file import ElfFile
+
+    elf = ElfFile.open(path)
+    for section in elf.sections:
+        if section.name == _SECTION:
+            return elf.bytes_at(section.offset, section.size, f"the section {_SECTION}")
+    raise TargetError(f"'{path}' has no section {_SECTION}, which has the types of a kernel", hint=_HINT)

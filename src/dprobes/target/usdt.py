@@ -22,16 +22,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
-from dprobes.arch.arguments import parse_arguments
+from dprobes.arch.usdt_arguments import parse_arguments
 from dprobes.diagnostics import near_names
 from dprobes.globs import compile_glob, is_pattern
-from dprobes.lazydataclass import dataclass
+from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.arch.arguments import Argument
-    from dprobes.target.elf.file import ElfFile
+    from dprobes.arch.usdt_arguments import Argument
+    from dprobes.target.elf.elf_file import ElfFile
 
 __all__ = ["UsdtSite", "is_semaphore", "matching_sites", "near_probes", "usdt_sites"]
 

@@ -6,8 +6,8 @@ It speaks to the world through a ``Context`` only. Every other back end must agr
 
 from __future__ import annotations
 
-from dprobes.vm.context import AddressFault, Context, SelectorFault
 from dprobes.vm.interpreter import Interpreter
-from dprobes.vm.machine import Ending, Outcome, Point
+from dprobes.vm.rpn_machine import Ending, Outcome, Point
+from dprobes.vm.world_context import AddressFault, Context, SelectorFault
 
 __all__ = ["AddressFault", "Context", "Ending", "Interpreter", "Outcome", "Point", "SelectorFault"]

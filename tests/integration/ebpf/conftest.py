@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 
 if TYPE_CHECKING:

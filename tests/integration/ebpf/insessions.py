@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.interface import Finished, Job, RecordBatch, Scope, StateEvent
+from dprobes.engines.engine_interface import Finished, Job, RecordBatch, Scope, StateEvent
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.probed_module import Module
 from integration.support import TIMEOUT, await_line, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dprobes.engines.interface import ControlledSession, Event
-    from dprobes.engines.sharedglobals import GlobalVariables
-    from dprobes.resolve.probestate import ProbeState
-    from dprobes.rpn.program import Program
+    from dprobes.engines.engine_interface import ControlledSession, Event
+    from dprobes.engines.shared_globals import GlobalVariables
+    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.rpn.rpn_program import Program
 
 
 THREE = """vars = 2

@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.asm.assembler import Assembled, Assembler
-from dprobes.bpf.asm.isa import Alu, Helper, Register, Size
-from dprobes.bpf.layout import ENTRY_HEAD, SCOPE_VALUE, STATUS_SIZE, Entry, MapName, Status
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
-from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.linux.bpfcalls import AttachType, Program, ProgramType, UprobeMulti, link_uprobes, load_program
-from dprobes.engines.linux.mapcalls import MapType, create_map
+from dprobes.bpf.bpf_assembler import Assembled, Assembler
+from dprobes.bpf.bpf_instructions import Alu, Helper, Register, Size
+from dprobes.bpf.map_layouts import ENTRY_HEAD, SCOPE_VALUE, STATUS_SIZE, Entry, MapName, Status
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap
+from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+from dprobes.engines.linux.bpf_calls import (
+    AttachType,
+    MapType,
+    Program,
+    ProgramType,
+    UprobeMulti,
+    create_map,
+    link_uprobes,
+    load_program,
+)
 from integration.support import TIMEOUT
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dprobes.bpf.asm.isa import Register
+from dprobes.bpf.bpf_instructions import Register
 from dprobes.bpf.lower import Placement
-from dprobes.bpf.lower.hosts.host import Host
-from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
-from dprobes.engines.ebpf.attach.handlers import load_handler
-from dprobes.engines.ebpf.kernel.features import Features
-from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.target.elf.file import ElfFile
+from dprobes.bpf.lower.hosts.handler_host import Host
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.engines.ebpf.attach.handler_objects import load_handler
+from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.kernel_features import Features
+from dprobes.target.elf.elf_file import ElfFile
 from ebpf_backend import EbpfRunner, Stage
 from ebpf_world import write_name, write_words
 from integration.ebpf.kernel import file_offset
@@ -25,10 +25,9 @@ from integration.puppetprocess import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN,
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.bpf_assembler import Label
     from dprobes.bpf.lower import Lowered, Request
-    from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+    from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptors
     from dprobes.testing import FakeContext
 
 __all__ = ["Puppet", "PuppetSite"]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.layout import STATUS_SIZE, Status
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
-from dprobes.engines.ebpf.kernel.ring import RingBuffer, wait
-from dprobes.engines.linux.bpfcalls import (
+from dprobes.bpf.map_layouts import STATUS_SIZE, Status
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap
+from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer, wait
+from dprobes.engines.linux.bpf_calls import (
     LogLevel,
     Program,
     ProgramFlag,
@@ -23,11 +23,11 @@ from dprobes.engines.linux.bpfcalls import (
     ProgramType,
     enable_statistics,
     load_program,
+    lookup_element,
     open_program,
     program_info,
     verifier_log,
 )
-from dprobes.engines.linux.mapcalls import lookup_element
 from integration.ebpf.kernel import insn, load_map, load_value
 
 if TYPE_CHECKING:

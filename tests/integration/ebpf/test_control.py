@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.interface import Counts, Finished, Scope, StateEvent
-from dprobes.engines.sharedglobals import GlobalVariables
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.engine_interface import Counts, Finished, Scope, StateEvent
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.formatters.tablenames import names_for
-from dprobes.keyed.layout import row_parts
-from dprobes.record.origin import RecordSource
-from dprobes.resolve.probestate import ProbeState
-from dprobes.target.processimages import ProcessImages
+from dprobes.formatters.table_addresses import names_for
+from dprobes.keyed.table_layout import row_parts
+from dprobes.record.record_origin import RecordSource
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.target.process_images import ProcessImages
 from integration.ebpf.insessions import THREE, followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import await_true, memory_at

@@ -67,7 +67,7 @@ def guard_of(client: int) -> int:
     found: list[int] = []
 
     def look() -> bool:
-        found[:] = helpers(client, "stopguard")
+        found[:] = helpers(client, "stop_guard")
         return bool(found)
 
     await_true(look, "the guard")
@@ -113,7 +113,7 @@ def test_a_client_that_is_killed_between_the_hit_and_the_writer(
     build: Builder, run: Runner, tmp_path: Path, target: subprocess.Popen[str]
 ) -> None:
     client, _ = hit_beside_a_still_client(run, tmp_path, target)
-    assert not helpers(client.pid, "coredump")
+    assert not helpers(client.pid, "core_dumper")
     guard = guard_of(client.pid)
     client.kill()
     goes_on(target, build("torture.c"))
@@ -173,7 +173,7 @@ def test_client_and_writer_that_are_both_killed(
     writers: list[int] = []
 
     def look() -> bool:
-        writers[:] = helpers(client.pid, "coredump")
+        writers[:] = helpers(client.pid, "core_dumper")
         return bool(writers)
 
     await_true(look, "the writer")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.interface import Finished, Job, Scope, StateEvent
-from dprobes.resolve.probestate import ProbeState
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.engine_interface import Finished, Job, Scope, StateEvent
+from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.ebpf.objects import KernelObjects, await_gone, kernel_objects
 from integration.support import TIMEOUT, await_line, code_is_original, running

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.manager.inserter import ring_size
 from integration.ebpf.insessions import job_for
 from integration.ebpf.kernel import descriptors, has_begun, require_bpf, require_initial_namespace

@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from dprobes.engines.ebpf.attach import handlers
-from dprobes.engines.ebpf.doctor import examine
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.attach import handler_objects
+from dprobes.engines.ebpf.ebpf_doctor import examine
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from integration.ebpf.kernel import require_bpf
 from integration.support import DPROBES, TIMEOUT
 
@@ -42,7 +42,7 @@ def test_a_probepoint_that_cannot_be_inserted_has_the_systems_reason(monkeypatch
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     require_bpf()
-    monkeypatch.setattr(handlers, "attach_nothing", refuse)
+    monkeypatch.setattr(handler_objects, "attach_nothing", refuse)
     finding = next(f for f in examine() if f.what == "insert a probepoint into a program")
     assert (finding.works, finding.detail) == (False, "operation not permitted")
     assert finding.remedy == "allow perf_event_open(2) and bpf(2) in this container"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.bpf.corestops import STOPS_SIZE
-from dprobes.bpf.layout import PROBE_ENTRY_SIZE, SAMPLE_SIZE, SCOPE_VALUE, STATUS_SIZE, MapName
+from dprobes.bpf.core_stop_layout import STOPS_SIZE
 from dprobes.bpf.lower import (
     Abilities,
     Filter,
@@ -26,24 +25,23 @@ from dprobes.bpf.lower import (
     lower,
     lower_for_word_sizes,
 )
-from dprobes.engines.ebpf.attach.programs.mapperprograms import (
+from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, SAMPLE_SIZE, SCOPE_VALUE, STATUS_SIZE, MapName
+from dprobes.engines.ebpf.attach.module_watch import (
     arrival_program,
     departure_program,
     exec_program,
     fork_program,
     leave_program,
 )
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
-from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.ebpf.kernel.tablemaps import KernelTables
-from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
-from dprobes.engines.tablemaps import zeros_size
-from dprobes.record.layout import ABOUT_RECORDS, Item
-from dprobes.rpn.encoder import encode
+from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, load
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+from dprobes.engines.keyed_table_maps import zeros_size
+from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramType
+from dprobes.record.log_record import ABOUT_RECORDS, Item
+from dprobes.rpn.instruction_encoding import encode
 from dprobes.testing import prepare
 from ebpf_abilities import abilities, loop_forms
 from integration.ebpf.kernel import require_bpf
@@ -53,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.arch import Register
-    from dprobes.rpn.isa import Row
-    from dprobes.rpn.tables import Table
+    from dprobes.rpn.instruction_set import Row
+    from dprobes.rpn.keyed_tables import Table
 
 PROGRAMS = 40
 EVERYTHING = ~ABOUT_RECORDS

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.attach.mappers import file_id, find_mappers
-from dprobes.engines.ebpf.attach.modulefiles import ModuleFile, descriptor_path, module_files
-from dprobes.engines.ebpf.kernel.descriptors import Descriptors
-from dprobes.target.elf.file import ElfFile
-from dprobes.target.location import Module
-from dprobes.target.modules import find_module
-from dprobes.target.processmaps import run_time_address
+from dprobes.engines.ebpf.attach.code_mappers import file_id, find_mappers
+from dprobes.engines.ebpf.attach.file_spec import ModuleFile, descriptor_path, module_files
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.module_lookup import find_module
+from dprobes.target.probed_module import Module
+from dprobes.target.process_maps import run_time_address
 from integration.ebpf.kernel import uprobes, waiting
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kerneldoctor import examine_kernel
+from dprobes.engines.ebpf.ebpf_doctor import examine_kernel
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from integration.ebpf.kernel import require_bpf
 from integration.support import DPROBES, TIMEOUT
 

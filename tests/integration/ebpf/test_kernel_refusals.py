@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import DPROBES, TIMEOUT
 

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.layout import Entry
-from dprobes.engines.ebpf.kernel.cpulinks import attach_breakpoint, attach_clock
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.links import (
+from dprobes.bpf.map_layouts import Entry
+from dprobes.engines.ebpf.kernel.bpf_links import (
     SINGLE_UPROBES_MAX,
+    attach_breakpoint,
+    attach_clock,
     attach_uprobes,
     uprobe_attach_type,
 )
-from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.ring import wait
-from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.ebpf.kernel.ring_reader import wait
+from dprobes.engines.linux.bpf_calls import ProgramType
 from dprobes.engines.linux.cpus import online_cpus
-from dprobes.engines.linux.perfcalls import Access
+from dprobes.engines.linux.perf_calls import Access
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetError
 from integration.ebpf.kernel import Memory, file_offset, hit_program, memory
 from integration.support import TIMEOUT, Builder

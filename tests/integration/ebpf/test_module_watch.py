@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.engine import EbpfEngine
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from integration.ebpf.insessions import followed, job_for
 from integration.ebpf.kernel import has_begun, link_count, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line, await_true, kernel_state, running, symbols_of

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.kernel import bpfmaps, loader, ring
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch, Scope
-from dprobes.engines.linux.bpfcalls import Program, load_program
-from dprobes.engines.linux.mapcalls import create_map
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.ebpf.kernel import bpf_objects, ring_reader
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.engine_interface import Counts, Finished, Job, Notice, RecordBatch, Scope
+from dprobes.engines.linux.bpf_calls import Program, create_map, load_program
 from dprobes.errors import EngineError, NotSupportedError
-from dprobes.record.codec import decode_record
-from dprobes.record.layout import Item, LogRecord
+from dprobes.record.log_record import Item, LogRecord, decode_record
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import DPROBES, TIMEOUT
 
@@ -257,7 +255,7 @@ def test_maps_that_the_kernel_refuses_are_an_error(
             raise OSError(number, os.strerror(number))
         return create_map(*arguments, **keywords)
 
-    for module in (bpfmaps, ring):
+    for module in (bpf_objects, ring_reader):
         monkeypatch.setattr(module, "create_map", refuse)
     with pytest.raises(EngineError) as caught:
         run(TICK, (str(build("hotloop.c")), "20"))
@@ -274,7 +272,7 @@ def test_a_program_for_trees_that_the_kernel_refuses_is_an_error(
             raise PermissionError(errno.EPERM, "bpf PROG_LOAD: " + os.strerror(errno.EPERM))
         return load_program(program)
 
-    monkeypatch.setattr(loader, "load_program", refuse)
+    monkeypatch.setattr(bpf_objects, "load_program", refuse)
     with pytest.raises(EngineError) as caught:
         run(TICK, (str(build("hotloop.c")), "20"))
     assert caught.value.message == ("the kernel refuses what follows the processes of a tree: operation not permitted")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.layout import SCOPE_VALUE, Status
-from dprobes.engines.ebpf.attach.programs.treeprograms import follow_processes
-from dprobes.engines.ebpf.attach.scopecontent import KEY
-from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.bpf.map_layouts import SCOPE_VALUE, Status
+from dprobes.engines.ebpf.attach.process_programs import follow_processes
+from dprobes.engines.ebpf.attach.run_scope import KEY
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from integration.ebpf.kernel import memory, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line
 

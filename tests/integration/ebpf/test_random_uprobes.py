@@ -14,11 +14,11 @@ import pytest
 from differential import Demand, compared, program_agrees, random_demand
 from dprobes.arch import architecture
 from dprobes.bpf.lower import Placement
-from dprobes.bpf.lower.hosts.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.diagnostics import Diagnostics
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.source_text import SourceFile
 from dprobes.testing import prepare
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.ebpf.puppet import Puppet

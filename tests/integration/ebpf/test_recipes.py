@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import await_true
 

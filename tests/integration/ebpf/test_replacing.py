@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.kernel import programorder
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.programorder import runs_newest_first
-from dprobes.engines.ebpf.read.session import EbpfSession
-from dprobes.engines.interface import Finished, Notice, Scope
-from dprobes.engines.overhead import UNLIMITED
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.engines.sharedglobals import GlobalVariables
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.ebpf.read import session_switchover
+from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
+from dprobes.engines.ebpf.read.session_switchover import runs_newest_first
+from dprobes.engines.engine_interface import Finished, Notice, Scope
+from dprobes.engines.overhead_budget import UNLIMITED
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError, NotSupportedError
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probe_state import ProbeState
 from integration.ebpf.insessions import Followed, followed, job_for, on_demand
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, code_is_original, running
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dprobes.engines.interface import ControlledSession
+    from dprobes.engines.engine_interface import ControlledSession
     from integration.ebpf.insessions import OnDemand
     from integration.support import Builder
 
@@ -304,7 +304,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, monkey
 
         engine = engine_with()
         assert engine.features.remembered(runs_newest_first)
-        for place in ("kernel.links.link_uprobes", "attach.sharedmaps.SharedMaps.set_successor"):
+        for place in ("kernel.bpf_links.link_uprobes", "attach.map_objects.SharedMaps.set_successor"):
             with monkeypatch.context() as patch:
                 patch.setattr(f"dprobes.engines.ebpf.{place}", refuse)
                 with pytest.raises(EngineError) as caught:
@@ -387,7 +387,7 @@ def test_what_cannot_be_replaced_is_refused(path: Path, monkeypatch: pytest.Monk
         error = refusal(engine_with(), path, old.session, scope=Scope(command=("true",)))
         assert error.message == "a program that starts a command cannot replace another one"
         with monkeypatch.context() as patch:
-            patch.setattr(programorder, "runs_newest_first", lambda _: False)
+            patch.setattr(session_switchover, "runs_newest_first", lambda _: False)
             error = refusal(engine_with(), path, old.session)
         assert error.message == (
             "programs cannot be replaced on this kernel: it does not run the handlers of a place from the newest to "

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import SourceError
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_file
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_file
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line, await_message, await_true, executable_segments, running, symbols_of
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.bpf.layout import SCOPE_VALUE, Entry, Status, awaiting_key
-from dprobes.engines.ebpf.attach.programs.treeprograms import follow_processes, own_process
-from dprobes.engines.ebpf.kernel.features import Features
-from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.ring import wait
-from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.bpf.map_layouts import SCOPE_VALUE, Entry, Status, awaiting_key
+from dprobes.engines.ebpf.attach.process_programs import follow_processes, own_process
+from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.kernel_features import Features
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.ring_reader import wait
+from dprobes.engines.linux.bpf_calls import ProgramType
 from integration.ebpf.kernel import (
     Memory,
     file_offset,

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.interface import Finished, Job, Scope
-from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.engines.sharedglobals import GlobalVariables
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.engine_interface import Finished, Job, Scope
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
+from dprobes.engines.shared_globals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import require_bpf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.engines.interface import Engine
-    from dprobes.rpn.program import Program
+    from dprobes.engines.engine_interface import Engine
+    from dprobes.rpn.rpn_program import Program
     from integration.support import Builder
 
 PROGRAM = 'name = "{path}"\ngvars = {count}\noffset = tick\ninc gv, 2\npush 3\ndec gv\npush 3\ndec gv\nabort\n'

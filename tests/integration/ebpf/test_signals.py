@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from dprobes.bpf.layout import Entry, Status
-from dprobes.engines.ebpf.attach.programs import signalprograms as signal_programs
-from dprobes.engines.ebpf.attach.programs.signalprograms import watch_signals
-from dprobes.engines.ebpf.kernel.features import Features
-from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.bpf.map_layouts import Entry, Status
+from dprobes.engines.ebpf.attach import fault_watch as signal_programs
+from dprobes.engines.ebpf.attach.fault_watch import watch_signals
+from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.kernel_features import Features
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.linux.bpf_calls import ProgramType
 from dprobes.errors import TargetError
 from dprobes.target.btf import Kind
 from integration.ebpf.kernel import (

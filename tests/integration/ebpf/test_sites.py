@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.location import Module
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace, waiting
 from integration.ebpf.test_conflicts import Target, gdb, running
 from integration.ebpf.test_files import make_root

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.asm.assembler import Assembler
-from dprobes.bpf.asm.isa import Register
-from dprobes.bpf.layout import CROSSED_SIZE, STATUS_SIZE, MapName, Status, SwitchOver
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Register
 from dprobes.bpf.lower import Placement, Request
-from dprobes.bpf.lower.hits.switchover import write_switch_over
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, OuterMap
-from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.bpf.lower.hits.hit_prologue import write_switch_over
+from dprobes.bpf.map_layouts import CROSSED_SIZE, STATUS_SIZE, MapName, Status, SwitchOver
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, OuterMap, load
+from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.formatters.kernelnames import KernelNames
+from dprobes.formatters.address_names import KernelNames
 from dprobes.target.kernel.tracefs import open_trace_files
 from dprobes.target.kernel.tracepoints import KernelTracepoints
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
@@ -167,7 +167,7 @@ def test_strings_of_records_are_strings_in_c(tmp_path: Path) -> None:
 
 
 def need_kernel_memory() -> None:
-    from dprobes.engines.ebpf.kernel.features import Feature, Features
+    from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 
     if (error := Features().error(Feature.READ_KERNEL)) is not None:
         pytest.skip(f"kernel lockdown: {error}")

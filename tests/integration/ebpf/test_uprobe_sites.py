@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-from dprobes.engines.linux.bpfcalls import AttachType, Program, ProgramType, link_uprobes, load_program
-from dprobes.target.code.instructions import decode_at
-from dprobes.target.code.uprobes import UprobeClass, has_no_effect, refusal, uprobe_class
-from dprobes.target.location import Module
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap
+from dprobes.engines.linux.bpf_calls import AttachType, Program, ProgramType, link_uprobes, load_program
+from dprobes.target.code.machine_code import decode_at
+from dprobes.target.code.uprobe_sites import UprobeClass, has_no_effect, refusal, uprobe_class
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import insn, load_map, require_bpf
 from integration.support import TIMEOUT, Builder
 from integration.test_forms import VARIANTS, processor_flags
@@ -32,7 +32,7 @@ from integration.test_forms import VARIANTS, processor_flags
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.target.code.instructions import DecodedInstruction
+    from dprobes.target.code.machine_code import DecodedInstruction
     from form_table import Form
 
 GET_ATTACH_COOKIE, MAP_LOOKUP_ELEM = 174, 1

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.attach.trampoline import Trampoline, trampoline
-from dprobes.engines.ebpf.attach.uretprobes import process_hazard, uretprobe_hazard
-from dprobes.engines.linux.bpfcalls import UprobeMulti
-from dprobes.target.location import Module
+from dprobes.engines.ebpf.attach.site_planner import Trampoline, process_hazard, trampoline, uretprobe_hazard
+from dprobes.engines.linux.bpf_calls import UprobeMulti
+from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import uprobes, waiting
 from integration.support import TIMEOUT, Builder
 

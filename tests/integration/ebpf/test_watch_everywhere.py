@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import perfcalls
+from dprobes.engines.linux import perf_calls
 from dprobes.engines.linux.cpus import online_cpus
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, symbols_of
@@ -143,8 +143,8 @@ def test_registers_that_others_have_are_left_to_them(build: Builder, run: Runner
     source = in_kernel_mode(*(watch("w", symbols["cell"], minor=n) for n in (1,)))
     with contextlib.ExitStack() as taken:
         for slot in range(4):
-            event = perfcalls.open_breakpoint(
-                symbols["bytes"] + 8 * slot, 8, perfcalls.Access.WRITE, cpu=online_cpus()[-1]
+            event = perf_calls.open_breakpoint(
+                symbols["bytes"] + 8 * slot, 8, perf_calls.Access.WRITE, cpu=online_cpus()[-1]
             )
             taken.callback(os.close, event)
         result = run(source, ["--", str(program), "put"], EBPF)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pytest
 
-from dprobes.engines.gdb.protocol.packets import packet
+from dprobes.engines.gdb.remote_protocol import packet
 from integration.support import TIMEOUT
 
 if TYPE_CHECKING:

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.engines.gdb.processors import processor_of, registers_of
-from dprobes.engines.gdb.steps.effectemulator import EffectEmulator
-from dprobes.engines.gdb.steps.emulation import EMULATED, Emulator
-from dprobes.engines.gdb.stopreplies import Stopped
-from dprobes.engines.gdb.stub import Stub
-from dprobes.engines.gdb.target import StubTarget
-from dprobes.engines.gdb.transports import open_transport
+from dprobes.engines.gdb.remote_protocol import Stopped
+from dprobes.engines.gdb.stub_registers import processor_of, registers_of
+from dprobes.engines.gdb.stub_requests import Stub
+from dprobes.engines.gdb.stub_stepper import EMULATED, EffectEmulator, Emulator
+from dprobes.engines.gdb.stub_target import StubTarget
+from dprobes.engines.gdb.stub_transports import open_transport
 from dprobes.errors import TargetError
-from dprobes.target.code.foreigncode import LENGTH_MAX, instruction_length
-from dprobes.target.code.instructions import decode
+from dprobes.target.code.foreign_instructions import LENGTH_MAX, instruction_length
+from dprobes.target.code.machine_code import decode
 from integration.gdb.processors import PROCESSORS, EmulatedProgram, Processor
 
 if TYPE_CHECKING:

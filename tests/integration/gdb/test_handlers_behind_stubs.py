@@ -11,18 +11,17 @@ import pytest
 from case_format import Case, Target, parse_case
 from case_interpreter import compile_case
 from dprobes.arch import architecture
-from dprobes.engines.capabilities import Capability, requirements
-from dprobes.engines.gdb.lackingregisters import refuse_lacking_registers
-from dprobes.engines.gdb.machine.needs import refuse_for_process
-from dprobes.engines.gdb.processors import processor_of
-from dprobes.engines.gdb.stub import Stub
-from dprobes.engines.gdb.target import StubTarget
-from dprobes.engines.gdb.threadcontext import StubContext
-from dprobes.engines.gdb.transports import open_transport
-from dprobes.engines.registry import engine_row
+from dprobes.engines.engine_capabilities import Capability, requirements
+from dprobes.engines.engine_registry import engine_row
+from dprobes.engines.gdb.stub_context import StubContext
+from dprobes.engines.gdb.stub_registers import processor_of
+from dprobes.engines.gdb.stub_requests import Stub
+from dprobes.engines.gdb.stub_target import StubTarget
+from dprobes.engines.gdb.stub_transports import open_transport
+from dprobes.engines.gdb.unmet_needs import refuse_for_process, refuse_lacking_registers
 from dprobes.errors import DprobesError
-from dprobes.keyed.store import stores_of
-from dprobes.rpn.encoder import encode
+from dprobes.keyed.table_entries import stores_of
+from dprobes.rpn.instruction_encoding import encode
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter, Outcome
 from integration.gdb.processors import PROCESSORS, EmulatedProgram, Processor
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.arch import Architecture
-    from dprobes.engines.gdb.registers import Registers
-    from dprobes.rpn.program import Program
+    from dprobes.engines.gdb.stub_registers import Registers
+    from dprobes.rpn.rpn_program import Program
     from integration.support import Builder
 
 CASES = Path(__file__).parents[2] / "cases"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.target.code.instructions import disassemble, unprobeable
-from dprobes.target.location import Module
+from dprobes.target.code.machine_code import disassemble, unprobeable
+from dprobes.target.probed_module import Module
 from integration.gdb.processors import EmulatedProgram, Processor, without_steps
 from integration.support import DPROBES, TIMEOUT, await_true, environment
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.manager.manager import Manager
-from dprobes.ppdf.writer import encode
-from dprobes.resolve.portable import build_ppdf
-from dprobes.rpn.pipeline import CompileOptions, parse_file
+from dprobes.manager.probe_manager import Manager
+from dprobes.ppdf.ppdf_file import encode
+from dprobes.resolve.portable_program import build_ppdf
+from dprobes.rpn.compilation_passes import CompileOptions, parse_file
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.manager.sandbox import Sandbox, service
 

@@ -109,7 +109,7 @@ def test_the_installed_units_are_what_systemd_takes(kind: str, tmp_path: Path) -
 
 def test_the_units_name_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     from dprobes.manager.__main__ import run
-    from dprobes.manager.paths import manager_paths
+    from dprobes.manager.manager_files import manager_paths
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["scripts"]["dprobes-manager"] == f"{run.__module__}:{run.__name__}"

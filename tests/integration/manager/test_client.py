@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dprobes
-from dprobes.engines.linux import ptracecalls
-from dprobes.manager.paths import ManagerPaths
-from dprobes.manager.results import Killed
+from dprobes.engines.linux import ptrace_calls
+from dprobes.manager.manager_files import ManagerPaths
+from dprobes.manager.manager_messages import Killed
 from integration.manager.test_manager import MANAGER, by_hand
 from integration.support import TIMEOUT, await_true
 
@@ -71,8 +71,8 @@ def test_a_manager_that_does_not_end_when_asked_to_is_killed(sandbox: Sandbox) -
     client = dprobes.ManagerClient(paths=ManagerPaths(sandbox.runtime, sandbox.state))
     with subprocess.Popen(MANAGER, env=sandbox.environment) as process:
         await_true((sandbox.runtime / "manager.sock").exists, "the manager")
-        ptracecalls.seize(process.pid)
-        ptracecalls.interrupt(process.pid)
+        ptrace_calls.seize(process.pid)
+        ptrace_calls.interrupt(process.pid)
         assert client.kill(patience=0.5) == Killed(process.pid, by_force=True)
         assert process.wait(TIMEOUT) == -signal.SIGKILL
     assert client.kill(patience=0.5) is None

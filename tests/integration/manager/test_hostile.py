@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.errors import ManagerError
-from dprobes.manager.manager import Manager  # noqa: TC001
-from dprobes.manager.paths import RUNTIME, check_private, socket_address
+from dprobes.manager.manager_files import RUNTIME, check_private, socket_address
+from dprobes.manager.probe_manager import Manager  # noqa: TC001
 from dprobes.manager.recorder import Recording
 from integration.manager.test_manager import TICKS, ask, by_hand, connected
 from integration.manager.test_protocol import ask as answer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.engines.linux.procfs import process_field
-from dprobes.manager.paths import socket_address
+from dprobes.manager.manager_files import socket_address
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.ebpf.objects import await_gone, kernel_objects
 from integration.manager.sandbox import Sandbox, service

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.processmaps import PAGE_SIZE, mappings_of
+from dprobes.target.process_maps import PAGE_SIZE, mappings_of
 from integration.ebpf.kernel import require_bpf
 from integration.support import (
     TIMEOUT,

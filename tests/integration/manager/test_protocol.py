@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes import errors
-from dprobes.engines.interface import Counts
+from dprobes.engines.engine_interface import Counts
 from dprobes.errors import ManagerError
-from dprobes.manager import descriptions
-from dprobes.manager.protocol import VERSION
-from dprobes.manager.requests import VERBS, ScopeArguments
-from dprobes.manager.results import (
+from dprobes.manager import managed_program
+from dprobes.manager.manager_messages import (
+    VERBS,
     GlobalValues,
     InsertedPrograms,
     Insertion,
@@ -28,19 +27,20 @@ from dprobes.manager.results import (
     ManagedVariables,
     ManagerStatus,
     Removal,
+    ScopeArguments,
     Selection,
     Stopped,
 )
-from dprobes.manager.schema import decode, encode, members
+from dprobes.manager.wire_protocol import VERSION, decode, encode, members
+from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import ProbeKind, Probepoint, SampleClock, WatchedMemory
-from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.program import Access, Code, ProbeDefinition, Sampler
-from dprobes.sinks.target import TargetStatus
-from dprobes.target.kernel.tracedfields import Source, TracedEvent
+from dprobes.rpn.rpn_program import Access, Code, ProbeDefinition, Sampler
+from dprobes.sinks.sink_thread import TargetStatus
+from dprobes.target.kernel.traced_fields import Source, TracedEvent
 from integration.manager.conftest import PROGRAM
 
 if TYPE_CHECKING:
-    from dprobes.manager.manager import Manager
+    from dprobes.manager.probe_manager import Manager
     from integration.manager.sandbox import Sandbox, Service
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "manager.md").read_text()
@@ -179,7 +179,7 @@ def test_kinds_of_probepoints_have_the_fields_that_are_documented(
     tracepoint = Probepoint(ProbeKind.TRACEPOINT, 0, definition, "vmlinux", "sched:sched_switch", event)
     state = (ProbeState.ACTIVE, "")
     probes = (watchpoint, sampler, tracepoint)
-    others = [encode(descriptions._describe_probe(1, each, state, Counts())) for each in probes]
+    others = [encode(managed_program._describe_probe(1, each, state, Counts())) for each in probes]
     common = {name for name, row in rows.items() if row[-1].partition(":")[0] not in PROBE_KINDS}
     for probe in (inserted["program"]["probes"][0], *others):
         own = {name for name, row in rows.items() if row[-1].startswith(f"{probe['kind']}: ")}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from integration.support import (
     PROGRAMS,
     TIMEOUT,

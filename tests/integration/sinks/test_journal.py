@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.keyed.store import TableStore
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.local.journal import MESSAGE_ID, JournalSink
+from dprobes.keyed.table_entries import TableStore
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import RecordSource
+from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
+from dprobes.sinks.local.journal_target import MESSAGE_ID, JournalSink
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.target_kinds import parse_target
 from integration.sinks.journald import Journald, entries_of
 from integration.sinks.test_syslog import OFFSET, PLACE, batch_of, opened
 from integration.sinks.test_syslog import send as send_to
@@ -164,7 +163,7 @@ def test_a_journal_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_a_journal_that_takes_nothing_is_an_error(
     receiver: Receiver, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dprobes.sinks.local.journal._PATIENCE", 0.2)
+    monkeypatch.setattr("dprobes.sinks.local.journal_target._PATIENCE", 0.2)
     with pytest.raises(SinkError) as caught:
         send(short_path / "journal", batch_of([opened(n) for n in range(10_000)]))
     assert caught.value.message == f"the journal at '{short_path}/journal': nothing was taken for 0 s"
@@ -196,7 +195,7 @@ def test_journalctl_shows_records_of_a_real_journald(journald: Journald) -> None
 
 
 def test_syslog_without_a_server_is_understood_by_journald(journald: Journald, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.syslog.sink._LOCAL", str(journald.dev_log))
+    monkeypatch.setattr("dprobes.sinks.syslog.syslog_target._LOCAL", str(journald.dev_log))
     send_to("syslog", batch_of([opened(3)]))
     (entry,) = journald.await_entries(1, "SYSLOG_IDENTIFIER=dprobes")
     assert entry["MESSAGE"] == TEXT.format(3).replace("\n    ", " | ")

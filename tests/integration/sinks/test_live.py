@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.record.lineframes import Frame, FrameDecoder
-from dprobes.sinks.interface import SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.target import LogTarget
+from dprobes.record.line_frames import Frame, FrameDecoder
+from dprobes.sinks.sink_interface import SinkOptions
+from dprobes.sinks.sink_thread import LogTarget
+from dprobes.sinks.target_kinds import parse_target
 from integration.manager.sandbox import Sandbox, Service, service
 from integration.sinks.test_syslog import structured
 from integration.support import DPROBES, TIMEOUT, await_message, await_true
@@ -220,8 +220,8 @@ def full_disk(short_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_loses_nothing_that_can_wait(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.02)
-    monkeypatch.setattr("dprobes.sinks.pace._RETRY_MAX", 0.02)
+    monkeypatch.setattr("dprobes.sinks.sink_backlog._RETRY", 0.02)
+    monkeypatch.setattr("dprobes.sinks.sink_backlog._RETRY_MAX", 0.02)
     ballast = full_disk / "ballast"
     ballast.write_bytes(bytes(32_768))
     path = full_disk / "log"

@@ -18,23 +18,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.errors import RecordsRefusedError, SinkError
-from dprobes.keyed.contents import TableContents, TableRow
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.rpn.tables import Table, TableKind
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.otlp.sink import endpoint_of, metrics_endpoint_of
-from dprobes.sinks.target import LogTarget
+from dprobes.keyed.table_layout import TableContents, TableRow
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.rpn.keyed_tables import Table, TableKind
+from dprobes.sinks.otlp.otlp_target import endpoint_of, metrics_endpoint_of
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.sink_thread import LogTarget
+from dprobes.sinks.target_kinds import parse_target
 from integration.sinks.collector import Collector, attributes_of
 from integration.support import DPROBES, TIMEOUT, Builder, Runner, await_true, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.sinks.interface import Sink
+    from dprobes.sinks.sink_interface import Sink
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is not installed")
 

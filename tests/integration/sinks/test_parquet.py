@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.tables.database import Database
-from dprobes.tables.parquet import ParquetSink
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.target_kinds import parse_target
+from dprobes.tables.parquet_target import ParquetSink
+from dprobes.tables.sql_database import Database
 from integration.support import TIMEOUT, Builder, Runner, await_true
 
 if TYPE_CHECKING:
@@ -196,8 +194,8 @@ def test_hostile_names_of_programs(directory: Path) -> None:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from dprobes.tables.database import Database
-from dprobes.tables.parquet import ParquetSink
+from dprobes.tables.sql_database import Database
+from dprobes.tables.parquet_target import ParquetSink
 from integration.sinks.test_parquet import SOURCE, batch
 
 sink = ParquetSink(Path(sys.argv[1]))

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.syslog import transports
-from dprobes.sinks.syslog.transports import Tls
-from dprobes.sinks.target import LogTarget
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.sink_thread import LogTarget
+from dprobes.sinks.syslog import syslog_transports
+from dprobes.sinks.syslog.syslog_transports import Tls
+from dprobes.sinks.target_kinds import parse_target
 from integration.support import TIMEOUT, await_true
 
 if TYPE_CHECKING:
@@ -169,7 +167,7 @@ def test_a_server_whose_certificate_is_bad_gets_nothing(
 def test_tls_counts_as_lost_what_was_not_acknowledged(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transports, "_PATIENCE", 0.5)
+    monkeypatch.setattr(syslog_transports, "_PATIENCE", 0.5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server, certificates.key(certificates.server))
     is_over = threading.Event()
@@ -207,7 +205,7 @@ def test_tls_counts_as_lost_what_was_not_acknowledged(
 def test_the_old_form_is_what_an_ordinary_local_socket_expects(
     rsyslog: Rsyslog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dprobes.sinks.syslog.sink._LOCAL", str(rsyslog.old_socket))
+    monkeypatch.setattr("dprobes.sinks.syslog.syslog_target._LOCAL", str(rsyslog.old_socket))
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     send("syslog", batch_of([opened(1)]))
@@ -248,8 +246,8 @@ def test_a_long_record_is_cut_and_says_by_how_much(rsyslog: Rsyslog, transport: 
 def test_a_server_that_restarts_gets_the_rest_and_nothing_twice(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, transport: str, problem: str
 ) -> None:
-    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.05)
-    monkeypatch.setattr("dprobes.sinks.pace._RETRY_MAX", 0.05)
+    monkeypatch.setattr("dprobes.sinks.sink_backlog._RETRY", 0.05)
+    monkeypatch.setattr("dprobes.sinks.sink_backlog._RETRY_MAX", 0.05)
     rsyslog: Rsyslog = request.getfixturevalue("tls_rsyslog" if transport == "tls" else "rsyslog")
     where = str(rsyslog.socket) if transport == "unix" else f"{transport}://localhost:{rsyslog.tcp_port}"
     name = f"syslog:{'unix://' if transport == 'unix' else ''}{where}"

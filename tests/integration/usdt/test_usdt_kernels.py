@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.kernel import links
-from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.interface import Job, RecordBatch, Scope
-from dprobes.engines.linux import perfcalls
+from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
+from dprobes.engines.ebpf.kernel import bpf_links
+from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
+from dprobes.engines.engine_interface import Job, RecordBatch, Scope
+from dprobes.engines.linux import perf_calls
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
-from dprobes.target.elf.file import ElfFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.probed_module import Module
 from dprobes.target.usdt import usdt_sites
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import await_line, await_true, load_bias, read_memory, read_result, running, symbols_of
@@ -104,10 +104,10 @@ def test_a_probe_with_a_number_at_the_same_place_is_in_the_way(usdt: Callable[..
 
 
 def test_a_kernel_that_cannot_raise_it_is_told_from_one_that_cannot_place_the_breakpoint() -> None:
-    unit = perfcalls.ProbeUnit(1, 0)
+    unit = perf_calls.ProbeUnit(1, 0)
     with pytest.raises(OSError, match="not supported") as caught:
-        perfcalls.open_uprobe(unit, "/bin/true", 0x1000, counter=0x4000)
-    error = links._uprobe_error(caught.value, "/bin/true", [0x1000], counts=True)
+        perf_calls.open_uprobe(unit, "/bin/true", 0x1000, counter=0x4000)
+    error = bpf_links._uprobe_error(caught.value, "/bin/true", [0x1000], counts=True)
     assert (
         error.message
         == "this kernel cannot raise the semaphore of the USDT probe of the probepoint at 0x1000 in '/bin/true'"

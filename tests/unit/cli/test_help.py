@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from dprobes.cli.commandgroup import command_group
-from dprobes.cli.shippedexamples import find_example
+from dprobes.cli.command_group import command_group
+from dprobes.cli.option_values import find_example
 
 
 def test_the_help_names_an_example_that_is_there() -> None:

@@ -61,9 +61,21 @@ print("done", file=sys.stderr)
 @pytest.mark.parametrize(
     ("line", "module", "function", "what", "printed"),
     [
-        (["list", "libc.so.6:getenv"], "target.modules", "find_module", "looking for what can be probed", "getenv"),
-        (["locate", "libc.so.6:getenv"], "target.modules", "find_module", "looking for the place", "offset = getenv"),
-        (["doctor"], "engines.registry", "rows", "trying what works here", "ptrace"),
+        (
+            ["list", "libc.so.6:getenv"],
+            "target.module_lookup",
+            "find_module",
+            "looking for what can be probed",
+            "getenv",
+        ),
+        (
+            ["locate", "libc.so.6:getenv"],
+            "target.module_lookup",
+            "find_module",
+            "looking for the place",
+            "offset = getenv",
+        ),
+        (["doctor"], "engines.engine_registry", "rows", "trying what works here", "ptrace"),
     ],
 )
 def test_verbs_that_look_for_something_say_so_before_what_they_have_found(

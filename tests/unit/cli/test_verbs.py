@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.cli.commandgroup import VERBS
+from dprobes.cli.command_group import VERBS
 from dprobes.cli.main import run
 
 PROGRAM = """\
@@ -390,7 +390,7 @@ def test_a_system_call_that_fails_is_not_taken_for_standard_output(
     def refuse() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("dprobes.engines.ptrace.doctor.examine", refuse)
+    monkeypatch.setattr("dprobes.engines.ptrace.ptrace_doctor.examine", refuse)
     assert outcome(capsys, "doctor") == (
         1,
         "",

@@ -16,8 +16,8 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.errors import SourceError
 from dprobes.preprocessor import preprocess
-from dprobes.rpn.parser import parse
-from dprobes.source import SourceFile
+from dprobes.rpn.rpn_parser import parse
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, run_handler
 from dprobes.vm import Ending
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
 
 ROUNDS = 80 if os.environ.get("DPROBES_EXAMPLES") == "torture" else 2
 COUNT = 150

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.pipeline import compile_source, dump_lines
+from dprobes.dpc.c_source import compile_source, dump_lines
 from dprobes.errors import SourceError
-from dprobes.rpn.pipeline import CompileOptions
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions
+from dprobes.source_text import SourceFile
 
 LONG = " + ".join(["n"] * 5000)
 MANY_OPERATORS = "there is an expression with too many operators here"

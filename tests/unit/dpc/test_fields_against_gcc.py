@@ -10,17 +10,17 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
-from dprobes.fakecontext import FakeContext
+from dprobes.fake_context import FakeContext
 from dprobes.preprocessor import preprocess
-from dprobes.rpn.parser import parse
-from dprobes.source import SourceFile
+from dprobes.rpn.rpn_parser import parse
+from dprobes.source_text import SourceFile
 from dprobes.testing import run_handler
 from unit.dpc.test_against_gcc import ROUNDS, TYPES, results_of_gcc, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

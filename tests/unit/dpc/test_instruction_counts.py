@@ -9,15 +9,15 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.preprocessor import preprocess
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.parser import parse
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.rpn_parser import parse
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
 
 if TYPE_CHECKING:
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GUIDE = EXAMPLES.parent / "docs" / "dpc.md"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.pipeline import compile_source
+from dprobes.dpc.c_source import compile_source
 from dprobes.errors import SourceError
-from dprobes.rpn.pipeline import CompileOptions
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions
+from dprobes.source_text import SourceFile
 
 M = "libc.so.6:malloc"
 R = "libc.so.6:realloc"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.dwarf.debugfile import DebugFile, debug_file_of
-from dprobes.target.elf.file import ElfFile
+from dprobes.dwarf.debug_file import DebugFile, debug_file_of
+from dprobes.target.elf.elf_file import ElfFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 from elftools.elf.elffile import ELFFile
 
-from dprobes.dwarf.linetable import LineSections
+from dprobes.dwarf.line_table import LineSections
 
 if TYPE_CHECKING:
     from pathlib import Path

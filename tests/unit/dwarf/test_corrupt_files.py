@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.dwarf.debugfile import DebugFile
-from dprobes.dwarf.numbers import At, Tag
-from dprobes.dwarf.ranges import ranges_of
-from dprobes.dwarf.search import entries_named, function_at
+from dprobes.dwarf.address_lists import ranges_of
+from dprobes.dwarf.debug_file import DebugFile
+from dprobes.dwarf.dwarf_numbers import At, Tag
+from dprobes.dwarf.entry_search import entries_named, function_at
 from dprobes.errors import TargetError
-from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.elf_file import ElfFile
 from unit.dwarf.conftest import compiled
-from unit.dwarf.test_search import address_of
+from unit.dwarf.test_entry_search_search import address_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.dwarf.entries import Entry
+    from dprobes.dwarf.debug_entries import Entry
 
 MUTANTS = 60  # of each program
 ENTRIES_MAX = 5000

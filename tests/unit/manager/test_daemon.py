@@ -11,7 +11,7 @@ from dprobes.errors import ManagerError
 from dprobes.manager import daemon
 
 if TYPE_CHECKING:
-    from dprobes.manager.paths import ManagerPaths
+    from dprobes.manager.manager_files import ManagerPaths
 
 
 @pytest.fixture(autouse=True)

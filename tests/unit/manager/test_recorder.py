@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.manager.recorder import ProgramRecords
-from dprobes.record.origin import RecordSource
+from dprobes.record.record_origin import RecordSource
 from dprobes.resolve.resolution import resolve_everywhere
-from dprobes.rpn.pipeline import parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.source_text import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.formatters.recordednames import RecordedNames
-    from dprobes.record.probeinfo import Place
+    from dprobes.formatters.recorded_names import RecordedNames
+    from dprobes.record.record_origin import Place
 
 SOURCE = RecordSource(1, "watching", "vmlinux")
 TEXT = "name = vmlinux\nmodtype = kernel\n" + "".join(f"address = {n}000\nwatchpoint = w\nexit\n" for n in (1, 2, 3))

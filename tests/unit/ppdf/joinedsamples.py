@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.dpc.pipeline import compile_source
-from dprobes.ppdf.model import Ppdf
-from dprobes.ppdf.writer import encode
-from dprobes.rpn.pipeline import CompileOptions
-from dprobes.source import SourceFile
+from dprobes.dpc.c_source import compile_source
+from dprobes.ppdf.ppdf_file import encode
+from dprobes.ppdf.ppdf_model import Ppdf
+from dprobes.rpn.compilation_passes import CompileOptions
+from dprobes.source_text import SourceFile
 from unit.ppdf.samples import BUILDS
 
 __all__ = ["TEXT", "joined_sample", "joined_text"]

@@ -7,16 +7,15 @@ import zlib
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.ppdf.container import MINOR, pack, unpack
-from dprobes.ppdf.model import Ppdf
-from dprobes.ppdf.writer import encode
-from dprobes.resolve.carriedebpf import ebpf_codes
-from dprobes.rpn.pipeline import parse_source
-from dprobes.source import SourceFile
-from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
-from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, KernelPlace
-from dprobes.target.kernel.kallsyms import KernelSymbol
-from dprobes.target.symbols import Symbol
+from dprobes.ppdf.ppdf_file import encode
+from dprobes.ppdf.ppdf_model import Ppdf
+from dprobes.ppdf.ppdf_sections import MINOR, pack, unpack
+from dprobes.resolve.carried_ebpf import ebpf_codes
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.carried_symbols import CarriedBuild, CarriedPlace
+from dprobes.target.kernel.kernel_symbols import CarriedKernel, KernelArea, KernelPlace, KernelSymbol
+from dprobes.target.module_symbols import Symbol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,8 +6,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from dprobes.ppdf.reader import decode
-from dprobes.ppdf.writer import encode
+from dprobes.ppdf.ppdf_file import decode, encode
 from unit.ppdf.samples import sample
 
 KEPT = Path(__file__).parents[2] / "fixtures" / "ppdf" / "version-1.0.ppdf"

@@ -12,19 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.dpc.toolinterpreter import ToolError, ToolInterpreter
-from dprobes.dpc.typedtree import typedstatement
+from dprobes.dpc.tool_interpreter import ToolError, ToolInterpreter
+from dprobes.dpc.typedtree import typed_program
 from dprobes.errors import FormatError
-from dprobes.ppdf.reader import decode
-from dprobes.ppdf.treeforms import DEPTH_MAX, StatementKind, ValueKind
-from dprobes.ppdf.writer import encode
+from dprobes.ppdf.ppdf_file import decode, encode
+from dprobes.ppdf.tree_writer import DEPTH_MAX, StatementKind, ValueKind
 from unit.dpc.test_against_gcc import Writer
-from unit.dpc.test_toolinterpreter import Host
+from unit.dpc.test_tool_interpreter import Host
 from unit.ppdf.joinedsamples import JOINED, joined_sample, joined_text
 from unit.ppdf.samples import SMALL, repacked, sections_of
 
 if TYPE_CHECKING:
-    from dprobes.ppdf.model import Ppdf
+    from dprobes.ppdf.ppdf_model import Ppdf
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 
@@ -284,7 +283,7 @@ def test_what_is_nested_too_deep_is_not_written() -> None:
     assert sample.blocks is not None
     body = sample.blocks.blocks[0].body
     for _ in range(DEPTH_MAX):
-        body = typedstatement.Steps((body,))
+        body = typed_program.Steps((body,))
     block = replace(sample.blocks.blocks[0], body=body)
     with pytest.raises(FormatError) as caught:
         encode(replace(sample, blocks=replace(sample.blocks, blocks=(block,))))

@@ -9,13 +9,12 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.lower import LoopForm
-from dprobes.ppdf import builds, container, images, sources, treeforms
-from dprobes.ppdf.definitions import LOCATIONS
-from dprobes.ppdf.images import NoteKind
-from dprobes.ppdf.treeforms import StatementKind, ValueKind
-from dprobes.ppdf.treewriter import BLOCK_KINDS
-from dprobes.ppdf.writer import IS_JOINED, NEEDS_WRITE, STRING_MAX
-from dprobes.target.elf.identity import CODE_PREFIX
+from dprobes.ppdf import build_facts, code_images, ppdf_sections, program_definitions, tree_writer
+from dprobes.ppdf.code_images import NoteKind
+from dprobes.ppdf.ppdf_file import IS_JOINED, NEEDS_WRITE, STRING_MAX
+from dprobes.ppdf.program_definitions import LOCATIONS
+from dprobes.ppdf.tree_writer import BLOCK_KINDS, StatementKind, ValueKind
+from dprobes.target.elf.elf_file import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 
 TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
@@ -24,21 +23,21 @@ TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
 @pytest.mark.parametrize(
     "line",
     [
-        f"     0     8  magic: {container.MAGIC.hex(' ')}\n",
-        f"     8   u16  major version: {container.MAJOR}\n",
-        f"    10   u16  minor version: {container.MINOR}\n",
-        f"size of the file in bytes, at most {container.SIZE_MAX}\n",
-        f"number of sections, at most {container.SECTION_MAX}\n",
+        f"     0     8  magic: {ppdf_sections.MAGIC.hex(' ')}\n",
+        f"     8   u16  major version: {ppdf_sections.MAJOR}\n",
+        f"    10   u16  minor version: {ppdf_sections.MINOR}\n",
+        f"size of the file in bytes, at most {ppdf_sections.SIZE_MAX}\n",
+        f"number of sections, at most {ppdf_sections.SECTION_MAX}\n",
         f"size in bytes, at most {STRING_MAX}; UTF-8",
         f"flags: {NEEDS_WRITE} the program needs --allow-write\n",
         f"               {IS_JOINED} it has companions or blocks of the tool,",
-        f"number of variables, at most {treeforms.SLOTS_MAX}\n",
-        f"stand at most {treeforms.DEPTH_MAX} deep in each other",
+        f"number of variables, at most {tree_writer.SLOTS_MAX}\n",
+        f"stand at most {tree_writer.DEPTH_MAX} deep in each other",
         "kind: " + ", ".join(f"{number} {kind.value}" for number, kind in enumerate(BLOCK_KINDS)),
-        f"{sources.LINE_MAX} at most",
-        f"A chain of spans has at most {sources.DEPTH_MAX} spans",
-        "kind: " + ", ".join(f"{n} {kind}" for n, kind in enumerate(builds.KINDS)),
-        "binding: " + ", ".join(f"{n} {binding}" for n, binding in enumerate(builds.BINDINGS)),
+        f"{program_definitions.LINE_MAX} at most",
+        f"A chain of spans has at most {program_definitions.DEPTH_MAX} spans",
+        "kind: " + ", ".join(f"{n} {kind}" for n, kind in enumerate(build_facts.KINDS)),
+        "binding: " + ", ".join(f"{n} {binding}" for n, binding in enumerate(build_facts.BINDINGS)),
         f'"{CODE_PREFIX}" and a hash',
         "(" + ", ".join(f"`{loops.value}`" for loops in LoopForm) + ")",
         "`x86_64` (8 bytes) or `i386` (4 bytes)",
@@ -61,7 +60,9 @@ def test_the_tables_are_those_of_the_code() -> None:
     words = {4: set[str](), 8: set[str]()}
     for names, size in re.findall(r"((?:`\w+`[, ]*(?:and )?)+)\s\(([48]) bytes\)", TEXT.split("### CODE")[1]):
         words[int(size)] |= set(re.findall(r"`(\w+)`", names))
-    assert words == {size: {each for each in images.MACHINES if architecture(each).word_size == size} for size in words}
+    assert words == {
+        size: {each for each in code_images.MACHINES if architecture(each).word_size == size} for size in words
+    }
 
 
 def test_the_header_is_as_drawn() -> None:

@@ -15,26 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.arch import architecture
-from dprobes.cli.output.ppdfcontents import ppdf_listing
+from dprobes.cli.output.program_listing import ppdf_listing
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError, SourceError, TargetError
-from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
-from dprobes.ppdf.model import Ppdf
-from dprobes.ppdf.reader import decode
-from dprobes.ppdf.writer import encode
-from dprobes.resolve.kernelmodule import KernelModule
-from dprobes.resolve.kernelplaces import resolve_kernel
+from dprobes.ppdf.ppdf_file import decode, encode
+from dprobes.ppdf.ppdf_model import Ppdf
+from dprobes.ppdf.ppdf_sections import MAGIC, SECTION_MAX, SIZE_MAX
+from dprobes.resolve.kernel_places import KernelModule, resolve_kernel
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn import isa
-from dprobes.rpn.isa import rows_by_syntax
-from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
-from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
-from dprobes.target.elf.file import ElfFile
-from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea
-from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
-from dprobes.target.kernel.movedkernel import moved_kernel
-from dprobes.target.kernel.runningkernel import RunningKernel
-from dprobes.target.processmaps import executable_mappings, read_maps
+from dprobes.rpn import instruction_set
+from dprobes.rpn.instruction_set import rows_by_syntax
+from dprobes.rpn.rpn_program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
+from dprobes.target.carried_symbols import CarriedSymbols, OtherBuild
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.kernel.kernel_image import moved_kernel
+from dprobes.target.kernel.kernel_symbols import CarriedKernel, Kallsyms, KernelArea, KernelSymbol
+from dprobes.target.kernel.running_kernel import RunningKernel
+from dprobes.target.process_maps import executable_mappings, read_maps
 from unit.ppdf.samples import SMALL, repacked, sample, sections_of, with_header
 
 DATA = encode(sample())
@@ -157,9 +154,9 @@ def test_a_newer_minor_version_is_read_without_the_sections_that_are_new() -> No
 
 def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
     sections = sections_of(SMALL)
-    assert decode(repacked({**sections, "ISET": struct.pack("<I", isa.VERSION)})) == decode(SMALL)
+    assert decode(repacked({**sections, "ISET": struct.pack("<I", instruction_set.VERSION)})) == decode(SMALL)
     with pytest.raises(FormatError) as caught:
-        decode(repacked({**sections, "ISET": struct.pack("<I", isa.VERSION + 1)}))
+        decode(repacked({**sections, "ISET": struct.pack("<I", instruction_set.VERSION + 1)}))
     assert re.fullmatch(
         r"the program is in version 6 of the instruction set, and this dprobes knows versions up to 5 \(at byte \d+\)",
         caught.value.message,

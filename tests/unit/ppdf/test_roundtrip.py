@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.arch import architecture
-from dprobes.ppdf.model import Ppdf
-from dprobes.ppdf.reader import decode
-from dprobes.ppdf.writer import encode
-from dprobes.rpn.needs import writing_instructions
-from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, KernelPlace
-from dprobes.target.kernel.kallsyms import KernelSymbol
+from dprobes.ppdf.ppdf_file import decode, encode
+from dprobes.ppdf.ppdf_model import Ppdf
+from dprobes.rpn.program_needs import writing_instructions
+from dprobes.target.kernel.kernel_symbols import CarriedKernel, KernelArea, KernelPlace, KernelSymbol
 from random_programs import RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.preprocessor import ExternalPreprocessor, Preprocessed, preprocess
-from dprobes.source import SourceFile, Span
+from dprobes.source_text import SourceFile, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

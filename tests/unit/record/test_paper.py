@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
+from dprobes.cli.record_options import LOG_ITEMS, log_items_of
 from dprobes.formatters import formatter
-from dprobes.record.codec import decode_record, encode_record
-from dprobes.record.layout import Item, LogRecord
-from dprobes.record.probeinfo import Place
+from dprobes.record.log_record import Item, LogRecord, decode_record, encode_record
+from dprobes.record.record_origin import Place
 
 if TYPE_CHECKING:
     from typing import Literal

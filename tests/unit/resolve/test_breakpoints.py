@@ -12,9 +12,9 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import parse_source
-from dprobes.source import SourceFile
-from dprobes.target.location import Module
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.probed_module import Module
 
 if TYPE_CHECKING:
     from dprobes.resolve.probepoints import ResolvedModule

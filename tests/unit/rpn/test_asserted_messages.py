@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from case_interpreter import compile_case
-from dprobes.rpn import checker, expressions, flowcheck, headers, lexer, operands, parser
+from dprobes.rpn import header_statements, operands, program_checker, rpn_expressions, rpn_parser
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
 
     from case_format import Case
 
-MODULES = (lexer, expressions, operands, headers, parser, checker, flowcheck)
+MODULES = (rpn_expressions, rpn_expressions, operands, header_statements, rpn_parser, program_checker, program_checker)
 
 _REPORTERS = {"StatementError", "ExpressionError", "error", "warning", "note", "_error", "_report"}
 

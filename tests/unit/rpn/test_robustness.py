@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
-from dprobes.rpn import isa
-from dprobes.rpn.keywords import KEYWORDS
-from dprobes.rpn.lexer import MAX_WORDS
-from dprobes.rpn.pipeline import check_program, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn import instruction_set
+from dprobes.rpn.compilation_passes import check_program, parse_source
+from dprobes.rpn.program_text import KEYWORDS
+from dprobes.rpn.rpn_expressions import MAX_WORDS
+from dprobes.source_text import SourceFile
 
 MEGABYTES_10 = 10_000_000
 HEADER = "name = a\noffset = main\n"
@@ -33,8 +33,8 @@ def _compile(text: str) -> Diagnostics:
 
 _WORDS = st.sampled_from(
     [
-        *{row.syntax for row in isa.ROWS},
-        *{alias.syntax for alias in isa.ALIASES},
+        *{row.syntax for row in instruction_set.ROWS},
+        *{alias.syntax for alias in instruction_set.ALIASES},
         *(f"{keyword.name} = " for keyword in KEYWORDS),
         *"=:,;()+-*/%&|^~<>?![]#{}@'\"\n",
         *("0x10", "08", "5", "yes", "main", "eax", "lv", "proc p", "endproc", "a:", "'x'", '"s"', "100hz", "sys_*"),

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
-from dprobes.rpn import isa
-from dprobes.rpn.decoder import decode_all, decode_one
-from dprobes.rpn.encoder import CodeImage, encode
-from dprobes.rpn.isa import OperandKind
-from dprobes.rpn.pipeline import check_program, parse_file, parse_source
-from dprobes.rpn.printer import print_program
-from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
-from dprobes.source import SourceFile
+from dprobes.rpn import instruction_set
+from dprobes.rpn.compilation_passes import check_program, parse_file, parse_source
+from dprobes.rpn.instruction_encoding import CodeImage, decode_all, decode_one, encode
+from dprobes.rpn.instruction_set import OperandKind
+from dprobes.rpn.program_text import print_program
+from dprobes.rpn.rpn_program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
+from dprobes.source_text import SourceFile
 from random_programs import TABLES, RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)
@@ -84,8 +83,8 @@ def _encoded_operand(instruction: Instruction, target: Architecture, image: Code
     raise AssertionError(instruction)
 
 
-@pytest.mark.parametrize("row", isa.ROWS, ids=lambda row: row.syntax)
-def test_every_row_goes_through_text_and_bytes(row: isa.Row) -> None:
+@pytest.mark.parametrize("row", instruction_set.ROWS, ids=lambda row: row.syntax)
+def test_every_row_goes_through_text_and_bytes(row: instruction_set.Row) -> None:
     operands: dict[OperandKind | None, object] = {
         None: None,
         OperandKind.LABEL: "here",
@@ -135,7 +134,7 @@ def test_code_that_may_run_off_its_end_is_closed() -> None:
 
 
 def test_code_of_a_builder_may_have_a_label_at_its_end() -> None:
-    rows = isa.rows_by_syntax()
+    rows = instruction_set.rows_by_syntax()
     program = _program(Instruction(rows["jz <label>"], "out"), Instruction(rows["exit"]), labels={"out": 2})
     image = encode(program, architecture("i386"))
     assert [i.row.syntax for _, i in image.instructions] == ["jz <label>", "exit", "exit"]
@@ -158,7 +157,7 @@ def test_a_quoted_symbol_with_the_signs_of_a_pattern_stays_a_symbol() -> None:
 
 
 def test_a_symbol_that_is_called_like_a_register_stays_a_symbol() -> None:
-    push = isa.rows_by_syntax()["push <value>"]
+    push = instruction_set.rows_by_syntax()["push <value>"]
     for symbol in ("eax", "pid", "mem", "lv", "x"):
         program = _program(Instruction(push, Expression(0, symbol)))
         assert _parse(print_program(program)) == program

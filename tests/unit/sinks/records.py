@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.sinks.interface import Batch
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks.sink_interface import Batch
 
 PLACE = Place("app", "main")
 SOURCE = RecordSource(1, "app", "app", 1)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.record.lineframes import Frame, FrameDecoder, Lost
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.local import klog, serial
-from dprobes.sinks.local.file import FileOutlet
-from dprobes.sinks.local.klog import DEVICE, KernelLogOutlet
-from dprobes.sinks.local.serial import SerialOutlet
-from dprobes.trace.content import LostRecords, TraceRecord
-from dprobes.trace.reader import TraceReader
+from dprobes.record.line_frames import Frame, FrameDecoder, Lost
+from dprobes.sinks.local import klog_target, serial_target
+from dprobes.sinks.local.file_target import FileOutlet
+from dprobes.sinks.local.klog_target import DEVICE, KernelLogOutlet
+from dprobes.sinks.local.serial_target import SerialOutlet
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.target_kinds import parse_target
+from dprobes.trace.trace_content import LostRecords, TraceRecord
+from dprobes.trace.trace_reader import TraceReader
 from unit.sinks.records import PLACE, SOURCE, batch, record
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_dmesg_shows_long_lines_in_pieces_and_no_torn_character() -> None:
 
 
 def test_a_kernel_log_that_takes_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(klog, "DEVICE", "/proc/1/no/such")
+    monkeypatch.setattr(klog_target, "DEVICE", "/proc/1/no/such")
     with pytest.raises(SinkError) as caught:
         KernelLogOutlet()
     assert caught.value.message == "'/proc/1/no/such' cannot be opened: no such file or directory"
@@ -82,7 +82,7 @@ def test_a_kernel_log_that_takes_nothing_says_so(monkeypatch: pytest.MonkeyPatch
     def refuse(path: str, flags: int) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("dprobes.sinks.local.klog.os.open", refuse)
+    monkeypatch.setattr("dprobes.sinks.local.klog_target.os.open", refuse)
     with pytest.raises(SinkError) as caught:
         KernelLogOutlet()
     assert caught.value.message == "'/proc/1/no/such' cannot be opened: operation not permitted"
@@ -133,7 +133,7 @@ def test_a_serial_lines_settings_are_put_back(line: tuple[int, str]) -> None:
 
 
 def test_a_serial_line_that_takes_nothing_is_an_error(line: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serial, "_PATIENCE", 0.1)
+    monkeypatch.setattr(serial_target, "_PATIENCE", 0.1)
     _, name = line
     outlet = SerialOutlet(name)
     with pytest.raises(SinkError) as caught:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.formatters.templates.directory import DIRECTORY_FILE
-from dprobes.rpn.isa import Token
+from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
+from dprobes.rpn.instruction_set import Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from dprobes.record.layout import ByteOrder
+    from dprobes.record.log_record import ByteOrder
 
 _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": 0, "": 0}
 _BASES = {"d": 10, "u": 10, "x": 16, "o": 8, "p": 16, "a": 16, "c": 10}

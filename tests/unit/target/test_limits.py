@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.allowance import Allowance
-from dprobes.target.elf import contents
-from dprobes.target.elf.contents import KnownBytes, file_contents
-from dprobes.target.elf.debugfiles import find_debug_file
-from dprobes.target.elf.file import ElfFile
-from dprobes.target.elf.symboltable import elf_symbols
-from dprobes.target.ownership import foreign_owner
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.elf import file_contents as contents_module
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.elf.file_contents import KnownBytes, file_contents
+from dprobes.target.elf.symbol_sources import find_debug_file
+from dprobes.target.elf.symbol_table import elf_symbols
+from dprobes.target.other_users import Allowance, foreign_owner
+from dprobes.target.process_maps import parse_maps, read_maps
 from foreign_files import DYNSYM, SYMTAB, claim
 
 if TYPE_CHECKING:
@@ -38,16 +37,16 @@ def test_a_file_that_is_mostly_a_hole_is_not_read(pie: Path, tmp_path: Path, kin
     ):
         ElfFile.open(path)
     with path.open("r+b") as file:
-        file.truncate(contents.READ_LIMIT + 1)
-        os.posix_fallocate(file.fileno(), 0, contents.READ_LIMIT + 1)
-    assert len(file_contents(path, "a file")) == contents.READ_LIMIT + 1
+        file.truncate(contents_module.READ_LIMIT + 1)
+        os.posix_fallocate(file.fileno(), 0, contents_module.READ_LIMIT + 1)
+    assert len(file_contents(path, "a file")) == contents_module.READ_LIMIT + 1
 
 
 @pytest.mark.parametrize(("mode", "is_mapped"), [(0o644, True), (0o622, False)])
 def test_only_a_file_that_nobody_else_can_truncate_is_mapped(
     pie: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, *, is_mapped: bool
 ) -> None:
-    monkeypatch.setattr(contents, "READ_LIMIT", 0)
+    monkeypatch.setattr(contents_module, "READ_LIMIT", 0)
     path = tmp_path / "large"
     path.write_bytes(pie.read_bytes())
     path.chmod(mode)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.target.elf.headers import LoadSegment, Section
+from dprobes.target.elf.elf_headers import LoadSegment, Section
 from dprobes.target.usdt import UsdtSite, matching_sites, near_probes, usdt_sites
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.rpn.isa import ROWS
-from dprobes.rpn.keywords import KEYWORDS
+from dprobes.rpn.instruction_set import ROWS
+from dprobes.rpn.program_text import KEYWORDS
 
 if TYPE_CHECKING:
     from types import ModuleType

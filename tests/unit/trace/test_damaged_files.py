@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from dprobes.cli.verbs import format as format_verb
 from dprobes.cli.verbs import log as log_verb
 from dprobes.errors import FormatError
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.trace.content import Damage, LostRecords, PlaceEntry
-from dprobes.trace.frames import FRAME_HEAD, FrameKind, FrameSplitter
-from dprobes.trace.reader import TraceReader
-from dprobes.trace.writer import TraceFileWriter
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.trace.trace_content import Damage, LostRecords, PlaceEntry
+from dprobes.trace.trace_frames import FRAME_HEAD, FrameKind, FrameSplitter
+from dprobes.trace.trace_reader import TraceReader
+from dprobes.trace.trace_writer import TraceFileWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +150,7 @@ def test_compressed_frames_that_hold_nonsense_are_passed_over(tmp_path: Path) ->
 
 
 def test_a_file_of_another_version_is_not_passed_over(trace: Path) -> None:
-    from dprobes.trace.frames import VERSION, json_frame
+    from dprobes.trace.trace_frames import VERSION, json_frame
 
     trace.write_bytes(json_frame(FrameKind.HEADER, {"version": VERSION + 1, "wall_offset": 0}))
     with pytest.raises(FormatError, match="has version 5 of the trace format"):
@@ -162,20 +161,20 @@ def test_verbs_go_on_behind_damage_and_say_so(trace: Path) -> None:
     _, begin, end = frames_of(trace)[5]
     flip(trace, end - 1)
     said = f"'{trace}' is damaged: {end - begin} bytes from byte {begin} on are skipped"
-    for command, arguments in ((log_verb.command, [str(trace)]), (format_verb.command, [str(trace)])):
+    for command, arguments in ((log_verb.log_command, [str(trace)]), (format_verb.format_command, [str(trace)])):
         result = CliRunner().invoke(command, [*arguments, "--format", "json", "--skip-damaged"])
         assert len([line for line in result.stdout.splitlines() if json.loads(line)]) == 90
         assert said in " ".join(result.stderr.split())
-    result = CliRunner().invoke(log_verb.command, [str(trace), "--total", "--skip-damaged"])
+    result = CliRunner().invoke(log_verb.log_command, [str(trace), "--total", "--skip-damaged"])
     assert result.stdout == "90\n"
-    result = CliRunner().invoke(log_verb.command, [str(trace), "--total"])
+    result = CliRunner().invoke(log_verb.log_command, [str(trace), "--total"])
     assert isinstance(result.exception, FormatError)
 
 
 def test_tables_are_made_of_what_is_sound(trace: Path) -> None:
     for library in ("duckdb", "pyarrow"):
         pytest.importorskip(library, reason=f"{library} is not installed")
-    from dprobes.tables.database import Database
+    from dprobes.tables.sql_database import Database
 
     flip(trace, frames_of(trace)[5][2] - 1)
     damages: list[Damage] = []

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.cli.main import run
-from dprobes.record.layout import PROCESS_NAME_MAX, Item
-from dprobes.trace.frames import BODY_MAX, JSON_MAX, VERSION, FrameKind
+from dprobes.record.log_record import PROCESS_NAME_MAX, Item
+from dprobes.trace.trace_frames import BODY_MAX, JSON_MAX, VERSION, FrameKind
 
 if TYPE_CHECKING:
     import pytest

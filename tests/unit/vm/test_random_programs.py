@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.diagnostics import Diagnostics, Severity
-from dprobes.rpn.checker import check
-from dprobes.rpn.encoder import CodeImage, encode
-from dprobes.rpn.flowcheck import check_flow
+from dprobes.rpn.instruction_encoding import CodeImage, encode
+from dprobes.rpn.program_checker import check, check_flow
 from dprobes.testing import run_definition
 from dprobes.vm import Ending, Interpreter, Outcome, Point
 from random_programs import RandomPrograms, random_context

@@ -9,13 +9,13 @@ import pytest
 
 from case_interpreter import compile_case, context_of
 from dprobes.arch import Architecture, architecture
-from dprobes.rpn import isa
-from dprobes.rpn.effects import stack_effect
-from dprobes.rpn.isa import Flow, OperandKind, Row
-from dprobes.rpn.program import Expression, Instruction, Operand
+from dprobes.rpn import instruction_set
+from dprobes.rpn.control_flow import stack_effect
+from dprobes.rpn.instruction_set import Flow, OperandKind, Row
+from dprobes.rpn.rpn_program import Expression, Instruction, Operand
 from dprobes.testing import run_definition
 from dprobes.vm import AddressFault, Point, SelectorFault, interpreter
-from dprobes.vm.machine import Machine, Raised
+from dprobes.vm.rpn_machine import Machine, Raised
 from random_programs import TABLES, random_context
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from case_format import Case
 
-ROWS = pytest.mark.parametrize("row", isa.ROWS, ids=lambda row: row.syntax)
+ROWS = pytest.mark.parametrize("row", instruction_set.ROWS, ids=lambda row: row.syntax)
 
 Seen = set[tuple[str, int | None]]
 """(syntax, exception code, or None for the normal path)."""
@@ -53,10 +53,10 @@ def _watched(syntax: str, rule: Callable[[Machine, Any], None], found: Seen) -> 
             found.add((syntax, raised.code & 0xFFFF))
             raise
         except AddressFault:
-            found.add((syntax, isa.ExceptionCode.INVALID_ADDR))
+            found.add((syntax, instruction_set.ExceptionCode.INVALID_ADDR))
             raise
         except SelectorFault:
-            found.add((syntax, isa.ExceptionCode.SEG_FAULT))
+            found.add((syntax, instruction_set.ExceptionCode.SEG_FAULT))
             raise
         else:
             found.add((syntax, None))
@@ -72,18 +72,18 @@ def test_a_row_has_a_rule_and_a_doc(row: Row) -> None:
 
 
 def test_there_is_no_rule_without_a_row() -> None:
-    assert set(interpreter.RULES) == set(isa.rows_by_syntax())
+    assert set(interpreter.RULES) == set(instruction_set.rows_by_syntax())
 
 
 def test_opcodes_and_syntaxes_are_unique() -> None:
-    assert len(isa.rows_by_opcode()) == len(isa.ROWS)
-    assert len(isa.rows_by_syntax()) == len(isa.ROWS)
-    assert all(0 <= row.opcode <= 0xFF for row in isa.ROWS)
+    assert len(instruction_set.rows_by_opcode()) == len(instruction_set.ROWS)
+    assert len(instruction_set.rows_by_syntax()) == len(instruction_set.ROWS)
+    assert all(0 <= row.opcode <= 0xFF for row in instruction_set.ROWS)
 
 
 def test_an_alias_leads_to_a_row_with_the_same_operand() -> None:
-    for alias in isa.ALIASES:
-        row = isa.rows_by_syntax()[alias.canonical]
+    for alias in instruction_set.ALIASES:
+        row = instruction_set.rows_by_syntax()[alias.canonical]
         assert [o for o in alias.operands if isinstance(o, OperandKind)] == [
             o for o in row.operands if isinstance(o, OperandKind)
         ]
@@ -91,16 +91,16 @@ def test_an_alias_leads_to_a_row_with_the_same_operand() -> None:
 
 @ROWS
 def test_a_case_shows_the_normal_path_of_a_row(row: Row, seen: Seen) -> None:
-    normal = isa.ExceptionCode.USER_EX if row.flow is Flow.RAISE else None
+    normal = instruction_set.ExceptionCode.USER_EX if row.flow is Flow.RAISE else None
     assert (row.syntax, normal) in seen
 
 
 @pytest.mark.parametrize(
     ("row", "fault"),
-    [(row, fault) for row in isa.ROWS for fault in row.faults],
+    [(row, fault) for row in instruction_set.ROWS for fault in row.faults],
     ids=lambda value: value.syntax if isinstance(value, Row) else value.name,
 )
-def test_a_case_shows_each_fault_of_a_row(row: Row, fault: isa.ExceptionCode, seen: Seen) -> None:
+def test_a_case_shows_each_fault_of_a_row(row: Row, fault: instruction_set.ExceptionCode, seen: Seen) -> None:
     assert (row.syntax, fault) in seen
 
 
@@ -120,7 +120,7 @@ _WRITES_ELSEWHERE = ("pop sbp", "pop tsp", "copy sbp", "copy tsp")
 def test_the_effect_of_a_row_is_what_its_rule_does(name: str, row: Row) -> None:
     target = architecture(name)
     random = Random(f"{name} {row.syntax}")
-    if name.startswith("s390") and row.group in (isa.Group.IO, isa.Group.SEGMENT):
+    if name.startswith("s390") and row.group in (instruction_set.Group.IO, instruction_set.Group.SEGMENT):
         assert row.opcode >= 0xB0  # the processor's own opcodes: there is nothing to compare
         return
     compared = 0
@@ -142,9 +142,9 @@ def _compare(random: Random, row: Row, operand: Operand, target: Architecture, p
     machine = Machine(target, Point(ex_logmax=0xFFFF, logmax=0xFFFF, arguments=context.arguments), context, 0)
     if row.syntax == "ret":
         machine.enter(0)
-    machine.cells[:] = random.choices((0, 1, 2, 3, 8, 16, 0x1000, 0x1010), k=isa.RPN_STACK_CELLS)
+    machine.cells[:] = random.choices((0, 1, 2, 3, 8, 16, 0x1000, 0x1010), k=instruction_set.RPN_STACK_CELLS)
     context.segments.update(dict.fromkeys((0, 1, 2, 3, 8), 0x1000))
-    if row.group is isa.Group.HEAP and row.syntax != "malloc":
+    if row.group is instruction_set.Group.HEAP and row.syntax != "malloc":
         _put_heap_operands(machine, row, popped)
     before, below = machine.tsp, [machine.peek(popped + n) for n in range(100)]
     try:

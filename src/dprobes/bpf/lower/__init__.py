@@ -10,8 +10,8 @@ from __future__ import annotations
 TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from dprobes.bpf.lower.composer import Composer
-    from dprobes.bpf.lower.handler import check_lowering, host_of, is_supported, lower, lower_for_word_sizes
-    from dprobes.bpf.lower.request import (
+    from dprobes.bpf.lower.lowered_handler import check_lowering, host_of, is_supported, lower, lower_for_word_sizes
+    from dprobes.bpf.lower.lowering_request import (
         Abilities,
         Filter,
         LoopForm,
@@ -45,9 +45,9 @@ __all__ = [
 
 _HOMES = {
     "composer": ("Composer",),
-    "handler": ("check_lowering", "host_of", "is_supported", "lower", "lower_for_word_sizes"),
+    "lowered_handler": ("check_lowering", "host_of", "is_supported", "lower", "lower_for_word_sizes"),
 }
-"""Where names live that are not those of ``request``: whoever asks for code imports what writes it, nobody else."""
+"""Modules of the names that ``lowering_request`` does not have; each is imported when one of its names is used."""
 
 
 def __getattr__(name: str) -> object:
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from importlib import import_module
 
-    home = next((module for module, names in _HOMES.items() if name in names), "request")
+    home = next((module for module, names in _HOMES.items() if name in names), "lowering_request")
     value: object = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

@@ -10,19 +10,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.lower.rows.world import read_value
-from dprobes.bpf.lower.state.stack import SCRATCH, store_number
+from dprobes.bpf.bpf_instructions import Alu, Jump, Register
+from dprobes.bpf.lower.state.handler_state import SCRATCH, store_number
+from dprobes.bpf.lower.templates.world_templates import read_value
 from dprobes.errors import NotSupportedError
-from dprobes.lazydataclass import dataclass
+from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.writer import Writer
-    from dprobes.rpn.decoder import EncodedInstruction
-    from dprobes.rpn.isa import ExceptionCode
+    from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.lower.template_writer import Writer
+    from dprobes.rpn.instruction_encoding import EncodedInstruction
+    from dprobes.rpn.instruction_set import ExceptionCode
 
 __all__ = ["Composer", "Variable", "call_extensions"]
 

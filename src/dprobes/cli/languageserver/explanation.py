@@ -7,18 +7,82 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dprobes.cli.languageserver.analysis import is_c, word_at
-from dprobes.cli.languageserver.definition import definition_of
-from dprobes.cli.languageserver.typetext import type_at
+from dprobes.cli.languageserver.edited_program import is_c, word_at
+from dprobes.cli.languageserver.name_definition import definition_of
 from dprobes.errors import DprobesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.cli.languageserver.analysis import Analysis
-    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.cli.languageserver.edited_program import Analysis
+    from dprobes.dpc.types.c_types import CType
+    from dprobes.rpn.rpn_program import ProbeDefinition, Program
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["explain", "type_at"]
+
+# The type of an expression in DProbes C for people: as C writes it, with the members of a structure.
+
+
+_MEMBERS_MAX = 20
+_TYPES_MAX = 4
+"""How many types are shown of an expression that has another one at each place."""
+
+
+def type_at(analysis: Analysis, offset: int) -> str | None:
+    """Return the type of the smallest expression at an offset, in Markdown; None if there is none."""
+    here = [
+        (span.end - span.start, span, type_)
+        for span, type_ in analysis.types
+        if span.file is analysis.source and span.start <= offset < span.end
+    ]
+    if not here:
+        return None
+    smallest = min(size for size, _, _ in here)
+    text = " ".join(next(span.text for size, span, _ in here if size == smallest).split())
+    # What a place in memory holds is noted before what is made of it: the address of an array or structure.
+    types: dict[str, CType] = {}
+    for size, _, type_ in here:
+        if size == smallest:
+            types.setdefault(str(type_), type_)
+    shown = list(types.items())[: 1 if _is_whole(next(iter(types.values()))) else _TYPES_MAX]
+    lines = [line for name, type_ in shown for line in (f"{name}  // {text}", *_members(type_))]
+    return "\n".join(["```c", *lines, "```"])
+
+
+def _is_whole(type_: CType) -> bool:
+    from dprobes.dpc.types.c_types import Array, Record
+
+    return isinstance(type_, Array | Record)
+
+
+def _declared(type_: str, name: str) -> str:
+    """Return a declaration as C writes it: ``char name[16]``, ``char *name``."""
+    base, *sizes = type_.split(" [")
+    pointed = f"{base}{'' if base.endswith('*') else ' '}{name}".rstrip()
+    return pointed + "".join(f"[{size}" for size in reversed(sizes))
+
+
+def _members(type_: CType) -> Iterator[str]:
+    """Give the members of a structure, or of what a pointer leads to, as far as they are known."""
+    from dprobes.dpc.types.c_types import Pointer, Record
+
+    record = type_.target if isinstance(type_, Pointer) else type_
+    if not isinstance(record, Record):
+        return
+    try:
+        members = record.members
+    except DprobesError:
+        return  # the debug information is damaged
+    if members is None:
+        return
+    yield f"{record} {{"
+    for member in members[:_MEMBERS_MAX]:
+        bits = f" : {member.bits}" if member.bits is not None else ""
+        yield f"    {_declared(str(member.type), member.name)}{bits};"
+    if len(members) > _MEMBERS_MAX:
+        yield f"    // and {len(members) - _MEMBERS_MAX} more"
+    yield "};"
+
 
 _LINES_MAX, _LINE_MAX = 60, 200
 _COSTS_MAX = 10
@@ -53,7 +117,7 @@ def _declaration(name: str, text: str, offset: int) -> str:
 
 
 def _of_probe(program: Program, definition: ProbeDefinition) -> str:
-    from dprobes.rpn.printer import print_program
+    from dprobes.rpn.program_text import print_program
 
     alone = replace(program, definitions=(definition,), procedures=())
     lines = print_program(alone).splitlines()
@@ -67,21 +131,21 @@ def _of_probe(program: Program, definition: ProbeDefinition) -> str:
 
 def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterator[tuple[str, str]]:
     """Give the functions of a probe, and what a hit at each costs."""
-    from dprobes.cli.output import inventory
-    from dprobes.resolve.spaces import Space, space_of
-    from dprobes.target.location import Module
-    from dprobes.target.modules import find_module
+    from dprobes.cli.output import module_listing
+    from dprobes.resolve.probed_space import Space, space_of
+    from dprobes.target.module_lookup import find_module
+    from dprobes.target.probed_module import Module
 
     if not place or not definition.is_in_code or space_of(program) is not Space.MODULE or "+" in place:
         return
     with contextlib.suppress(DprobesError, OSError):
         if (path := find_module(program.name)) is not None:
-            for row in inventory.function_rows(Module.load(path, None), place):
+            for row in module_listing.function_rows(Module.load(path, None), place):
                 yield row[0], row[3]
 
 
 def _of_c(word: str) -> str:
-    from dprobes.dpc.typers.provided import ACTIONS, PROVIDED, RESERVED_CALLS
+    from dprobes.dpc.typers.provided_names import ACTIONS, PROVIDED, RESERVED_CALLS
 
     if word in PROVIDED:
         return f"`{word}`: {PROVIDED[word].doc}"
@@ -91,8 +155,8 @@ def _of_c(word: str) -> str:
 
 
 def _of_rpn(text: str, start: int) -> str:
-    from dprobes.rpn.isa import ROWS
-    from dprobes.rpn.keywords import KEYWORDS
+    from dprobes.rpn.instruction_set import ROWS
+    from dprobes.rpn.program_text import KEYWORDS
 
     begin = text.rfind("\n", 0, start) + 1
     end = text.find("\n", start)

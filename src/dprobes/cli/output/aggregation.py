@@ -1,42 +1,66 @@
-"""``--count``, ``--hist`` and ``--sum``: the tables that stand for records at the end."""
+"""
+``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally what they would have logged.
+
+That is done for handlers of which each run leaves one record, whose fields are header items that instructions push, or
+words that one ``log`` takes from the stack. Which word a field is, is found out by asking for the field in records of
+random words. A sum of numbers without a sign has one more key, whether the number would be negative with one: so what
+tables sum up as signed words is known exactly. What tables hold in the end is counted as records of the same content
+would be, so that the answers are the same. A hit whose probed instruction faults counts, as with every table.
+"""
 
 from __future__ import annotations
 
+import enum
+import os
 from collections import Counter
 from dataclasses import replace
 from functools import reduce
 from itertools import compress
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dprobes.cli.output.textoutput import print_line, print_table
+from dprobes.cli import console
+from dprobes.cli.console import print_line, print_table
 from dprobes.errors import FormatError
-from dprobes.formatters.addressnames import AddressSymboliser
-from dprobes.formatters.templates.collection import templates_of
-from dprobes.keyed.quantities import power_bucket_label
-from dprobes.keyed.text import bar_lines
-from dprobes.record.boot import boot_id
-from dprobes.sinks.aggregates import Aggregates
-from dprobes.sinks.fieldcolumns import columns_of_packed, columns_of_rows
-from dprobes.sinks.interface import Batch
-from dprobes.sinks.measures import Sum
-from dprobes.trace.columns import PackedRows
-from dprobes.trace.content import LostRecords
+from dprobes.formatters.address_names import AddressSymboliser
+from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues
+from dprobes.formatters.templates.template_collection import templates_of
+from dprobes.keyed.table_layout import BIAS, HIST_ZERO, key_parts
+from dprobes.keyed.table_text import bar_lines, power_bucket_label
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.boot_clock import boot_id
+from dprobes.record.log_record import LogRecord
+from dprobes.record.record_origin import Place
+from dprobes.resolve.probepoints import places_of
+from dprobes.rpn.instruction_set import Flow, Group, rows_by_syntax
+from dprobes.rpn.keyed_tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind
+from dprobes.rpn.program_needs import sets_codes
+from dprobes.rpn.rpn_program import Code, Expression, Glob, Instruction
+from dprobes.sinks.field_columns import columns_of_packed, columns_of_rows
+from dprobes.sinks.record_aggregates import GROUPS_MAX, VALUES_MAX, Aggregates, Sum, place_text
+from dprobes.sinks.sink_interface import Batch
+from dprobes.trace.record_columns import PackedRows
+from dprobes.trace.trace_content import LostRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dprobes.cli.output.wantedfields import WantedFields
-    from dprobes.formatters.templates.collection import Templates
-    from dprobes.record.origin import RecordSource
-    from dprobes.record.probeinfo import Place
-    from dprobes.sinks.aggregates import CountTable
-    from dprobes.sinks.measures import Histogram, SumTable
-    from dprobes.trace.columns import Rows
-    from dprobes.trace.content import TraceProgram
-    from dprobes.trace.mixedblock import Block
-    from dprobes.trace.selection import Selection
+    from dprobes.cli.shared_options import WantedFields
+    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.formatters.templates.template_collection import Templates
+    from dprobes.keyed.table_layout import TableRow
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.rpn_program import Operand, ProbeDefinition, Program
+    from dprobes.sinks.record_aggregates import CountTable, Histogram, Measures, SumTable
+    from dprobes.trace.packed_blocks import Block
+    from dprobes.trace.record_columns import Rows
+    from dprobes.trace.trace_content import TraceProgram
+    from dprobes.trace.trace_filter import Selection
 
-__all__ = ["aggregate_traces", "aggregates_of", "print_aggregates"]
+__all__ = ["HandlerAggregates", "NotAtTheHitError", "aggregate_traces", "aggregates_of", "print_aggregates", "sum_of"]
+
+# ``--count``, ``--hist`` and ``--sum``: the tables that stand for records at the end.
+
 
 _ROWS = 50
 """Rows of a table that are printed; the others are summed up."""
@@ -166,3 +190,313 @@ def _print_histogram(histogram: Histogram) -> None:
         print_line(line)
     if histogram.odd:
         print_line(_without_number(histogram.odd))
+
+
+_PUSHES = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid"}
+"""The instructions that push a header item."""
+
+_CONSTANT = frozenset({"major", "minor", "host", "program", "stack_trace", *PLACE_FIELDS})
+"""The fields that are the same in all records of a place."""
+
+_NAME = "name"
+_TRIALS = 8
+_MASK = (1 << 64) - 1
+_WORDS_MAX = 64
+
+
+class NotAtTheHitError(Exception):
+    """Say, as a clause, why records are carried."""
+
+
+class _Word(NamedTuple):
+    """A field that is a word of the data."""
+
+    number: int
+
+
+class _Item(NamedTuple):
+    """A field that is a header item."""
+
+    name: str
+
+
+_Source = _Word | _Item | None
+"""Where the value of a field comes from; None: it is the same in all records of a place."""
+
+
+class _What(enum.Enum):
+    COUNT, HIST, SUM = range(3)
+
+
+_KINDS = {_What.HIST: TableKind.HIST, _What.SUM: TableKind.STATS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """
+    One table of one definition, for option number ``view`` of a kind.
+
+    The handler logs so many ``words``. ``keys`` are the sources of the fields that differ, in the order of the table's
+    keys; ``value`` is that of the number, None where records have none. With ``has_sign`` there is one more key.
+    """
+
+    definition: int
+    what: _What
+    view: int
+    words: int
+    keys: tuple[_Word | _Item, ...]
+    table: Table
+    value: _Word | _Item | None = None
+    has_sign: bool = False
+
+
+class HandlerAggregates:
+    """
+    Hold a ``program`` that tallies, and read what it has tallied.
+
+    Raise ``NotAtTheHitError`` where records are needed, as they are where somebody ``carries`` them anyway.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: RecordSource,
+        wanted: WantedFields,
+        *,
+        carries: bool = False,
+    ) -> None:
+        if carries:
+            raise NotAtTheHitError("somebody else gets them as well")
+        if sets_codes(program):
+            raise NotAtTheHitError("handlers set the codes of records")
+        self._values = FieldValues(source, os.uname().nodename)
+        self._wanted = wanted
+        self._source = source
+        self.own_tables = len(program.tables)
+        """How many tables the program has had before."""
+        self._tallies: list[_Tally] = []
+        definitions = [self._tallied(program, n, each) for n, each in enumerate(program.definitions)]
+        tables = (*program.tables, *(each.table for each in self._tallies))
+        if len(tables) > TABLES_MAX or len({table.name for table in tables}) < len(tables):
+            raise NotAtTheHitError(f"that would take more than {TABLES_MAX} tables")
+        self.program = replace(program, definitions=tuple(definitions), tables=tables)
+
+    # The program
+
+    def _tallied(self, program: Program, number: int, definition: ProbeDefinition) -> ProbeDefinition:
+        """Return a definition whose handler tallies instead of logging."""
+        before, words, behind = _around_log(definition)
+        record = LogRecord(program.major, definition.minor)
+        tallies: list[_Tally] = []
+
+        def keys_of(fields: Sequence[str]) -> tuple[_Word | _Item, ...]:
+            if named := [field for field in fields if self._values.is_named(field)]:
+                raise NotAtTheHitError(f"'{named[0]}' is shown by its name, which depends on the process")
+            found = [self._source_of(definition, field, record, words) for field in fields]
+            return tuple(dict.fromkeys(each for each in found if each is not None))
+
+        for view, fields in enumerate(self._wanted.counted):
+            keys = keys_of(fields)
+            table = _table(f"count{view}_of_{number}", TableKind.COUNT, keys, VALUES_MAX)
+            tallies.append(_Tally(number, _What.COUNT, view, words, keys, table))
+        by = keys_of(self._wanted.by)
+        for what, fields in ((_What.HIST, self._wanted.measured), (_What.SUM, self._wanted.summed)):
+            for view, field in enumerate(fields):
+                value = self._source_of(definition, field, record, words)
+                if value == _Item(_NAME) or (value is None and field in _CONSTANT):
+                    raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
+                # A record without the field is counted as one that has no number there.
+                kind = TableKind.COUNT if value is None else _KINDS[what]
+                has_sign = what is _What.SUM and value is not None and not self._is_signed(field, value, record, words)
+                table = _table(f"{_KINDS[what].value}{view}_of_{number}", kind, by, GROUPS_MAX, has_sign=has_sign)
+                tallies.append(_Tally(number, what, view, words, by, table, value, has_sign))
+        self._tallies += tallies
+        code = [*before]
+        for tally in tallies:
+            code += _instructions_of(tally)
+        if words:
+            code.append(_instruction("ros <cells>", words))
+        return replace(definition, handler=Code((*code, *behind, _instruction("abort")), {}))
+
+    def _source_of(self, definition: ProbeDefinition, field: str, record: LogRecord, words: int) -> _Source:
+        """Return where the value of a field comes from in the records of a handler that logs so many words."""
+        if field in HEADER_FIELDS:
+            if field in _CONSTANT:
+                return None
+            if field == _NAME or field in _PUSHES:
+                return _Item(field)
+            raise NotAtTheHitError(f"no instruction pushes '{field}' as records have it")
+        if field == "function" and not definition.is_in_code:
+            raise NotAtTheHitError("samples and accesses are in any function")
+        if field in _CONSTANT:
+            return None
+        if (numbered := NUMBERED.match(field)) is not None and numbered[1] == "item":
+            raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+        found = {self._word_of(field, record, words, size) for size in (8, 4)}
+        if len(found) > 1:
+            raise NotAtTheHitError(f"'{field}' is another word in 32-bit code")
+        return found.pop()
+
+    def _is_signed(self, field: str, value: _Word | _Item, record: LogRecord, words: int) -> bool:
+        """Return whether a field is a number with a sign."""
+        if isinstance(value, _Item):
+            return False
+        size = record.word_size
+        found = self._values.find(_with_words(record, [(1 << 8 * size) - 1] * words, size), Place("", ""), field)
+        return isinstance(found, int) and found < 0
+
+    def _word_of(self, field: str, record: LogRecord, words: int, size: Literal[4, 8]) -> _Word | None:
+        random = Random(field)  # noqa: S311 - nothing is kept secret
+        candidates = set(range(words))
+        for _ in range(_TRIALS):
+            data = [random.getrandbits(8 * size) for _ in range(words)]
+            value = self._values.find(_with_words(record, data, size), Place("", ""), field)
+            if value is None:
+                return None
+            if not isinstance(value, int):
+                raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+            candidates = {n for n in candidates if (value - data[n]) % (1 << 8 * size) == 0}
+        if len(candidates) != 1:
+            raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+        return _Word(candidates.pop())
+
+    # What was tallied
+
+    def collect(self, session: ControlledSession, aggregates: Aggregates, word_size: Literal[4, 8]) -> None:
+        """Count what the tables of a session hold."""
+        probes = list(session.probes)
+        places = places_of(self._source.module, probes)
+        contents = session.tables()[self.own_tables :]
+        for tally, held in zip(self._tallies, contents, strict=True):
+            place = next((places[n] for n, probe in enumerate(probes) if probe.number == tally.definition), None)
+            if place is None:
+                continue
+            definition = self.program.definitions[tally.definition]
+            record = LogRecord(self.program.major, definition.minor, word_size=word_size)
+            fields = self._wanted.counted[tally.view] if tally.what is _What.COUNT else self._wanted.by
+            for row in held.rows:
+                of_row = _with_parts(record, tally, key_parts(tally.table.keys, row.key))
+                group = tuple(self._values.text(of_row, place, field) for field in fields)
+                if tally.what is _What.COUNT:
+                    aggregates.add_count(tally.view, group, row.cells[0])
+                else:
+                    self._add_measured(aggregates.measures, tally, row, record, group or (place_text(place),))
+            if tally.what is _What.COUNT:
+                aggregates.add_others(tally.view, held.lost)
+            elif held.lost:
+                console.warning(f"{held.lost} numbers found no room in a table: too many values of {', '.join(fields)}")
+
+    def _add_measured(
+        self, measures: Measures, tally: _Tally, row: TableRow, record: LogRecord, group: tuple[str, ...]
+    ) -> None:
+        """Add what a table has under one key."""
+        bits = 8 * record.word_size
+        match tally.what, tally.value:
+            case _What.HIST, None:
+                measures.add_odd(tally.view, group, row.cells[0])
+            case _What.SUM, None:
+                measures.add_unsummed(tally.view, row.cells[0])
+            case _What.SUM, _:
+                is_negative = tally.has_sign and key_parts(tally.table.keys, row.key)[-1]
+                measures.add_sum(tally.view, group, sum_of(row.cells, 1 << bits if is_negative else 0))
+            case _What.HIST, source:
+                assert source is not None
+                field = self._wanted.measured[tally.view]
+                is_signed = self._is_signed(field, source, record, tally.words)
+                for cell, count in enumerate(row.cells):
+                    if count:
+                        bucket = cell - HIST_ZERO
+                        # As a number without a sign it has all bits of the word.
+                        bucket = bits if bucket < 0 and not is_signed else bucket
+                        measures.add_bucket(tally.view, group, bucket, count)
+
+
+def sum_of(cells: Sequence[int], offset: int) -> Sum:
+    """Return what signed numbers come to that a table has summed up, each with ``offset`` added."""
+    count, least, largest = cells[0], BIAS - 1 - cells[2], cells[3] - BIAS
+    # The sum is known but for multiples of 2**64; that of so many numbers lies between these bounds.
+    total = count * least + (cells[1] - count * least & _MASK)
+    return Sum(count, total + count * offset, least + offset, largest + offset)
+
+
+def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
+    """Return the instructions before the only log instruction, how many words that logs, and those behind."""
+    if isinstance(definition.location, Glob):
+        raise NotAtTheHitError("a pattern stands for several functions")
+    instructions = list(definition.handler.instructions)
+    if instructions and instructions[-1].row.syntax == "exit":
+        instructions.pop()
+    if definition.handler.labels or any(each.row.flow is not Flow.NEXT for each in instructions):
+        raise NotAtTheHitError("a handler has several ways to go")
+    if any(each.row.operator == "callk" for each in instructions):
+        raise NotAtTheHitError("a handler calls an extension")
+    logs = [n for n, each in enumerate(instructions) if each.row.operator == "log"]
+    if not logs:
+        return instructions, 0, []
+    place, *more = logs
+    words = instructions[place].operand
+    if more or instructions[place].row.syntax != "log <count>" or not isinstance(words, int) or words > _WORDS_MAX:
+        raise NotAtTheHitError("a handler logs something else than words at once")
+    before = instructions[:place]
+    if any(each.row.faults and each.row.group is not Group.REGISTER for each in before):
+        raise NotAtTheHitError("a handler may fail before it logs")
+    return before, words, instructions[place + 1 :]
+
+
+def _table(name: str, kind: TableKind, sources: Sequence[_Word | _Item], room: int, *, has_sign: bool = False) -> Table:
+    kinds = [KeyKind.COMM if each == _Item(_NAME) else KeyKind.WORD for each in sources]
+    kinds += [KeyKind.WORD] * has_sign
+    if len(kinds) > KEYS_MAX:
+        raise NotAtTheHitError(f"a table has no more than {KEYS_MAX} keys")
+    if not kinds and room != VALUES_MAX:
+        return Table(name, kind)
+    table = Table(name, kind, tuple(Key(kind) for kind in kinds), room=room << has_sign)
+    return table if table.memory <= MEMORY_MAX else replace(table, room=MEMORY_MAX // (table.memory // table.room))
+
+
+def _instructions_of(tally: _Tally) -> list[Instruction]:
+    """Return what tallies; the logged words are on top of the stack before and behind it."""
+    found: list[Instruction] = []
+    cells = 0
+
+    def push(source: _Word | _Item) -> None:
+        nonlocal cells
+        if isinstance(source, _Word):
+            found.append(_instruction("push tsp, <n>", source.number + cells))
+        elif source.name != _NAME:
+            found.append(_instruction(_PUSHES[source.name]))
+        cells += source != _Item(_NAME)
+
+    for source in tally.keys:
+        push(source)
+    if tally.value is not None:
+        if tally.has_sign:
+            found.append(_instruction("push <value>", Expression(0)))
+            cells += 1
+            push(tally.value)
+            found.append(_instruction("lt"))
+            cells -= 1
+        push(tally.value)
+    return [*found, _instruction("tally <table>", tally.table.name)]
+
+
+def _instruction(syntax: str, operand: Operand = None) -> Instruction:
+    return Instruction(rows_by_syntax()[syntax], operand)
+
+
+def _with_words(record: LogRecord, words: Sequence[int], size: Literal[4, 8]) -> LogRecord:
+    data = b"".join(word.to_bytes(size, record.byte_order) for word in words)
+    return record._replace(data=data, word_size=size)
+
+
+def _with_parts(record: LogRecord, tally: _Tally, parts: Sequence[Any]) -> LogRecord:
+    """Return a record that has the parts of a key in the fields that they come from."""
+    words: dict[int, int] = {}
+    for source, part in zip(tally.keys, parts, strict=False):  # behind them there may be a sign
+        if isinstance(source, _Word):
+            words[source.number] = part
+        elif source.name == _NAME:
+            record = record._replace(process_name=part.decode("utf-8", "surrogateescape"))
+        else:
+            record = record._replace(**{source.name: part})
+    return _with_words(record, [words.get(n, 0) for n in range(tally.words)], record.word_size)

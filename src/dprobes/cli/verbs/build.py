@@ -12,34 +12,40 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.api import C_SUFFIX
-from dprobes.api.compiledfile import is_compiled
-from dprobes.api.sourcefile import parse_programs
+from dprobes.api.compiled_program import is_compiled, parse_programs
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, PROGRAM_FILE, kernel_types_option, program_options, symbols_option, text_option
-from dprobes.cli.optionvalues import compile_options, program_of
-from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.console import print_lines
+from dprobes.cli.option_values import compile_options, program_of
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import is_c, kernel_types_in, source_of
-from dprobes.cli.templateoption import templates_option
+from dprobes.cli.record_options import templates_option
+from dprobes.cli.resolved_program import is_c, kernel_types_in, source_of
+from dprobes.cli.shared_options import (
+    PROGRAM,
+    PROGRAM_FILE,
+    kernel_types_option,
+    program_options,
+    symbols_option,
+    text_option,
+)
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError
-from dprobes.resolve.spaces import Space, space_of
-from dprobes.rpn.program import ModuleType
+from dprobes.resolve.probed_space import Space, space_of
+from dprobes.rpn.rpn_program import ModuleType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.dpc.modules.modulefiles import ModuleFiles
-    from dprobes.ppdf.model import Ppdf
-    from dprobes.rpn.pipeline import CompileOptions
-    from dprobes.rpn.program import Program
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
+    from dprobes.ppdf.ppdf_model import Ppdf
+    from dprobes.rpn.compilation_passes import CompileOptions
+    from dprobes.rpn.rpn_program import Program
 
-__all__ = ["command"]
+__all__ = ["build_command"]
 
 SUFFIX = ".ppdf"
 
 DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
-"""The passes of the compiler (``dpc.dump.PASSES``)."""
+"""The passes of the compiler (``dpc.compiler.PASSES``)."""
 
 
 @click.command("build")
@@ -70,7 +76,7 @@ DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
 @symbols_option
 @kernel_types_option
 @templates_option("Put the templates that its records need into OUT; they are in this directory.")
-def command(
+def build_command(
     file: Path | None,
     text: str | None,
     output: Path | None,
@@ -95,10 +101,10 @@ def command(
     Of the kernel --for names a vmlinux with symbols, or a vmlinuz beside its System.map; of a kernel module its .ko
     file. In other kernels than these the places of the program are found by their names.
     """
-    from dprobes.formatters.templates.carried import carried_templates
-    from dprobes.ppdf.writer import encode
-    from dprobes.resolve.portablejoined import build_joined, files_of_modules
-    from dprobes.rpn.joined import joined_program
+    from dprobes.formatters.templates.carried_templates import carried_templates
+    from dprobes.ppdf.ppdf_file import encode
+    from dprobes.resolve.portable_program import build_joined, files_of_modules
+    from dprobes.rpn.rpn_program import joined_program
 
     chosen = program_of(file, text)
     if file is not None and is_compiled(file):
@@ -112,8 +118,8 @@ def command(
         print_lines(_dump(chosen, diagnostics, options, dumped, files_of(modules)))
         return 0
     if emitted == "bpf":
-        from dprobes.cli.resolvedprogram import compile_programs
-        from dprobes.engines.registry import code_listing
+        from dprobes.cli.resolved_program import compile_programs
+        from dprobes.engines.engine_registry import code_listing
 
         for number, compiled in enumerate(
             compile_programs(chosen, options, symbols=symbols, kernel_types=kernel_types)
@@ -173,7 +179,7 @@ def _dump(
     program: Path | str, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
 ) -> list[str]:
     """Return what a pass makes of a program in DProbes C."""
-    from dprobes.dpc.pipeline import dump_lines
+    from dprobes.dpc.c_source import dump_lines
 
     if not is_c(program):
         raise click.UsageError(f"--dump is for programs in DProbes C, whose names end in {C_SUFFIX}")
@@ -186,7 +192,7 @@ def _files(
     """Return what finds the files of modules for a program in DProbes C: among ``modules`` first."""
     if not is_c(program):
         return None
-    from dprobes.dpc.modules.modulefiles import ModuleFiles
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
 
     types = None if kernel_types is None else kernel_types_in(kernel_types)
     return ModuleFiles(symbols=symbols, named=modules, kernel_types=types)
@@ -223,10 +229,10 @@ def _rpn_source(
 ) -> str:
     """Return a program as RPN source; that of DProbes C has its lines as comments."""
     if not is_c(program):
-        from dprobes.rpn.printer import print_program
+        from dprobes.rpn.program_text import print_program
 
         return print_program(parse_programs(Path(program), diagnostics, options).programs[0])
-    from dprobes.dpc.pipeline import compile_source
+    from dprobes.dpc.c_source import compile_source
 
     return compile_source(source_of(program), diagnostics, options, files=files_of(modules)).rpn
 
@@ -248,8 +254,8 @@ def _purpose_of_one(ppdf: Ppdf) -> str:
 
 def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnostics) -> None:
     """Warn of files that the module's name does not mean."""
-    from dprobes.target.elf.file import ElfFile
-    from dprobes.target.modules import matches
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.module_lookup import matches
 
     for path in modules if program.modtype is ModuleType.USER else ():
         soname = ElfFile.open(path).soname

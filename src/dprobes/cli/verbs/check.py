@@ -8,22 +8,22 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, kernel_types_option, program_options, symbols_option, text_option
-from dprobes.cli.optionvalues import compile_options, program_of
+from dprobes.cli.option_values import compile_options, program_of
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import compile_programs
-from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
+from dprobes.cli.record_options import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
+from dprobes.cli.resolved_program import compile_programs
+from dprobes.cli.shared_options import PROGRAM, kernel_types_option, program_options, symbols_option, text_option
 from dprobes.diagnostics import Severity
-from dprobes.engines.choice import note_unsupported
+from dprobes.engines.engine_choice import note_unsupported
 from dprobes.errors import TargetError
-from dprobes.formatters.templates.directory import DIRECTORY_FILE
+from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.cli.resolvedprogram import Compiled
+    from dprobes.cli.resolved_program import Compiled
 
-__all__ = ["command"]
+__all__ = ["check_command"]
 
 
 @click.command("check")
@@ -36,7 +36,7 @@ __all__ = ["command"]
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's."
 )
-def command(
+def check_command(
     file: Path | None,
     text: str | None,
     defines: tuple[str, ...],
@@ -74,7 +74,7 @@ def command(
 
 def _note_foreign_debug_file(compiled: Compiled) -> None:
     """Note that what is installed as the debug file of the module is that of another build."""
-    from dprobes.target.elf.debugfiles import lack_of_debug_file
+    from dprobes.target.elf.symbol_sources import lack_of_debug_file
 
     if compiled.resolved is None:
         return

@@ -1,34 +1,97 @@
-"""The verb ``convert``: a script of bpftrace as a program in DProbes C."""
+"""What a conversion of a script of bpftrace asks about this machine."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli import console
-from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.console import print_lines
 from dprobes.errors import DprobesError, reason_of
+from dprobes.target.kernel.tracepoints import KernelTracepoints
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ThisMachine"]
+
+_EMPTY = frozenset({"libpthread", "libdl", "librt", "libutil"})
+"""Libraries whose functions are in the C library since glibc 2.34; what is left of them is small."""
+
+_SMALL = 32 << 10
+
+
+_STRUCTURE = re.compile(r"(struct|union) \w+ ?\*")
+
+
+class ThisMachine:
+    """This machine (``bpftrace.script_place.Machine``)."""
+
+    def __init__(self) -> None:
+        self._tracepoints = KernelTracepoints()
+
+    def library(self, name: str) -> str:
+        """Return the name of the library of a short name, as the dynamic linker knows it."""
+        from dprobes.target.loader_search import host_architecture, read_ld_cache
+
+        libraries = {
+            each.name: each.path
+            for each in read_ld_cache()
+            if each.name.startswith(f"{name}.so") and each.architecture == host_architecture()
+        }
+        if not libraries:
+            return name
+        found = min(libraries, key=lambda each: (len(each), each))
+        with contextlib.suppress(OSError):
+            if name in _EMPTY and Path(libraries[found]).stat().st_size < _SMALL:
+                return "libc.so.6"
+        return found
+
+    def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:
+        """Return the names of tracepoints that match a pattern."""
+        with contextlib.suppress(DprobesError, OSError):
+            return sorted(name for name in self._tracepoints.names(subsystem) if fnmatchcase(name, pattern))
+        return ()
+
+    def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
+        """Return the fields of a tracepoint that are arrays, with their sizes."""
+        with contextlib.suppress(DprobesError, OSError):
+            fields = self._tracepoints.record_fields(subsystem, name).values()
+            return {each.name: 0 if each.place else each.size for each in fields if each.is_array}
+        return {}
+
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
+        """Return the fields of a tracepoint that are pointers to structures, with their types."""
+        with contextlib.suppress(DprobesError, OSError):
+            fields = self._tracepoints.record_fields(subsystem, name).values()
+            types = {each.name: each.type_name.removeprefix("const ") for each in fields}
+            return {field: type_ for field, type_ in types.items() if _STRUCTURE.fullmatch(type_)}
+        return {}
+
+
+# The verb ``convert``: a script of bpftrace as a program in DProbes C.
 
 
 @click.command("convert")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option("-e", "text", metavar="TEXT", help="Convert this script instead of a file.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the program to FILE.")
-def command(file: Path | None, text: str | None, output: Path | None) -> int:
+def convert_command(file: Path | None, text: str | None, output: Path | None) -> int:
     """
     Convert FILE, a script of bpftrace, to DProbes C, and print the program.
 
     What is not quite the same is noted. What has no like is an error with its place, and nothing is printed then. A
     comment in front of the program says how it is run.
     """
-    from dprobes.bpftrace.conversion import convert
-    from dprobes.cli.bpftracemachine import ThisMachine
+    from dprobes.bpftrace.script_conversion import convert
     from dprobes.diagnostics import Diagnostics
-    from dprobes.source import SourceFile
+    from dprobes.source_text import SourceFile
 
     if (text is None) == (file is None):
         raise click.UsageError("name the file of a script, or give its text with -e TEXT")

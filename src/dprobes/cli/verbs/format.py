@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from dprobes.cli import console
-from dprobes.cli.damage import DamageReport, skip_damaged_option
-from dprobes.cli.output.recordprinter import Printer
-from dprobes.cli.templateoption import read_templates, templates_option
+from dprobes.cli.output.record_printer import DamageReport, Printer, skip_damaged_option
+from dprobes.cli.record_options import read_templates, templates_option
 from dprobes.errors import FormatError, reason_of
 from dprobes.formatters import FORMATS
-from dprobes.record.lineframes import Frame, FrameDecoder, Garbage, Lost
-from dprobes.record.origin import RecordSource
-from dprobes.trace.content import LostRecords, PlaceEntry, TraceOrigin, TraceProgram, TraceRecord
-from dprobes.trace.filenames import is_trace_name
-from dprobes.trace.frames import is_trace
-from dprobes.trace.parser import TraceParser
+from dprobes.record.line_frames import Frame, FrameDecoder, Garbage, Lost
+from dprobes.record.record_origin import RecordSource
+from dprobes.sinks.target_kinds import is_trace_name
+from dprobes.trace.trace_content import LostRecords, PlaceEntry, TraceOrigin, TraceProgram, TraceRecord
+from dprobes.trace.trace_frames import is_trace
+from dprobes.trace.trace_reader import TraceParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from dprobes.trace.content import Damage
+    from dprobes.trace.trace_content import Damage
 
-__all__ = ["command"]
+__all__ = ["format_command"]
 
 _PIECE = 1 << 20
 
@@ -39,7 +38,7 @@ _PIECE = 1 << 20
 @templates_option("Print records by the templates in this directory before those that are in FILE.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
-def command(file: Path, templates: Path | None, format_name: str, skip_damaged: bool) -> int:
+def format_command(file: Path, templates: Path | None, format_name: str, skip_damaged: bool) -> int:
     """
     Print the records of FILE: a trace file, or the output of --log-format binary, also from another machine.
 

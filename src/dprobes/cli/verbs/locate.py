@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.cli.options import PROCESS_ID, symbols_option
-from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli import console
+from dprobes.cli.console import print_lines, print_table
 from dprobes.cli.progress import Progress
+from dprobes.cli.shared_options import PROCESS_ID, symbols_option
 from dprobes.errors import TargetError
-from dprobes.lazypattern import lazy_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.rpn.program import Expression
-    from dprobes.target.code.instructions import DecodedInstruction
-    from dprobes.target.location import Module
+    from dprobes.rpn.rpn_program import Expression
+    from dprobes.target.code.machine_code import DecodedInstruction
+    from dprobes.target.probed_module import Module
 
-__all__ = ["command", "not_there"]
+__all__ = ["not_there"]
 
 _BEFORE, _AFTER = 3, 6
 
-_LISTED_NAME = lazy_pattern(r"(?P<name>[A-Za-z_].*[:\[].*?)(?: ?(?P<distance>[+-](?:0[xX][0-9a-fA-F]+|[0-9]+)))?")
+_LISTED_NAME = re.compile(r"(?P<name>[A-Za-z_].*[:\[].*?)(?: ?(?P<distance>[+-](?:0[xX][0-9a-fA-F]+|[0-9]+)))?")
 """A name with a source file before it, or with brackets, as 'list' has it."""
 
 
@@ -33,7 +33,7 @@ _LISTED_NAME = lazy_pattern(r"(?P<name>[A-Za-z_].*[:\[].*?)(?: ?(?P<distance>[+-
 @click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]|:FILE:LINE]")
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
-def command(place: str, symbols: Path | None, pid: int | None) -> int:
+def locate_command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
     Print the values of 'offset =' and 'opcode =' for a place in a module.
 
@@ -57,21 +57,21 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
 
 def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
     """Return what is said of a place."""
-    from dprobes.target.modules import find_module
+    from dprobes.target.module_lookup import find_module
 
     if place.startswith(("syscall", "tracepoint")):
-        from dprobes.cli.output.tracepointplace import describe_traced, is_traced
+        from dprobes.cli.output.kernel_listing import describe_traced, is_traced
 
         if is_traced(place):
             return list(describe_traced(place))
-    from dprobes.cli.output.usdtplace import describe_usdt, split_usdt
+    from dprobes.cli.output.module_listing import describe_usdt, split_usdt
 
     if (usdt := split_usdt(place)) is not None:
         if (path := find_module(usdt[0], pid=pid)) is None:
             raise not_there(usdt[0], pid)
         module = _load(path, symbols)
         return [*_describe_module(module, usdt[0]), *describe_usdt(module, *usdt[1:])]
-    from dprobes.cli.output.lineplace import describe_lines, split_lines
+    from dprobes.cli.output.module_listing import describe_lines, split_lines
 
     if (lines := split_lines(place)) is not None:
         if (path := find_module(lines.module, pid=pid)) is None:
@@ -79,7 +79,7 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
         module = _load(path, symbols)
         return [*_describe_module(module, lines.module), *describe_lines(module, lines, symbols)]
     name, expression = _split(place)
-    from dprobes.cli.output.kernelplace import describe_kernel_place, is_module_file, kernel_module
+    from dprobes.cli.output.kernel_listing import describe_kernel_place, is_module_file, kernel_module
 
     path = None if is_module_file(name) else find_module(name, pid=pid)
     if path is None:
@@ -103,16 +103,15 @@ def _split(place: str) -> tuple[str, Expression | None]:
         raise click.UsageError("the name of the module is empty")
     if not colon:
         return name, None
-    from dprobes.rpn.expressions import parse_readable
+    from dprobes.rpn.rpn_expressions import parse_readable
 
     if (readable := parse_readable(text)) is not None:
         return name, readable
     from dprobes.diagnostics import Diagnostics
     from dprobes.preprocessor import preprocess
-    from dprobes.rpn.expressions import ExpressionError, parse_expression
-    from dprobes.rpn.lexer import Lexer
-    from dprobes.rpn.program import Expression
-    from dprobes.source import SourceFile
+    from dprobes.rpn.rpn_expressions import ExpressionError, Lexer, parse_expression
+    from dprobes.rpn.rpn_program import Expression
+    from dprobes.source_text import SourceFile
 
     diagnostics = Diagnostics()
     lexer = Lexer(preprocess(SourceFile("<place>", text), diagnostics), diagnostics.error)
@@ -129,11 +128,11 @@ def _split(place: str) -> tuple[str, Expression | None]:
 
 def not_there(name: str, pid: int | None, place: str | None = None) -> TargetError:
     """Return the error that says that there is no module of a name, with one that may be meant by a place."""
-    from dprobes.target.modules import suggestion
+    from dprobes.target.module_lookup import suggestion
 
     hint = suggestion(name, pid=pid)
     if place is not None:
-        from dprobes.dpc.tracerwords import place_hint
+        from dprobes.dpc.tracer_words import place_hint
 
         known = place_hint(place)
         if name == "usdt" and place.count(":") == 1:
@@ -148,7 +147,7 @@ def not_there(name: str, pid: int | None, place: str | None = None) -> TargetErr
 
 
 def _load(path: Path, symbols: Path | None) -> Module:
-    from dprobes.target.location import Module
+    from dprobes.target.probed_module import Module
 
     return Module.load(path, symbols)
 
@@ -169,9 +168,8 @@ def _describe_module(module: Module, name: str) -> list[str]:
 
 
 def _describe_place(module: Module, expression: Expression) -> list[str]:
-    from dprobes.cli.output.usdtplace import guard_of
-    from dprobes.target.code.codeplace import instruction_at
-    from dprobes.target.code.instructions import disassemble_around, unprobeable
+    from dprobes.cli.output.module_listing import guard_of
+    from dprobes.target.code.machine_code import disassemble_around, instruction_at, unprobeable
 
     if expression.symbol is None:
         offset = expression.addend
@@ -205,7 +203,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
 
 def _readable(function: str) -> Iterator[str]:
     """Give a line with the name of a function in C++ or Rust as people write it; nothing for other names."""
-    from dprobes.target.names.demangled import Demangler
+    from dprobes.target.readable_names import Demangler
 
     if (name := Demangler().name_of(function)) != function:
         yield f"          {name}"
@@ -213,7 +211,7 @@ def _readable(function: str) -> Iterator[str]:
 
 def _arguments(module: Module, function: str | None) -> Iterator[str]:
     """Give a line about where a function of a Go program takes its arguments; nothing for other programs."""
-    from dprobes.target.gobinary import Convention, convention_of, go_version, passes_in_registers
+    from dprobes.target.go_binary import Convention, convention_of, go_version, passes_in_registers
 
     if (version := go_version(module.elf)) is None:
         return
@@ -226,7 +224,7 @@ def _arguments(module: Module, function: str | None) -> Iterator[str]:
 
 def _offset_text(expression: Expression, offset: int) -> str:
     from dprobes.globs import is_pattern
-    from dprobes.rpn.program import Expression
+    from dprobes.rpn.rpn_program import Expression
 
     symbol = expression.symbol
     if symbol is None:
@@ -237,7 +235,7 @@ def _offset_text(expression: Expression, offset: int) -> str:
 
 
 def _instruction_lines(module: Module, instructions: Sequence[DecodedInstruction], offset: int) -> Iterator[str]:
-    from dprobes.cli.output.placecost import costs_at
+    from dprobes.cli.output.module_listing import costs_at
 
     for instruction, cost in zip(instructions, costs_at(module, instructions), strict=True):
         arrow = "=>" if instruction.offset == offset else "  "
@@ -248,10 +246,80 @@ def _instruction_lines(module: Module, instructions: Sequence[DecodedInstruction
 def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> list[str]:
     if unprobeable is not None:
         return [f"'{decoded.text}' can never carry a probe: {unprobeable}"]
-    from dprobes.engines.registry import rows
+    from dprobes.engines.engine_registry import rows
 
     return [
         f"{row.name}: '{decoded.text}' is {note.text}{note.verdict}"
         for row in rows()
         for note in row.notes_on(module, [decoded])
     ]
+
+
+# The verb ``list``: what there is to probe.
+
+
+@click.command("list")
+@click.argument("what", metavar="[MODULE[:PATTERN]]", required=False)
+@symbols_option
+@click.option("-p", "--pid", type=PROCESS_ID, help="The process whose modules are meant.")
+def list_command(what: str | None, symbols: Path | None, pid: int | None) -> int:
+    """
+    List what there is to probe: the functions of MODULE that match the shell pattern PATTERN, or all of them.
+
+    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded; or 'tracepoint'
+    or 'syscall', as in 'tracepoint sched:*'. With -p alone, the modules of the process. Each function is listed as
+    a program says it, in quotes, so that no other one is meant: where its name is not enough for that, by the
+    linker's name, by its source file too, or by its offset. What a hit at its start costs is said as the marks of
+    'dprobes locate' do. The USDT probes of the module follow; 'MODULE:usdt:PROVIDER:NAME' lists those that match the
+    patterns, and no functions.
+    """
+    from dprobes.cli.output import module_listing
+    from dprobes.cli.output.kernel_listing import describe_traced, is_traced, kernel_module, split_traced
+    from dprobes.cli.output.module_listing import USDT_HEADER, split_usdt, usdt_rows
+    from dprobes.target.module_lookup import find_module
+
+    progress = Progress.of_command()
+    progress.begin("looking for what can be probed")
+
+    def show(header: tuple[str, ...], rows: Iterable[Sequence[str]]) -> None:
+        found = list(rows)
+        progress.end()
+        print_table(header, found)
+
+    if what is None:
+        if pid is None:
+            raise click.UsageError("name a module, or a process with -p PID")
+        show(module_listing.MODULE_HEADER, module_listing.module_rows(pid, "*"))
+        return 0
+    if is_traced(what):
+        kind, pattern = split_traced(what)
+        lines = list(describe_traced(what if any(c in pattern for c in "*?[") else f"{kind}:{pattern}*"))
+        progress.end()
+        print_lines(lines)
+        return 0
+    name, _, pattern = what.partition(":")
+    if (path := find_module(name, pid=pid)) is not None:
+        from dprobes.target.elf.symbol_sources import lack_of_debug_file
+        from dprobes.target.probed_module import Module
+
+        module, usdt = Module.load(path, symbols), split_usdt(what)
+        if (problem := lack_of_debug_file(module.elf)) is not None:
+            console.note(problem)
+        if usdt is not None:
+            show(USDT_HEADER, module_listing.required_usdt_rows(module, *usdt[1:]))
+            return 0
+        probes = usdt_rows(module) if not pattern else []
+        if pattern or not probes or any(True for _ in module.symbols.functions()):
+            functions = module_listing.function_rows(module, pattern or "*")
+            are_read = any(row[-1] for row in functions)
+            header = module_listing.FUNCTION_HEADER if are_read else module_listing.FUNCTION_HEADER[:-1]
+            show(header, [row[: len(header)] for row in functions])
+        if probes:
+            print_lines([""])
+            show(USDT_HEADER, probes)
+        return 0
+    if (in_kernel := kernel_module(name)) is not None:
+        show(module_listing.KERNEL_HEADER, module_listing.kernel_rows(*in_kernel, pattern or "*"))
+        return 0
+
+    raise not_there(name, pid, what)

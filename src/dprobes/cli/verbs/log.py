@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 import select
 import sys
 import time
@@ -11,33 +13,82 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.damage import DamageReport, skip_damaged_option
-from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
-from dprobes.cli.options import PROGRAM_FILE, stacks_options, sum_options
-from dprobes.cli.output.recordprinter import Printer, warn_of_all
-from dprobes.cli.output.stackprofiles import stacks_of
-from dprobes.cli.output.wantedfields import WantedFields
+from dprobes.cli.output.record_printer import DamageReport, Printer, skip_damaged_option, warn_of_all
+from dprobes.cli.output.stack_profiles import stacks_of
 from dprobes.cli.progress import Progress
-from dprobes.cli.templateoption import read_templates, templates_option
+from dprobes.cli.record_options import read_templates, templates_option
+from dprobes.cli.shared_options import PROGRAM_FILE, WantedFields, stacks_options, sum_options
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS
-from dprobes.trace.content import LostRecords
-from dprobes.trace.filter import compile_filter, program_filter, time_filter
-from dprobes.trace.follower import MissingPart, TraceFollower
-from dprobes.trace.selection import Selection
-from dprobes.trace.writer import older_part
+from dprobes.trace.trace_content import LostRecords
+from dprobes.trace.trace_filter import Selection, compile_filter, program_filter, time_filter
+from dprobes.trace.trace_reader import MissingPart, TraceFollower
+from dprobes.trace.trace_writer import older_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.formatters.templates.collection import Templates
-    from dprobes.sinks.recorddata import RecordData
-    from dprobes.trace.content import Damage, TraceRecord
-    from dprobes.trace.filter import RowFilter
-    from dprobes.trace.mixedblock import Block
+    from dprobes.formatters.templates.template_collection import Templates
+    from dprobes.sinks.field_columns import RecordData
+    from dprobes.trace.packed_blocks import Block
+    from dprobes.trace.trace_content import Damage, TraceRecord
+    from dprobes.trace.trace_filter import RowFilter
 
-__all__ = ["command"]
+__all__ = ["TIME_FORMS", "log_command", "parse_time"]
+
+# Times of day and spans of time, as ``dprobes log --since`` and ``--until`` take them.
+
+
+TIME_FORMS = "10m, 14:30, '2026-11-22 14:30:05.5', @1763785600, start+5s or end-10m"
+"""The forms of a time, for messages."""
+
+Anchor = tuple[int, int] | None
+"""When the first and the last record were written."""
+
+_UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_SPAN = r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+"
+_PART = re.compile(r"(\d+)(?:\.(\d+))?(ms|[smhd])")
+_ANCHORED = re.compile(rf"(start|end|now)(?:([+-])({_SPAN}))?\Z")
+_SECONDS = re.compile(r"@(\d{1,12})(?:\.(\d{1,9}))?\Z")
+_TIME_OF_DAY = re.compile(r"\d\d?:\d\d(?::\d\d(?:\.\d+)?)?\Z")
+
+
+def needs_bounds(text: str) -> bool:
+    """Return whether a time is one before the end or after the start of the records."""
+    return text.startswith(("start", "end"))
+
+
+def parse_time(text: str, *, now: int, bounds: Anchor = None) -> int:
+    """
+    Return a time in nanoseconds since 1970; raise ``ValueError`` if ``text`` is none.
+
+    ``10m`` is ten minutes before ``now``. A time without a zone is local, one without a date is of today.
+    """
+    text = text.strip()
+    if re.fullmatch(_SPAN, text):
+        return now - _span(text)
+    if match := _ANCHORED.match(text):
+        name, sign, span = match.groups()
+        start, end = bounds or (now, now)
+        base = {"start": start, "end": end, "now": now}[name]
+        return base + (0 if span is None else _span(span) * (1 if sign == "+" else -1))
+    if match := _SECONDS.match(text):
+        return int(match[1]) * 10**9 + int((match[2] or "").ljust(9, "0"))
+    if _TIME_OF_DAY.match(text):
+        today = dt.datetime.fromtimestamp(now // 10**9).astimezone().date()
+        text = f"{today.isoformat()} {text if text.index(':') == 2 else f'0{text}'}"
+    when = dt.datetime.fromisoformat(text).astimezone()
+    whole = when.replace(microsecond=0)
+    return int(whole.timestamp()) * 10**9 + when.microsecond * 1000
+
+
+def _span(text: str) -> int:
+    return sum(
+        (int(whole) * 10 ** len(fraction) + int(fraction or 0)) * _UNITS[unit] // 10 ** len(fraction)
+        for whole, fraction, unit in _PART.findall(text)
+    )
+
 
 _INTERVAL = 0.1
 """Seconds between two looks for more."""
@@ -71,7 +122,7 @@ _INTERVAL = 0.1
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
 @templates_option("Print records by the templates in this directory before those that programs brought with them.")
-def command(
+def log_command(
     files: tuple[Path, ...],
     follow: bool,
     filters: tuple[str, ...],
@@ -114,7 +165,7 @@ def command(
     if total and (wanted or profile):
         raise click.UsageError("--total prints nothing else: leave out --count, --hist, --sum and --stacks")
     if profile is not None:
-        from dprobes.cli.output.stackprofiles import check_stacks_target
+        from dprobes.cli.output.stack_profiles import check_stacks_target
 
         if wanted:
             raise click.UsageError("--stacks prints nothing else: leave out --count, --hist and --sum")
@@ -137,7 +188,7 @@ def command(
                 count = _count(selection, followers)
             click.echo(count)
         elif profile is not None:
-            from dprobes.cli.output.stackprofiles import profile_traces
+            from dprobes.cli.output.stack_profiles import profile_traces
 
             warn_of_all(profile_traces(_found(selection, followers, None), profile))
         elif wanted:
@@ -162,7 +213,7 @@ def command(
 
 
 def _record_data() -> RecordData:
-    from dprobes.sinks.recorddata import RecordData
+    from dprobes.sinks.field_columns import RecordData
 
     return RecordData()
 
@@ -170,7 +221,7 @@ def _record_data() -> RecordData:
 def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
     if files:
         return list(dict.fromkeys(files))
-    from dprobes.manager.paths import manager_paths
+    from dprobes.manager.manager_files import manager_paths
 
     file = manager_paths().trace
     if not file.exists() and not follow:
@@ -233,7 +284,7 @@ def _found(
     if len(followers) == 1:
         yield from of(followers[0])
         return
-    from dprobes.trace.merge import merged
+    from dprobes.trace.trace_content import merged
 
     found = merged([of(follower) for follower in followers])
     yield from found if tail is None else _last(list(found), tail)
@@ -295,10 +346,10 @@ def _print_tables(followers: Sequence[TraceFollower], format_name: str) -> None:
     """Print the keyed tables that files hold, where the format has a form for them; all of the files has been read."""
     if format_name not in ("text", "json"):
         return
-    from dprobes.cli.output.tableoutput import lines_of
-    from dprobes.cli.output.textoutput import print_lines
-    from dprobes.formatters.tablenames import names_for
-    from dprobes.record.boot import boot_id
+    from dprobes.cli.console import print_lines
+    from dprobes.cli.output.run_views import lines_of
+    from dprobes.formatters.table_addresses import names_for
+    from dprobes.record.boot_clock import boot_id
 
     own = boot_id()
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
-from dprobes.cli.engineoptions import engine_option, stop_cpus_option, verbose_option
-from dprobes.cli.headeritems import LOG_ITEMS
-from dprobes.cli.logoptions import log_format_option
-from dprobes.cli.options import (
+from dprobes.cli.insertion_options import engine_option, scope_options, stop_cpus_option, verbose_option
+from dprobes.cli.option_values import word_of_program
+from dprobes.cli.record_options import LOG_ITEMS, log_format_option, templates_option
+from dprobes.cli.runs.run_execution import carry_out
+from dprobes.cli.runs.run_options import RunOptions
+from dprobes.cli.shared_options import (
     PROGRAM,
     PROGRAM_FILE,
     filter_option,
@@ -24,15 +26,10 @@ from dprobes.cli.options import (
     text_option,
     verification_options,
 )
-from dprobes.cli.optionvalues import word_of_program
-from dprobes.cli.runs.programrun import carry_out
-from dprobes.cli.runs.runoptions import RunOptions
-from dprobes.cli.scopeoptions import scope_options
-from dprobes.cli.templateoption import templates_option
-from dprobes.engines.ebpf.options import RING_SIZE
+from dprobes.engines.ebpf.ebpf_options import RING_SIZE
 from dprobes.formatters import FORMATS
 
-__all__ = ["command"]
+__all__ = ["run_command"]
 
 
 @click.command("run")
@@ -124,7 +121,7 @@ __all__ = ["command"]
 @click.option("--allow-self", is_flag=True, help="Allow -p for a process of another dprobes.")
 @verbose_option
 @click.option("--exit-status", is_flag=True, help="Return the exit status of the command.")
-def command(**values: Any) -> int:
+def run_command(**values: Any) -> int:
     """
     Run the probe program FILE on a command or a process and its child processes, or on all processes.
 

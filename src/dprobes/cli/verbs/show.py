@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING, assert_never
 
 import click
 
-from dprobes.api.compiledfile import is_compiled
+from dprobes.api.compiled_program import is_compiled
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROCESS_ID, PROGRAM, program_options, symbols_option, text_option
-from dprobes.cli.optionvalues import compile_options, program_of
-from dprobes.cli.output.handlercode import Disassembly
-from dprobes.cli.output.summary import left_out_lines, place_of
-from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.console import print_lines
+from dprobes.cli.option_values import compile_options, program_of
+from dprobes.cli.output.program_listing import Disassembly
+from dprobes.cli.output.run_summary import left_out_lines, place_of
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import Compiled, compile_programs, load_program
+from dprobes.cli.resolved_program import Compiled, compile_programs, load_program
+from dprobes.cli.shared_options import PROCESS_ID, PROGRAM, program_options, symbols_option, text_option
 from dprobes.diagnostics import Severity
 from dprobes.resolve.probepoints import ProbeKind
-from dprobes.rpn.printer import print_header
+from dprobes.rpn.program_text import print_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.target.kernel.runningkernel import RunningKernel
-    from dprobes.target.location import Module
+    from dprobes.target.kernel.running_kernel import RunningKernel
+    from dprobes.target.probed_module import Module
 
-__all__ = ["command", "json_lines", "listing"]
+__all__ = ["json_lines", "listing", "show_command"]
 
 
 @click.command("show")
@@ -43,7 +43,7 @@ __all__ = ["command", "json_lines", "listing"]
 @click.option(
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's."
 )
-def command(
+def show_command(
     file: Path | None,
     text: str | None,
     defines: tuple[str, ...],
@@ -74,7 +74,7 @@ def command(
     """
     program = program_of(file, text)
     if engine is not None:
-        from dprobes.engines.registry import rows
+        from dprobes.engines.engine_registry import rows
 
         if engine not in (known := [row.name for row in rows() if row.probe_notes is not None]):
             raise click.BadParameter(
@@ -84,7 +84,7 @@ def command(
     if file is not None and is_compiled(file):
         if as_json:
             raise click.UsageError("--json shows the probepoints of a program here: a compiled one has none yet")
-        from dprobes.cli.output.ppdfcontents import ppdf_listing
+        from dprobes.cli.output.program_listing import ppdf_listing
 
         loaded = load_program(file, options, symbols=symbols)
         assert loaded.ppdf is not None
@@ -101,7 +101,7 @@ def command(
         if number:
             print_lines([""])
         if as_bpf:
-            from dprobes.engines.registry import code_listing
+            from dprobes.engines.engine_registry import code_listing
 
             print_lines(code_listing(compiled))
         else:
@@ -167,7 +167,7 @@ def json_lines(compiled: Compiled) -> Iterator[str]:
 
 def _notes(compiled: Compiled, engine: str | None) -> dict[int, str]:
     """Return what an engine says of probepoints, by their identities."""
-    from dprobes.engines.registry import rows
+    from dprobes.engines.engine_registry import rows
 
     resolved = compiled.resolved
     if resolved is None or engine is None:
@@ -180,7 +180,7 @@ def _notes(compiled: Compiled, engine: str | None) -> dict[int, str]:
 def _places(
     probes: Sequence[Probepoint], module: Module | None, notes: dict[int, str], kernel: RunningKernel | None
 ) -> Iterator[str]:
-    from dprobes.engines.registry import rows
+    from dprobes.engines.engine_registry import rows
 
     if not probes:
         yield "// not resolved"
@@ -196,7 +196,7 @@ def _places(
                 yield _code_line(probe, kernel)
                 yield f"// {probe.instruction.raw.hex(' ')}  {probe.instruction.text}"
                 if probe.code.usdt is not None:
-                    from dprobes.cli.output.usdtplace import described_site
+                    from dprobes.cli.output.module_listing import described_site
 
                     yield from (f"// {line}" for line in described_site(probe.code.usdt))
                 yield from remarks.get(probe.offset, ())

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.damage import DamageReport, skip_damaged_option
-from dprobes.cli.output.textoutput import print_line, print_lines, print_table
+from dprobes.cli.console import print_line, print_lines, print_table
+from dprobes.cli.output.record_printer import DamageReport, skip_damaged_option
 from dprobes.cli.progress import Progress
 from dprobes.escapes import json_text
-from dprobes.lazypattern import lazy_pattern
-from dprobes.tables.queryerrors import error_of, query_error
+from dprobes.tables.sql_database import error_of, query_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import duckdb
 
-    from dprobes.tables.database import Database, TableInfo
+    from dprobes.tables.sql_database import Database, TableInfo
 
-__all__ = ["command"]
+__all__ = ["sql_command"]
 
-_EXPLAIN = lazy_pattern(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
 
 _PATIENCE = 1.0
 """Seconds that an interrupted query may take to end."""
@@ -39,7 +38,7 @@ _PATIENCE = 1.0
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON lines.")
 @skip_damaged_option()
-def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, skip_damaged: bool) -> int:
+def sql_command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, skip_damaged: bool) -> int:
     """
     Query records in SQL (DuckDB's dialect).
 
@@ -56,7 +55,7 @@ def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, sk
         raise click.UsageError("there is no query: dprobes sql FILE 'select * from records'")
     if not lists and Path(query).exists():
         raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
-    from dprobes.tables.database import Database
+    from dprobes.tables.sql_database import Database
 
     report = DamageReport()
     progress = Progress.of_command()
@@ -114,7 +113,7 @@ def _paths(names: tuple[str, ...]) -> list[Path]:
             if not path.exists():
                 raise FormatError(f"'{path}': no such file or directory")
         return paths
-    from dprobes.manager.paths import manager_paths
+    from dprobes.manager.manager_files import manager_paths
 
     trace = manager_paths().trace
     if not trace.exists():
@@ -125,7 +124,7 @@ def _paths(names: tuple[str, ...]) -> list[Path]:
 def _answer(database: Database, query: str, *, as_csv: bool, as_json: bool) -> int:
     import duckdb
 
-    from dprobes.cli.output import sqloutput
+    from dprobes.cli.output import query_rows
 
     connection = database.connection
     try:
@@ -136,12 +135,12 @@ def _answer(database: Database, query: str, *, as_csv: bool, as_json: bool) -> i
             return 0
         relation = connection.sql(query)
         assert relation is not None
-        reader = relation.to_arrow_reader(sqloutput.ROWS)
+        reader = relation.to_arrow_reader(query_rows.ROWS)
         if as_csv:
-            sqloutput.print_csv(reader)
+            query_rows.print_csv(reader)
         elif as_json:
-            sqloutput.print_json(reader)
-        elif left_out := sqloutput.print_table(reader):
+            query_rows.print_json(reader)
+        elif left_out := query_rows.print_table(reader):
             console.note(f"{left_out} more rows are not shown", "--csv and --json print all, and so does a pipe")
     except duckdb.Error as error:
         raise error_of(query, _with_place(connection, query, error), database.names()) from None

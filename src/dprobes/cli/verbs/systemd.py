@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.output.textoutput import print_line
+from dprobes.cli.console import print_line
 from dprobes.errors import ManagerError, PrivilegeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.manager.systemdunits import InstalledUnit
+    from dprobes.manager.systemd_units import InstalledUnit
 
-__all__ = ["command"]
+__all__ = ["systemd_command"]
 
 _SOCKET, _SERVICE = "dprobes.socket", "dprobes.service"
 _BOOTED = Path("/run/systemd/system")
@@ -27,7 +27,7 @@ _BOOTED = Path("/run/systemd/system")
 
 
 @click.group("systemd")
-def command() -> None:
+def systemd_command() -> None:
     """
     Have systemd start the probe manager when it is needed.
 
@@ -43,7 +43,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     return click.option("--user", "of_user", is_flag=True, help="Your own manager instead of the system's.")(function)
 
 
-@command.command("install")
+@systemd_command.command("install")
 @_options
 def install(of_user: bool, directory: Path | None) -> int:
     """Write the unit files and let systemd listen, now and after each boot."""
@@ -56,7 +56,7 @@ def install(of_user: bool, directory: Path | None) -> int:
     return 0
 
 
-@command.command("remove")
+@systemd_command.command("remove")
 @_options
 def remove(of_user: bool, directory: Path | None) -> int:
     """Stop the manager, and remove what 'dprobes systemd install' has written."""
@@ -72,7 +72,7 @@ def remove(of_user: bool, directory: Path | None) -> int:
 
 
 def _units(of_user: bool, directory: Path | None) -> Sequence[InstalledUnit]:
-    from dprobes.manager.systemdunits import manager_command, unit_directory, units
+    from dprobes.manager.systemd_units import manager_command, unit_directory, units
 
     if directory is None:
         if not of_user and os.geteuid() != 0:

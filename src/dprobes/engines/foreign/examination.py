@@ -2,7 +2,8 @@
 Read foreign files, in a process of its own: ``python -m dprobes.engines.foreign.examination DESCRIPTOR``.
 
 It takes questions from the socket ``DESCRIPTOR``, each with a file, and has a child answer each: what a file can do is
-to use up the child's time and memory, which end the child. An answer is JSON in a file in memory (``outlines``).
+to use up the child's time and memory, which end the child. An answer is JSON in a file in memory
+(``foreign_outlines``).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dprobes.engines.foreign.outlines import ANSWER_MAX, Question, write_answer
+from dprobes.engines.foreign.foreign_outlines import ANSWER_MAX, Question, write_answer
 from dprobes.errors import DprobesError, SourceError, TargetError
-from dprobes.lazydataclass import dataclass
+from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.elf_file import ElfFile
 
 __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
@@ -92,10 +93,10 @@ def _load_what_is_needed() -> None:
     """Import what each child would have to import."""
     import iced_x86  # noqa: F401 - to have it
 
-    import dprobes.resolve.movableprobes
+    import dprobes.resolve.breakpoints
     import dprobes.resolve.probepoints
-    import dprobes.target.code.cheapsites
-    import dprobes.target.code.starts  # noqa: F401 - as above
+    import dprobes.target.code.uprobe_sites
+    import dprobes.target.module_outline  # noqa: F401 - as above
 
 
 def _answer(connection: socket.socket, descriptor: int, payload: bytes) -> None:
@@ -160,9 +161,9 @@ def _examined(question: Question, reached: Path) -> dict[str, Any]:
 def _examine(question: Question, reached: Path) -> dict[str, Any]:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.resolution import resolve
-    from dprobes.target.elf.file import ElfFile
-    from dprobes.target.location import OWN_SYMBOLS
-    from dprobes.target.outline import cheap_sites_in
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.module_outline import cheap_sites_in
+    from dprobes.target.probed_module import OWN_SYMBOLS
 
     elf = ElfFile.open(question.path, reached)
     is_meant = question.soname is None or elf.soname == question.soname
@@ -175,7 +176,7 @@ def _examine(question: Question, reached: Path) -> dict[str, Any]:
     resolved = resolve(question.program, module, Diagnostics(), allow_write=question.allow_write)
     moves: dict[int, int] = {}
     if question.wants_moves:
-        from dprobes.resolve.movableprobes import movable_probes
+        from dprobes.resolve.breakpoints import movable_probes
 
         probes = movable_probes(resolved)
         found = cheap_sites_in(module, [probe.instruction for probe in probes])
@@ -184,7 +185,7 @@ def _examine(question: Question, reached: Path) -> dict[str, Any]:
 
 
 def _own_places(elf: ElfFile, names: tuple[str, ...]) -> Mapping[str, int]:
-    from dprobes.target.location import OWN_SYMBOLS
+    from dprobes.target.probed_module import OWN_SYMBOLS
 
     if not names:
         return {}

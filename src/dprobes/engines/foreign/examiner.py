@@ -21,13 +21,13 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.foreign.examination import LENGTH, Limits, Outcome
-from dprobes.engines.foreign.outlines import ANSWER_MAX, read_answer
+from dprobes.engines.foreign.foreign_outlines import ANSWER_MAX, read_answer
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.foreign.outlines import Examined, Question
+    from dprobes.engines.foreign.foreign_outlines import Examined, Question
 
 __all__ = ["Examiner"]
 

@@ -41,7 +41,7 @@ class CpuNews:
     """The news of CPUs that come online, from now until ``close``; OSError if this process may not hear them."""
 
     def __init__(self) -> None:
-        from dprobes.engines.linux.uevents import KernelEvents
+        from dprobes.engines.linux.kernel_events import KernelEvents
 
         self._events = KernelEvents()
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from pathlib import Path
 
-# Nothing that takes long is imported here: no pathlib, no errors of ours.
+from dprobes.lazy_dataclass import dataclass
 
 __all__ = [
+    "SPARED",
+    "ThreadIdentity",
     "catches_signal",
     "children_of",
+    "copy_score",
     "first_stack_of",
+    "identity_of",
     "ids_of",
     "living_thread",
     "process_field",
     "process_of",
+    "program_of",
+    "set_score",
+    "spare_process",
     "start_time",
     "system_call_of",
     "thread_state",
@@ -139,3 +147,77 @@ def living_thread(pid: int) -> int:
             if thread_state(tid) not in ("Z", "X"):
                 return tid
     return pid
+
+
+# What a thread is called and whose it is, as ``/proc`` says it: also of one that has ended and is waited for.
+
+
+_STATUS_MAX = 4096
+_UID = b"\nUid:\t"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadIdentity:
+    """Hold the name of a thread, and its real user id; ``program`` is what its process executes: device and inode."""
+
+    pid: int
+    tid: int
+    name: bytes
+    uid: int
+    program: tuple[int, int] | None = None
+
+
+def identity_of(pid: int, tid: int) -> ThreadIdentity | None:
+    """Return the identity of a thread, None if it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        name = _read(f"/proc/{pid}/task/{tid}/comm").rstrip(b"\n")
+        status = _read(f"/proc/{pid}/task/{tid}/status")
+        return ThreadIdentity(pid, tid, name, int(status.partition(_UID)[2].split(None, 1)[0]))
+    return None
+
+
+def program_of(pid: int) -> tuple[int, int] | None:
+    """Return device and inode of the file that a process executes, None if nobody knows."""
+    try:
+        found = os.stat(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _STATUS_MAX)
+    finally:
+        os.close(descriptor)
+
+
+# How the out-of-memory killer rates processes of ours (``oom_score_adj``, proc(5)).
+#
+# It must not take the tracer before others: that is small, and its end may be the end of what it traces.
+
+
+SPARED = -900
+"""The score of a tracer: nearly everything else is taken before, but a cgroup with nothing else gets its memory."""
+
+
+def set_score(pid: int, score: int) -> None:
+    """Set the score of a process; raise OSError if that is not allowed (to lower it takes CAP_SYS_RESOURCE)."""
+    _file(pid).write_text(f"{score}\n")
+
+
+def spare_process() -> None:
+    """Give this process the score of a tracer, if that is allowed; ``dprobes doctor`` says whether it is."""
+    with contextlib.suppress(OSError):
+        set_score(os.getpid(), SPARED)
+
+
+def copy_score(source: int, pid: int) -> None:
+    """Give a process the score of another one, if that is there and it is allowed."""
+    with contextlib.suppress(OSError):
+        _file(pid).write_text(_file(source).read_text())
+
+
+def _file(pid: int) -> Path:
+    return Path(f"/proc/{pid}/oom_score_adj")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.code.decoderpackage import prepare_decoder
+from dprobes.target.code.machine_code import prepare_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

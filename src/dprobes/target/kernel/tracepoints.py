@@ -12,17 +12,18 @@ that they entered the kernel with, at the end as well.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import near_names
 from dprobes.errors import FormatError, TargetError, reason_of
-from dprobes.lazypattern import lazy_pattern
+from dprobes.lazy_dataclass import dataclass
 from dprobes.target.btf import KERNEL_BTF, Btf, Kind
-from dprobes.target.kernel.systemcalls import ARGUMENT_COUNT, system_calls
-from dprobes.target.kernel.tracedfields import (
+from dprobes.target.kernel.traced_fields import (
     SYSTEM_CALL_END,
     SYSTEM_CALL_ENTRY,
     Form,
@@ -31,22 +32,60 @@ from dprobes.target.kernel.tracedfields import (
     TracedEvent,
     TracedField,
 )
-from dprobes.target.kernel.traceformat import parse_format
-from dprobes.target.kernel.tracefs import open_trace_files
+from dprobes.target.kernel.tracefs import open_trace_files, parse_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dprobes.target.kernel.systemcalls import SystemCall
-    from dprobes.target.kernel.traceformat import RecordField, TraceFormat
+    from dprobes.target.kernel.tracefs import RecordField, TraceFormat
 
-__all__ = ["FieldError", "KernelTracepoints"]
+__all__ = ["FieldError", "KernelTracepoints", "system_calls"]
+
+# The system calls of x86-64 and i386, by name: ``tracepoints.txt`` beside this module.
+
+
+ARGUMENT_COUNT = 6
+"""How many arguments a system call can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemCall:
+    """A system call: its number in x86-64 and in i386, None where there is none, and (type, name) of each parameter."""
+
+    name: str
+    wide: int | None
+    narrow: int | None
+    parameters: tuple[tuple[str, str], ...]
+
+
+@cache
+def system_calls() -> Mapping[str, SystemCall]:
+    """Return all system calls, by name."""
+    text = resources.files(__package__).joinpath("systemcalls.txt").read_text(encoding="ascii")
+    calls = (_call(line) for line in text.splitlines() if not line.startswith("#"))
+    return {call.name: call for call in calls}
+
+
+def _call(line: str) -> SystemCall:
+    name, wide, narrow, *rest = line.split(" ", 3)
+    parameters = tuple(_parameter(text) for text in rest[0].split(", ")) if rest else ()
+    return SystemCall(name, _number(wide), _number(narrow), parameters)
+
+
+def _number(text: str) -> int | None:
+    return None if text == "-" else int(text)
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    type_name, _, name = text.rpartition(" ")
+    return type_name, name
+
 
 _WORD = 8
 _LISTED = 12
 _FORMS = {"": Form.ADDRESS, "__data_loc": Form.PLACED, "__rel_loc": Form.PLACED_BEHIND}
 
-_MADE_OF_CALLS = lazy_pattern(r"\A(?:__(?:x64|ia32)_)?(?:sys|ksys|do_sys|compat_sys)_")
+_MADE_OF_CALLS = re.compile(r"\A(?:__(?:x64|ia32)_)?(?:sys|ksys|do_sys|compat_sys)_")
 """What functions that are system calls have before their names."""
 _NO_TRACEPOINTS = ("ftrace",)
 """Whose formats are of what ftrace itself writes: nothing can be attached to them."""

@@ -11,6 +11,6 @@ A second back end for handlers: each is translated once into a Python function, 
 
 from __future__ import annotations
 
-from dprobes.vm.translate.translator import Translator
+from dprobes.vm.translate.handler_translator import Translator
 
 __all__ = ["Translator"]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.asm.isa import Alu, Jump
+from dprobes.bpf.bpf_instructions import Alu, Jump
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import NotSupportedError
 from dprobes.extensions import Extension
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.isa import ExceptionCode
-from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, check_program, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.instruction_set import ExceptionCode
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
 from ebpf_abilities import loop_forms

@@ -7,9 +7,9 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.bpf.lower import Request, lower
 from dprobes.errors import NotSupportedError
-from dprobes.rpn.encoder import CodeImage, Relocation
-from dprobes.rpn.isa import rows_by_syntax
-from dprobes.rpn.point import Point
+from dprobes.rpn.instruction_encoding import CodeImage, Relocation
+from dprobes.rpn.instruction_set import rows_by_syntax
+from dprobes.rpn.rpn_program import Point
 from dprobes.testing import FakeContext
 from dprobes.vm import Interpreter
 from ebpf_backend import EbpfRunner, obstacle

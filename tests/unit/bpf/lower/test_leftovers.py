@@ -7,13 +7,12 @@ import itertools
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Helper
-from dprobes.bpf.lower.flow import analyse
-from dprobes.bpf.lower.state.unwritten import may_read_unwritten
+from dprobes.bpf.bpf_instructions import Helper
+from dprobes.bpf.lower.handler_flow import analyse, may_read_unwritten
 from dprobes.diagnostics import Diagnostics
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter, Outcome
 from ebpf_backend import EbpfRunner, obstacle

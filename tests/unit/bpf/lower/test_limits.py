@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Jump, Register
-from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, MapName, ProbeField
+from dprobes.bpf.bpf_instructions import Jump, Register
 from dprobes.bpf.lower import Request
+from dprobes.bpf.map_layouts import ENTRY_HEAD, LIMIT, REMOVE, Entry, MapName, ProbeField
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.hits.probelimits import ProbeLimits
-from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.engines.hits.hit_lifecycle import ProbeLimits
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
 from ebpf_backend import EbpfRunner, obstacle
@@ -23,8 +23,8 @@ from ebpf_world import host_of
 from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
-    from dprobes.bpf.asm.assembler import Label
-    from dprobes.bpf.lower.hosts.host import Host
+    from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.lower.hosts.handler_host import Host
     from dprobes.vm import Point
 
 HANDLERS = {

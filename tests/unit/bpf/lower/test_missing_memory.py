@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.source_text import SourceFile
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Interpreter
 from ebpf_backend import EbpfRunner, obstacle

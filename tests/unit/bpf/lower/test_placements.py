@@ -10,9 +10,9 @@ from dprobes.arch import architecture
 from dprobes.bpf.lower import Abilities, Placement, Request, VmaLayout, lower
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import NotSupportedError
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.source_text import SourceFile
 from dprobes.vm import Point
 
 LAYOUT = VmaLayout(0, 80, 32, 88, 32, 64, 40, 16)

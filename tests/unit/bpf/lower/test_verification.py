@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.bpf.layout import MapName
 from dprobes.bpf.lower import LoopForm
+from dprobes.bpf.map_layouts import MapName
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-from dprobes.engines.ebpf.kernel.loader import loadable
-from dprobes.engines.linux.bpfcalls import LogLevel, ProgramFlag, ProgramType, load_program
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, loadable
+from dprobes.engines.linux.bpf_calls import LogLevel, ProgramFlag, ProgramType, load_program
 from dprobes.errors import NotSupportedError
-from dprobes.rpn.encoder import encode
-from dprobes.rpn.isa import ExceptionCode
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.instruction_set import ExceptionCode
+from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from ebpf_backend import EbpfRunner, obstacle
 

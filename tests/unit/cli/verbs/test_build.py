@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.ppdf.reader import decode
-from dprobes.ppdf.writer import encode
+from dprobes.ppdf.ppdf_file import decode, encode
 from unit.ppdf.samples import SMALL, sample
 
 SOURCE = "__attribute__((noipa)) int twice(int n) { return 2 * n; }\nint five(void) { return twice(2) + 1; }\n"

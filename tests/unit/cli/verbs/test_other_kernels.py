@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.ppdf.reader import decode
+from dprobes.ppdf.ppdf_file import decode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
+from dprobes.record.log_record import LogRecord, encode_record
 from integration.support import await_true
 from trace_files import header, lost, places, program, records
 
@@ -303,7 +302,7 @@ def test_hostile_names_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_trace_files_and_directories_are_alike(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from dprobes.tables.parquetfiles import convert
+    from dprobes.tables.parquet_files import convert
 
     directory = tmp_path / "ta[b]*les"
     directory.mkdir()

@@ -10,15 +10,15 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
-from dprobes.dpc.modules.latenames import DescribedModule
+from dprobes.dpc.modules.late_names import DescribedModule
 from dprobes.errors import SourceError
 from dprobes.preprocessor import preprocess
-from dprobes.source import SourceFile
+from dprobes.source_text import SourceFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.elf_file import ElfFile
 
 __all__ = ["compiled", "errors_of", "rpn_of"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import SourceError, TargetError
-from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.elf_file import ElfFile
 from unit.dpc.modules.debugprograms import compiled, rpn_of
 from unit.dwarf.conftest import SHAPES
 from unit.dwarf.test_corrupt_files import damaged

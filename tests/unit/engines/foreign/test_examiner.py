@@ -16,17 +16,16 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.foreign.examination import Limits
 from dprobes.engines.foreign.examiner import Examiner
-from dprobes.engines.foreign.outlines import Examined, Question, read_answer, write_answer
+from dprobes.engines.foreign.foreign_outlines import Examined, Question, read_answer, write_answer
 from dprobes.errors import DprobesError, SourceError, TargetError
-from dprobes.resolve.movableprobes import movable_probes
+from dprobes.resolve.breakpoints import movable_probes
 from dprobes.resolve.resolution import resolve
-from dprobes.rpn.pipeline import parse_source
-from dprobes.source import SourceFile
-from dprobes.target.code.functionexits import ExitKind
-from dprobes.target.code.starts import first_executed, last_executed
-from dprobes.target.elf.file import ElfFile
-from dprobes.target.location import OWN_SYMBOLS
-from dprobes.target.outline import cheap_sites_in
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.source_text import SourceFile
+from dprobes.target.code.function_exits import ExitKind
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.module_outline import cheap_sites_in, first_executed, last_executed
+from dprobes.target.probed_module import OWN_SYMBOLS
 from dprobes.target.usdt import usdt_sites
 from foreign_files import SYMTAB, add_symbols, claim
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.resolve.probepoints import ResolvedModule
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.rpn_program import Program
 
 LIBC = "/lib/x86_64-linux-gnu/libc.so.6"
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dprobes.engines.gdb import stub as stub_module
-from dprobes.engines.gdb.description import parse_description
-from dprobes.engines.gdb.doctor import examine_stub
-from dprobes.engines.gdb.protocol.packets import MessageKind, PacketReader, packet
-from dprobes.engines.gdb.stub import Stub
-from dprobes.engines.gdb.transports import adopted_transport
+from dprobes.engines.gdb import stub_requests as stub_module
+from dprobes.engines.gdb.remote_protocol import MessageKind, PacketReader, packet
+from dprobes.engines.gdb.stub_doctor import examine_stub
+from dprobes.engines.gdb.stub_registers import parse_description
+from dprobes.engines.gdb.stub_requests import Stub
+from dprobes.engines.gdb.stub_transports import adopted_transport
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.engines.linux.mapquery import MapQuestion
+from dprobes.engines.linux.map_query import MapQuestion
 from dprobes.engines.linux.procfs import children_of, first_stack_of, ids_of, without_waiting
 
 NOBODY = (1 << 22) - 1

@@ -6,16 +6,16 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.formatters.templates.collection import Templates
-from dprobes.formatters.templates.fields import decode_fields
-from dprobes.formatters.templates.renderer import render
-from dprobes.record.layout import LogRecord
-from dprobes.rpn.pipeline import CompileOptions, parse_source
-from dprobes.source import SourceFile
+from dprobes.formatters.templates.data_extraction import decode_fields
+from dprobes.formatters.templates.template_collection import Templates
+from dprobes.formatters.templates.template_renderer import render
+from dprobes.record.log_record import LogRecord
+from dprobes.rpn.compilation_passes import CompileOptions, parse_source
+from dprobes.source_text import SourceFile
 
 if TYPE_CHECKING:
-    from dprobes.formatters.templates.model import Template
-    from dprobes.rpn.program import Program
+    from dprobes.formatters.templates.template_model import Template
+    from dprobes.rpn.rpn_program import Program
 
 
 def item(token: int, data: bytes, length: int | None = None) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from dprobes.formatters.templates.collection import Templates
-from dprobes.formatters.templates.fields import Decoded, Fault, Field, FieldKind, decode_fields, fields_of
-from dprobes.formatters.templates.renderer import render
-from dprobes.record.layout import LogRecord
+from dprobes.formatters.templates.data_extraction import Decoded, Fault, Field, FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.template_collection import Templates
+from dprobes.formatters.templates.template_renderer import render
+from dprobes.record.log_record import LogRecord
 
 FILES = {
     "templates.lst": b"/* template directory */\n1  kernel.fmt\n",

@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from dprobes.formatters.templates.fields import Fault
-from dprobes.formatters.templates.renderer import render
-from dprobes.record.layout import LogRecord
-from dprobes.rpn.isa import UNSEEN_ENTRY, StackEnd
+from dprobes.formatters.templates.data_extraction import Fault
+from dprobes.formatters.templates.template_renderer import render
+from dprobes.record.log_record import LogRecord
+from dprobes.rpn.instruction_set import UNSEEN_ENTRY, StackEnd
 from unit.formatters.templates.support import formatted, item, problems_of, template_of, values
 
 WORDS = struct.pack("<Qq", 42, -5)
@@ -279,8 +279,8 @@ def test_header_items(item_name: str, text: str) -> None:
 
 
 def test_the_time_is_that_of_the_day() -> None:
-    from dprobes.formatters.templates.renderer import render
-    from dprobes.record.layout import LogRecord
+    from dprobes.formatters.templates.template_renderer import render
+    from dprobes.record.log_record import LogRecord
 
     template = template_of('fmt = "%{time}"')
     record = LogRecord(major=1, minor=1, time=1_000_002_999)
@@ -356,8 +356,8 @@ def test_text_is_made_harmless_but_for_its_lines() -> None:
 
 
 def test_desc_comes_first() -> None:
-    from dprobes.formatters.templates.renderer import render
-    from dprobes.record.layout import LogRecord
+    from dprobes.formatters.templates.template_renderer import render
+    from dprobes.record.log_record import LogRecord
 
     template = template_of('desc = "100% %d"\nfmt = "%bd"\nfmt = ""\nfmt = "%bd"')
     assert render(template, LogRecord(data=b"\1\2")) == "100% %d\n1\n\n2"

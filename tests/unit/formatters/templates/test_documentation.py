@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.formatters.csv import COLUMNS
-from dprobes.formatters.templates.collection import Templates
-from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion
+from dprobes.formatters.json_formatter import COLUMNS
+from dprobes.formatters.templates.template_collection import Templates
+from dprobes.formatters.templates.template_model import HEADER_ITEMS, Conversion
 from unit.formatters.templates.support import formatted
 
 ROOT = Path(__file__).parents[4]

@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.formatters import FORMATS, Place, formatter
-from dprobes.formatters.templates import fields as fields_module
-from dprobes.formatters.templates import renderer
-from dprobes.formatters.templates.collection import Templates
-from dprobes.formatters.templates.compiled import compiled_of
-from dprobes.formatters.templates.fields import decode_fields, fields_of
-from dprobes.formatters.templates.renderer import render
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
+from dprobes.formatters.templates import data_extraction as fields_module
+from dprobes.formatters.templates import template_renderer
+from dprobes.formatters.templates.data_extraction import compiled_of, decode_fields, fields_of
+from dprobes.formatters.templates.template_collection import Templates
+from dprobes.formatters.templates.template_renderer import render
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import RecordSource
 from record_strategies import records
 from unit.formatters.templates.support import formatted, item, template_of
 
@@ -98,7 +96,7 @@ def test_the_short_way_says_what_the_long_one_says(line: str, record: LogRecord,
         some = record._replace(data=(data * 5)[:size])
         text, decoded = render(template, some), decode_fields(template, some)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(renderer, "compiled_of", lambda *_: None)
+            patch.setattr(template_renderer, "compiled_of", lambda *_: None)
             patch.setattr(fields_module, "compiled_of", lambda *_: None)
             assert text == render(template, some)
             assert decoded == decode_fields(template, some)

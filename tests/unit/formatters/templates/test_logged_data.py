@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.formatters.templates.fields import Fault, decode_fields
-from dprobes.formatters.templates.renderer import render
+from dprobes.formatters.templates.data_extraction import Fault, decode_fields
+from dprobes.formatters.templates.template_renderer import render
 from dprobes.testing import FakeContext, record_of, run_handler
 from unit.formatters.templates.support import template_of
 

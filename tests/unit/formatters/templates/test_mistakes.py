@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import FormatError
-from dprobes.formatters.templates.collection import Templates
+from dprobes.formatters.templates.template_collection import Templates
 from unit.formatters.templates.support import problems, problems_of
 
 if TYPE_CHECKING:

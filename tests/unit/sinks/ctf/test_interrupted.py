@@ -13,15 +13,14 @@ import pytest
 
 from babeltrace import NEEDS_BABELTRACE
 from dprobes.errors import SinkError
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.sinks.interface import Batch
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.sinks.sink_interface import Batch
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.record.probeinfo import Place
+    from dprobes.record.record_origin import Place
 
 pytestmark = NEEDS_BABELTRACE
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from babeltrace import read_trace
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.sinks.ctf.sink import CtfSink
-from dprobes.sinks.interface import Batch
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks.ctf.ctf_target import CtfSink
+from dprobes.sinks.sink_interface import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.keyed.store import TableStore
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import ByteOrder, LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.rpn.tables import Key, KeyKind, Table, TableKind
-from dprobes.sinks.interface import Batch, SinkOptions
-from dprobes.sinks.kinds import parse_target
+from dprobes.keyed.table_entries import TableStore
+from dprobes.record.log_record import ByteOrder, LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
+from dprobes.sinks.sink_interface import Batch, SinkOptions
+from dprobes.sinks.target_kinds import parse_target
 from perfetto_reading import packets_of, read_perfetto
 from unit.sinks.perfetto.traces import SOURCE, WALL, batch, entry, leaving, opened
 from unit.sinks.typed import Shown, random_data, random_fields, template_files

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.origin import RecordSource
-from dprobes.record.probeinfo import Place
-from dprobes.sinks.interface import Batch
-from dprobes.sinks.perfetto.sink import PerfettoSink
+from dprobes.record.log_record import LogRecord, encode_record
+from dprobes.record.record_origin import Place, RecordSource
+from dprobes.sinks.perfetto.perfetto_target import PerfettoSink
+from dprobes.sinks.sink_interface import Batch
 
 if TYPE_CHECKING:
     from pathlib import Path

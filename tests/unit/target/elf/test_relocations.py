@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.relocations import has_relocations, relocated
 
 if TYPE_CHECKING:

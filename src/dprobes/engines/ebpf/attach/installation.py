@@ -1,7 +1,7 @@
 """
 A program in the kernel: from the plans of its files to maps, loaded handlers and links.
 
-Which handlers there are is the business of ``handlercompiler``, which links of ``sitelinks``.
+Which handlers there are is the business of ``handler_compiler``, which links of ``site_links``.
 """
 
 from __future__ import annotations
@@ -11,43 +11,92 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
-from dprobes.bpf.lower.request import Placement, Tables
-from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets, largest_entry
-from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
-from dprobes.engines.ebpf.attach.modulewatches import ModuleWatches
-from dprobes.engines.ebpf.attach.parts import batches, joined
-from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
-from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps, Sizes, state_count
-from dprobes.engines.ebpf.attach.sitelinks import Attachments, Group
-from dprobes.engines.ebpf.inkernel.kernelgroups import KernelGroups
-from dprobes.engines.ebpf.kernel.descriptors import Descriptors
-from dprobes.engines.ebpf.kernel.features import Feature
-from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.interface import Notice, StateEvent
+from dprobes.bpf.lower.lowering_request import Placement, Tables
+from dprobes.bpf.map_layouts import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
+from dprobes.engines.ebpf.attach.handler_compiler import (
+    HandlerCompiler,
+    ProbeNumbers,
+    batches,
+    has_tickets,
+    joined,
+    largest_entry,
+)
+from dprobes.engines.ebpf.attach.handler_objects import basic_request, load_handler
+from dprobes.engines.ebpf.attach.map_objects import SharedMaps, Sizes, state_count
+from dprobes.engines.ebpf.attach.run_scope import is_in_scope
+from dprobes.engines.ebpf.attach.site_links import Attachments, Group
+from dprobes.engines.ebpf.inkernel.kernel_groups import KernelGroups
+from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.engines.linux.cpus import cpu_limit
-from dprobes.engines.overhead import budget_of
+from dprobes.engines.overhead_budget import budget_of
 from dprobes.errors import DprobesError, EngineError
+from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import ProbeKind
-from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.needs import dumps_core, makes_records, shared_tables
+from dprobes.rpn.program_needs import dumps_core, makes_records, shared_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from dprobes.bpf.lower.request import Filter
-    from dprobes.engines.ebpf.attach.conflicts import Conflict
-    from dprobes.engines.ebpf.attach.modulewatch import ModuleWatch
-    from dprobes.engines.ebpf.attach.parts import Part
-    from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedCode, PlannedFile
-    from dprobes.engines.ebpf.kernel.tracepointlinks import ProgramForm
-    from dprobes.engines.ebpf.settings import Settings
-    from dprobes.engines.interface import Event, Job
-    from dprobes.resolve.probepoints import Probepoint
-    from dprobes.source import Span
+    from dprobes.bpf.lower.lowering_request import Filter
+    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.file_spec import Findings, PlannedCode, PlannedFile
+    from dprobes.engines.ebpf.attach.handler_compiler import Part
+    from dprobes.engines.ebpf.attach.module_watch import ModuleWatch
+    from dprobes.engines.ebpf.ebpf_options import Settings
+    from dprobes.engines.ebpf.kernel.bpf_links import ProgramForm
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.engines.engine_interface import Event, Job, Scope
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.source_text import Span
 
 __all__ = ["Installation"]
+
+# What watches the memory of a run's modules: a ``ModuleWatch`` for each; most programs have none.
+
+
+class ModuleWatches:
+    """Own what watches modules, one for each; see ``ModuleWatch``."""
+
+    def __init__(self, scope: Scope, condition: Filter, shared: SharedMaps, features: Features) -> None:
+        self._scope = scope
+        self._filter = condition
+        self._shared = shared
+        self._features = features
+        self._found: dict[int, ModuleWatch] = {}
+
+    def of(self, resolved: ResolvedModule, reached: str) -> ModuleWatch:
+        """Return what watches a module."""
+        key = id(resolved)
+        if key not in self._found:
+            from dprobes.engines.ebpf.attach.module_watch import ModuleWatch
+
+            self._found[key] = ModuleWatch(
+                resolved, reached, self._filter, self._shared, self._features, self._is_in_scope
+            )
+        return self._found[key]
+
+    def _is_in_scope(self, pid: int) -> bool:
+        return is_in_scope(self._scope, pid, self._shared)
+
+    def start(self) -> None:
+        """Start all that have not been."""
+        for each in self._found.values():
+            each.start()
+
+    def happened(self) -> Iterator[Event]:
+        """Iterate over what the user should hear of."""
+        for each in self._found.values():
+            yield from each.happened()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for each in self._found.values():
+            each.close()
+
 
 _RING_WITHOUT_RECORDS = 1 << 21
 """Bytes of the ring where hits leave records of exceptions only: to make a large one takes longer than all else."""
@@ -253,7 +302,7 @@ class Installation:
             os.close(self._programs.remove(program))
 
     def _span_at(self, word_size: int, origin: int) -> Span | None:
-        from dprobes.engines.ebpf.attach.verifierfindings import span_in
+        from dprobes.engines.ebpf.attach.handler_objects import span_in
 
         return span_in(self._program, word_size, origin)
 
@@ -289,13 +338,13 @@ class Installation:
     def _form_of(self, part: Part) -> ProgramForm | None:
         """Return how the kernel is to take the program of a part at a tracepoint or a trampoline; None for others."""
         if part.placement.is_trampoline:
-            from dprobes.engines.ebpf.kernel.trampolinelinks import trampoline_form
+            from dprobes.engines.ebpf.kernel.bpf_links import trampoline_form
 
             return trampoline_form(part.placement, self.probes[part.sites[0][0]].where, self._features.types)
         if part.placement is not Placement.TRACEPOINT:
             return None
-        from dprobes.engines.ebpf.kernel.tracepointlinks import form_of
-        from dprobes.target.kernel.tracedfields import entry_of
+        from dprobes.engines.ebpf.kernel.bpf_links import form_of
+        from dprobes.target.kernel.traced_fields import entry_of
 
         number, site = part.sites[0]
         traced = self._numbers.events[number].probe.traced
@@ -351,7 +400,7 @@ class Installation:
         if event.module is not None and event.probe.kind is ProbeKind.WATCHPOINT:
             watching = self._watches.of(event.module, event.paths[0])
             return watching.add(number, event.probe.memory, group.program)
-        from dprobes.engines.ebpf.attach.perfevents import attach_event
+        from dprobes.engines.ebpf.attach.perf_probes import attach_event
 
         links = attach_event(self._numbers.events[number], group.program)
         if isinstance(links, str):

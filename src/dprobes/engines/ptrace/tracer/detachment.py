@@ -17,27 +17,26 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.interface import HandedOver
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.engine_interface import HandedOver
+from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.linux.procfs import catches_signal, process_field
-from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
-from dprobes.engines.ptrace.reports import Left, Warned
-from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
-from dprobes.engines.ptrace.tracer.native.nativestops import STOPPING, fix_up, is_in_native_stop
-from dprobes.engines.ptrace.tracer.removal import give_back_all
-from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.linux.ptrace_calls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+from dprobes.engines.ptrace.tracer.probe_removal import give_back_all
+from dprobes.engines.ptrace.tracer.steps.held_signals import STOPPING, fix_up, is_in_native_stop
+from dprobes.engines.ptrace.tracer.tracer_state import STRANGE, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer_messages import Left, Warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
-    from dprobes.engines.ptrace.tracer.processtree import ProcessTree
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
-    from dprobes.engines.ptrace.tracer.state import TracerState
-    from dprobes.engines.ptrace.tracer.steps.stepper import Stepper
-    from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
+    from dprobes.engines.ptrace.tracer.hit_counter import HitCounter
+    from dprobes.engines.ptrace.tracer.process_tree import ProcessTree
+    from dprobes.engines.ptrace.tracer.steps.single_steps import Stepper
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
+    from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.tracer_state import TracerState
 
 __all__ = ["Detacher"]
 
@@ -66,8 +65,8 @@ class Detacher:
         self._stepper = stepper
         self._debug_registers = debug_registers
         self._counter = counter
-        self._registers = ptracecalls.Registers()
-        self._info = ptracecalls.SignalInfo()
+        self._registers = ptrace_calls.Registers()
+        self._info = ptrace_calls.SignalInfo()
         self._signals: dict[int, int] = {}
         """For each thread that has stopped for a signal, that signal."""
         self._leaving: dict[int, Thread] = {}
@@ -117,7 +116,7 @@ class Detacher:
             text = "process 1 cannot be stopped for a debugger: it goes on, without the probe"
             self._connection.send(Warned(text, program=program.number))
             return False
-        ptracecalls.get_registers(thread.tid, self._registers)
+        ptrace_calls.get_registers(thread.tid, self._registers)
         address, name = self._registers[Register.RIP], _command_name(thread.tid)
         if self.detach_process(thread.pid, halted=True):
             self._connection.send(Left(program.number, HandedOver(thread.pid, thread.tid, name, address)))
@@ -136,7 +135,7 @@ class Detacher:
             del self._leaving[tid]
             return True
         if kind is StopKind.EVENT and number in NEW_TASK_EVENTS:
-            child = ptracecalls.event_message(tid)
+            child = ptrace_calls.event_message(tid)
             self._leaving[child] = Thread(child, thread.pid, thread.space, ThreadState.NEWBORN)
             self._tree.reconsider(child)
         del self._leaving[tid]
@@ -195,7 +194,7 @@ class Detacher:
     def _let_finish(self, thread: Thread, event: int) -> None:
         """Let a thread finish the system call in which it has stopped: until then it can make no other one for us."""
         if event in NEW_TASK_EVENTS:
-            self._tree.add_child(thread, Event(event), ptracecalls.event_message(thread.tid))
+            self._tree.add_child(thread, Event(event), ptrace_calls.event_message(thread.tid))
         elif event == Event.EXEC:
             self._tree.leave_space(thread)
             thread.space = AddressSpace.closed(thread.space.word_size)
@@ -208,7 +207,7 @@ class Detacher:
         """Detach threads, each with a signal."""
         for thread, number in signals.items():
             with contextlib.suppress(OSError):
-                ptracecalls.detach(thread.tid, number)
+                ptrace_calls.detach(thread.tid, number)
 
     def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
         """Put stopped threads where the program itself would be; return the signals with which they are to go on."""
@@ -255,7 +254,7 @@ class Detacher:
             if thread.state is not ThreadState.STOPPED or not catches_signal(thread.tid, number):
                 continue
             with contextlib.suppress(OSError):
-                ptracecalls.single_step(thread.tid, number)
+                ptrace_calls.single_step(thread.tid, number)
                 kind, stop = classify_stop(self._stopper.await_stop(thread))
                 is_there = kind is StopKind.SIGNAL and stop == signal.SIGTRAP
                 signals[thread] = stop if kind is StopKind.SIGNAL and not is_there else 0
@@ -282,7 +281,7 @@ class Detacher:
 
     def _trap_is_queued(self, thread: Thread) -> bool:
         """Return whether a thread ran into something of ours, and the signal for it still waits."""
-        ptracecalls.get_registers(thread.tid, self._registers)
+        ptrace_calls.get_registers(thread.tid, self._registers)
         pc, awaited = self._registers[Register.RIP], set[int]()
         if pc - 1 in thread.space.former or thread.debug.superseded:
             awaited.add(signal.SIGTRAP)
@@ -294,7 +293,7 @@ class Detacher:
     def _await_trap(self, thread: Thread) -> int:
         """Let a trap come before which the kernel reported our interrupt; return the signal to go on with."""
         for _ in range(_ATTEMPTS):
-            ptracecalls.resume(thread.tid)
+            ptrace_calls.resume(thread.tid)
             kind, number = classify_stop(self._stopper.await_stop(thread))
             if kind is StopKind.EXITED:
                 raise ProcessLookupError
@@ -306,20 +305,20 @@ class Detacher:
     def _set_back(self, thread: Thread) -> bool:
         """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
         if thread.trapped:
-            ptracecalls.set_instruction_pointer(thread.tid, thread.trapped)
+            ptrace_calls.set_instruction_pointer(thread.tid, thread.trapped)
             thread.trapped, thread.is_left_to_us, thread.parked = 0, False, None
             return True
-        code = ptracecalls.get_signal_info(thread.tid, self._info)
-        if code == ptracecalls.TRAP_TRACE and thread.hit.is_late:
+        code = ptrace_calls.get_signal_info(thread.tid, self._info)
+        if code == ptrace_calls.TRAP_TRACE and thread.hit.is_late:
             # The end of a step of ours.
             self._stepper.settle_late(thread, thread.hit.breakpoint, self._registers)
             return True
-        if code == ptracecalls.TRAP_HWBKPT:
+        if code == ptrace_calls.TRAP_HWBKPT:
             hits, foreign = self._debug_registers.take_hits(thread)
             return bool(hits) and not foreign
-        if code != ptracecalls.SI_KERNEL:
+        if code != ptrace_calls.SI_KERNEL:
             return False
-        ptracecalls.get_registers(thread.tid, self._registers)
+        ptrace_calls.get_registers(thread.tid, self._registers)
         address = self._registers[Register.RIP] - 1
         slot = thread.space.slots.holding(address)
         if slot is not None and slot.trap == address:
@@ -327,7 +326,7 @@ class Detacher:
             return True
         if address not in thread.space.former:
             return False
-        ptracecalls.set_instruction_pointer(thread.tid, address)
+        ptrace_calls.set_instruction_pointer(thread.tid, address)
         return True
 
 

@@ -1,0 +1,476 @@
+"""
+Compiled programs: from a file, a text or a builder to what can be inserted, and saved for other machines.
+
+``load_program`` reads a program without looking for its module; the verbs of the command line begin with it.
+``compile_file`` and its like also find the module on this machine, so that all mistakes show at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.api import C_SUFFIX
+from dprobes.diagnostics import Diagnostics
+from dprobes.errors import FormatError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.compilation_passes import CompileOptions, parse_file, parse_source
+from dprobes.rpn.rpn_program import select_all, without_opcodes
+from dprobes.target.probed_module import FileSymbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
+    from dprobes.dpc.tool_block import ToolProgram
+    from dprobes.dpc.typedtree.name_scope import TypeListener
+    from dprobes.ppdf.ppdf_model import Ppdf
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.source_text import SourceFile
+    from dprobes.target.probed_module import SymbolProvider
+
+__all__ = [
+    "CompiledProgram",
+    "ParsedSource",
+    "compile_file",
+    "compile_program",
+    "compile_source",
+    "compiled_bytes",
+    "is_compiled",
+    "load_c_source",
+    "load_ppdf",
+    "load_program",
+    "parse_c",
+    "parse_programs",
+    "read_compiled",
+]
+
+# Files of compiled programs: which files are some, and what they hold.
+
+
+def is_compiled(path: Path) -> bool:
+    """Return whether a file is a PPDF, be it a damaged one; what is not a regular file is not looked at."""
+    from dprobes.ppdf.ppdf_sections import MAGIC
+
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC or path.suffix == ".ppdf"
+    except OSError:
+        return False  # the reader of source text says what is wrong
+
+
+def read_compiled(path: Path) -> Ppdf:
+    """Return a PPDF; raise ``FormatError`` if it is none."""
+    return _read_compiled(path)[0]
+
+
+def compiled_bytes(path: Path) -> bytes:
+    """Return the bytes of a PPDF, whatever a newer version has put into it; raise ``FormatError`` if it is none."""
+    return _read_compiled(path)[1]
+
+
+def _read_compiled(path: Path) -> tuple[Ppdf, bytes]:
+    from dprobes.ppdf.ppdf_file import decode
+    from dprobes.ppdf.ppdf_sections import SIZE_MAX
+
+    with path.open("rb") as file:
+        data = file.read(SIZE_MAX + 1)
+    try:
+        return decode(data), data
+    except FormatError as error:
+        raise FormatError(f"'{path}': {error.message}", hint=error.hint) from None
+
+
+# Source files of both languages as programs, with the templates that they have of their own.
+
+
+_TEMPLATE_FILE = "program.fmt"
+
+
+def parse_programs(
+    source: Path | SourceFile,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    *,
+    module: str = "",
+    files: ModuleFiles | None = None,
+) -> ParsedSource:
+    """
+    Return what is in a source file of either language.
+
+    A source that has been read is in DProbes C. ``module`` is that of probes in DProbes C that name none, ``files``
+    finds the files of modules for them. Raise ``SourceError`` if it has errors of form.
+    """
+    from dprobes.source_text import SourceFile
+
+    if not isinstance(source, SourceFile):
+        if source.suffix != C_SUFFIX:
+            return ParsedSource((parse_file(source, diagnostics, options),), {}, None)
+        from dprobes.preprocessor import read_source
+
+        source = read_source(source)
+    return parse_c(source, diagnostics, options, module, files)
+
+
+class ParsedSource(NamedTuple):
+    """The programs of a source, one for each module, the templates of all, and what the tool executes."""
+
+    programs: tuple[Program, ...]
+    templates: Mapping[str, bytes]
+    tool: ToolProgram | None
+
+
+def parse_c(
+    source: SourceFile,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    module: str,
+    files: ModuleFiles | None = None,
+    tell_type: TypeListener | None = None,
+) -> ParsedSource:
+    """Return what is in a source in DProbes C; ``tell_type`` hears of the types of expressions and parameters."""
+    from dprobes.dpc.c_source import compile_source as compile_c
+    from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
+
+    compiled = compile_c(source, diagnostics, options, module=module, files=files, tell_type=tell_type)
+    if not compiled.templates:
+        return ParsedSource(compiled.programs, {}, compiled.tool)
+    listed = f"{compiled.programs[0].major} {_TEMPLATE_FILE}\n"
+    templates = {DIRECTORY_FILE: listed.encode(), _TEMPLATE_FILE: compiled.templates.encode()}
+    return ParsedSource(compiled.programs, templates, compiled.tool)
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """
+    Hold a program that can be inserted, with what is known of the symbols of its module.
+
+    ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
+    certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
+    ``companions`` are the programs for other modules that were written with it, and share its variables and tables;
+    ``companion_symbols`` is what is known of the symbols of each, if not the same. ``tool`` is what the tool executes
+    of them.
+    """
+
+    program: Program
+    symbols: SymbolProvider
+    diagnostics: Diagnostics
+    allow_write: bool = False
+    ppdf: Ppdf | None = None
+    templates: Mapping[str, bytes] = field(default_factory=dict)
+    companions: tuple[Program, ...] = ()
+    tool: ToolProgram | None = None
+    companion_symbols: tuple[SymbolProvider, ...] = ()
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The program and its companions."""
+        return (self.program, *self.companions)
+
+    @property
+    def all_symbols(self) -> tuple[SymbolProvider, ...]:
+        """What is known of the symbols for each of ``programs``."""
+        return (self.symbols, *(self.companion_symbols or (self.symbols,) * len(self.companions)))
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it is more than one program for one module."""
+        return bool(self.companions) or self.tool is not None
+
+    @property
+    def name(self) -> str:
+        """The module that it probes."""
+        return self.program.name
+
+    @property
+    def needs_write(self) -> bool:
+        """Whether it changes or stops its target, and so must be allowed to."""
+        from dprobes.resolve.portable_program import needs_write
+
+        if self.ppdf is not None:
+            return any(each.needs_write for each in self.ppdf.members)
+        return any(map(needs_write, self.programs))
+
+    @property
+    def text(self) -> str:
+        """The program in the language, after the preprocessor."""
+        from dprobes.rpn.program_text import print_program
+
+        return "\n".join(map(print_program, self.programs))
+
+    def select(self, groups: Iterable[str] = (), types: Iterable[str] = ()) -> CompiledProgram:
+        """
+        Return the program with the definitions of these groups and types only; without names all stay.
+
+        Raise ``SourceError`` for an unknown name, and if nothing is left.
+        """
+        chosen = select_all(self.programs, groups, types)
+        if chosen == self.programs:
+            return self
+        ppdf = self.ppdf
+        if ppdf is not None:
+            from dprobes.resolve.portable_program import selected
+
+            first, *others = map(selected, ppdf.members, self.programs, chosen)
+            ppdf = replace(first, companions=tuple(others))
+        return replace(self, program=chosen[0], companions=tuple(chosen[1:]), ppdf=ppdf)
+
+    def without_opcodes(self) -> CompiledProgram:
+        """Return the program, which is not compiled yet, without ``opcode =`` where that chooses nothing."""
+        first, *others = map(without_opcodes, self.programs)
+        return replace(self, program=first, companions=tuple(others))
+
+    def with_templates(self, directory: str | Path) -> CompiledProgram:
+        """
+        Return the program with templates of a directory, those that its records need, in the place of its own.
+
+        They are saved with it, and whoever formats its records has them. Raise ``SourceError`` if one is wrong, and
+        ``FormatError`` if they cannot be read.
+        """
+        from dprobes.formatters.templates.carried_templates import carried_templates
+        from dprobes.rpn.rpn_program import joined_program
+
+        diagnostics = Diagnostics()
+        diagnostics.extend(self.diagnostics)
+        templates = carried_templates(Path(directory), joined_program(self.programs), diagnostics)
+        ppdf = replace(self.ppdf, templates=templates) if self.ppdf is not None else None
+        return replace(self, diagnostics=diagnostics, ppdf=ppdf, templates=templates)
+
+    def to_bytes(self, modules: Iterable[str | Path] | None = None) -> bytes:
+        """
+        Return the program as the bytes of a ``.ppdf`` file, for the builds of its module in the files ``modules``.
+
+        Without ``modules`` it is for what it was compiled for, or else for the module on this machine. Raise
+        ``SourceError`` if it is wrong for one of them, and ``TargetError`` if there is none.
+        """
+        from dprobes.ppdf.ppdf_file import encode
+
+        if modules is None and self.ppdf is not None:
+            return encode(self.ppdf)
+        return encode(_built(self, modules, with_ebpf=True))
+
+    def save(self, path: str | Path, modules: Iterable[str | Path] | None = None) -> None:
+        """Write ``to_bytes`` to a file, which ``load_ppdf`` and ``dprobes apply`` read where the sources are not."""
+        Path(path).write_bytes(self.to_bytes(modules))
+
+
+def compile_file(
+    path: str | Path,
+    *,
+    defines: Mapping[str, str | int] | None = None,
+    includes: Iterable[str | Path] = (),
+    symbols: str | Path | None = None,
+    allow_write: bool = False,
+    modules: Iterable[str | Path] | None = None,
+) -> CompiledProgram:
+    """
+    Compile a ``.rpn`` or ``.dpc`` file, as ``dprobes check`` does.
+
+    ``defines`` and ``includes`` are for the preprocessor (``-D``, ``-I``). ``symbols`` is a file that gives the
+    module's symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` are
+    files of the module to compile it for; without them it is checked with the one on this machine, if there is one.
+
+    Raise ``SourceError``, with all diagnostics, if there is anything wrong.
+    """
+    diagnostics = Diagnostics()
+    options = _options(defines, includes, allow_write=allow_write)
+
+    source = parse_programs(Path(path), diagnostics, options)
+    return _compiled(source, symbols, diagnostics, modules, allow_write=allow_write)
+
+
+def compile_source(
+    text: str,
+    *,
+    name: str = "program.rpn",
+    defines: Mapping[str, str | int] | None = None,
+    includes: Iterable[str | Path] = (),
+    symbols: str | Path | None = None,
+    allow_write: bool = False,
+    modules: Iterable[str | Path] | None = None,
+) -> CompiledProgram:
+    """Compile the text of a program, which messages call ``name``; all else is as with ``compile_file``."""
+    from dprobes.source_text import SourceFile
+
+    diagnostics = Diagnostics()
+    options = _options(defines, includes, allow_write=allow_write)
+    program = parse_source(SourceFile(name, text), diagnostics, options)
+    return compile_program(program, symbols=symbols, allow_write=allow_write, modules=modules, diagnostics=diagnostics)
+
+
+def compile_program(
+    program: Program,
+    *,
+    symbols: str | Path | None = None,
+    allow_write: bool = False,
+    modules: Iterable[str | Path] | None = None,
+    diagnostics: Diagnostics | None = None,
+    templates: Mapping[str, bytes] | None = None,
+) -> CompiledProgram:
+    """Check a program that is data already, with files of templates; all else is as with ``compile_file``."""
+    diagnostics = Diagnostics() if diagnostics is None else diagnostics
+    source = ParsedSource((program,), templates or {}, None)
+    return _compiled(source, symbols, diagnostics, modules, allow_write=allow_write)
+
+
+def _compiled(
+    source: ParsedSource,
+    symbols: str | Path | None,
+    diagnostics: Diagnostics,
+    modules: Iterable[str | Path] | None,
+    *,
+    allow_write: bool,
+) -> CompiledProgram:
+    provider = FileSymbols(Path(symbols) if symbols is not None else None)
+    first, *others = source.programs
+    compiled = CompiledProgram(
+        first,
+        provider,
+        diagnostics,
+        allow_write,
+        templates=source.templates,
+        companions=tuple(others),
+        tool=source.tool,
+    )
+    if modules is not None:
+        return _with_ppdf(compiled, _built(compiled, modules, with_ebpf=False))
+    from dprobes.resolve.local_module import resolve_here
+
+    for program in source.programs:
+        resolve_here(program, diagnostics, allow_write=allow_write, symbols=provider)
+    return compiled
+
+
+def load_ppdf(
+    path: str | Path, *, verify_build_id: bool = True, verify_opcodes: bool = True, allow_write: bool = False
+) -> CompiledProgram:
+    """
+    Read a ``.ppdf`` file, which ``CompiledProgram.save`` and ``dprobes build`` write.
+
+    It can be inserted into the builds of its module that it was made for; without ``verify_build_id`` into others too,
+    and without ``verify_opcodes`` also where the instructions are not those of these builds. ``allow_write`` must be
+    given for a program that ``needs_write``. Raise ``FormatError`` if the file is none, or damaged.
+    """
+    ppdf = read_compiled(Path(path))
+    loaded = _carried(ppdf, str(path), verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
+    if not verify_opcodes:
+        first, *others = map(without_opcodes, loaded.programs)
+        loaded = replace(loaded, program=first, companions=tuple(others))
+    return replace(loaded, allow_write=allow_write)
+
+
+# Below the functions that check at once: reading only
+
+
+def load_program(
+    path: Path,
+    options: CompileOptions,
+    *,
+    symbols: Path | None = None,
+    groups: Sequence[str] = (),
+    types: Sequence[str] = (),
+    verify_build_id: bool = True,
+    verify_opcodes: bool = True,
+    module: str = "",
+    files: ModuleFiles | None = None,
+) -> CompiledProgram:
+    """
+    Read a program, be it a text or compiled, and keep the definitions of certain groups and types.
+
+    ``module`` is that of probes in DProbes C that name none, ``files`` finds the files of modules for them. A source
+    for several modules has companions.
+    Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
+    """
+    if is_compiled(path):
+        loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
+        first, *others = select_all(loaded.programs, groups, types)
+        return replace(loaded, program=first, companions=tuple(others), allow_write=options.allow_write)
+    if path.suffix == C_SUFFIX:
+        from dprobes.preprocessor import read_source
+
+        loaded = load_c_source(read_source(path), options, symbols=symbols, module=module, files=files)
+    else:
+        diagnostics = Diagnostics()
+        program = parse_file(path, diagnostics, options)
+        loaded = CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write)
+    loaded = loaded.select(groups, types)
+    return loaded if verify_opcodes else loaded.without_opcodes()
+
+
+def load_c_source(
+    source: SourceFile,
+    options: CompileOptions,
+    *,
+    symbols: Path | None = None,
+    module: str = "",
+    files: ModuleFiles | None = None,
+) -> CompiledProgram:
+    """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
+    diagnostics = Diagnostics()
+
+    (first, *others), templates, tool = parse_c(source, diagnostics, options, module, files)
+    symbols_of = FileSymbols(symbols)
+    return CompiledProgram(
+        first, symbols_of, diagnostics, options.allow_write, templates=templates, companions=tuple(others), tool=tool
+    )
+
+
+def _carried(ppdf: Ppdf, name: str, *, verify_build_id: bool, verify_opcodes: bool) -> CompiledProgram:
+    from dprobes.target.carried_symbols import CarriedSymbols, OtherBuild
+
+    other = OtherBuild.REFUSE if verify_build_id else OtherBuild.NEAREST
+    programs = [each.program for each in ppdf.members]
+    symbols = [CarriedSymbols(each.builds, name, other, verify_opcodes, each.kernels) for each in ppdf.members]
+    return CompiledProgram(
+        programs[0],
+        symbols[0],
+        Diagnostics(),
+        ppdf=ppdf,
+        templates=ppdf.templates,
+        companions=tuple(programs[1:]),
+        tool=ppdf.blocks,
+        companion_symbols=tuple(symbols[1:]),
+    )
+
+
+def _with_ppdf(compiled: CompiledProgram, ppdf: Ppdf) -> CompiledProgram:
+    carried = _carried(ppdf, compiled.name, verify_build_id=True, verify_opcodes=True)
+    return replace(carried, diagnostics=compiled.diagnostics, allow_write=compiled.allow_write)
+
+
+def _built(compiled: CompiledProgram, modules: Iterable[str | Path] | None, *, with_ebpf: bool) -> Ppdf:
+    from dprobes.resolve.portable_program import build_joined, files_of_modules
+
+    if not isinstance(compiled.symbols, FileSymbols):
+        raise FormatError(
+            "a compiled program can be saved for the builds that it was made for only",
+            hint="compile its source for the other modules",
+        )
+    paths = [Path(module) for module in modules or ()]
+    if modules is None or len(compiled.programs) > 1:
+        files = files_of_modules(compiled.programs, paths, "name its file: modules=[...]")
+    else:
+        files = [paths]
+    return build_joined(
+        compiled.programs,
+        files,
+        compiled.tool,
+        compiled.diagnostics,
+        extra_symbols=compiled.symbols.extra,
+        allow_write=compiled.allow_write,
+        with_ebpf=with_ebpf,
+        templates=compiled.templates,
+    )
+
+
+def _options(
+    defines: Mapping[str, str | int] | None, includes: Iterable[str | Path], *, allow_write: bool
+) -> CompileOptions:
+    return CompileOptions(
+        tuple((key, str(value)) for key, value in (defines or {}).items()),
+        tuple(Path(directory) for directory in includes),
+        allow_write=allow_write,
+    )

@@ -1,0 +1,515 @@
+"""An inserted program, as the user of a session reads and removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, overload
+
+from dprobes.engines.engine_interface import Counts, TableChange
+from dprobes.engines.followed_program import FollowedProgram
+from dprobes.errors import DprobesError, EngineError
+from dprobes.escapes import escaped
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.boot_clock import wall_offset, wall_time
+from dprobes.resolve.probepoints import places_of
+from dprobes.rpn.keyed_tables import tables_matching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pandas as pd
+    import pyarrow as pa
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.command_launcher import LaunchedCommand
+    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.keyed.table_text import KeyedTable
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import DataReader, Place
+    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["InsertedProgram", "Probepoint", "RecordList", "RecordQueue", "total"]
+
+# Records between the threads that take them from engines and those that read them.
+
+
+class RecordQueue:
+    """
+    Keep encoded records until somebody reads them, up to ``limit`` bytes; what comes then is lost, and counted.
+
+    It is at its end when as many writers have closed it as have opened it, and nothing is left.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.lost = 0
+        self._limit = limit
+        self._size = 0
+        self._writers = 0
+        self._batches: deque[tuple[int, Sequence[tuple[bytes, Place]]]] = deque()
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+
+    @contextlib.contextmanager
+    def listener(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Have ``tell`` called, by any thread, when there may be something to take or the end has come."""
+        with self._changed:
+            self._listeners.append(tell)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._listeners.remove(tell)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left, and nothing will come."""
+        with self._changed:
+            return not self._writers and not self._batches
+
+    def _tell(self) -> None:
+        for tell in self._listeners:
+            tell()
+
+    def open(self) -> None:
+        """Expect records of one writer more."""
+        with self._changed:
+            self._writers += 1
+
+    def close(self) -> None:
+        """Expect no more of one writer."""
+        with self._changed:
+            self._writers -= 1
+            self._changed.notify_all()
+            self._tell()
+
+    def put(self, batch: Sequence[tuple[bytes, Place]]) -> None:
+        """Add records; from the first one that finds no room they are lost."""
+        size = sum(len(record) for record, _ in batch)
+        with self._changed:
+            if self._size + size > self._limit:
+                ends = accumulate((len(record) for record, _ in batch), initial=self._size)
+                count = sum(end <= self._limit for end in ends) - 1
+                self.lost += len(batch) - max(count, 0)
+                batch = batch[: max(count, 0)]
+                if not batch:
+                    return
+                size = sum(len(record) for record, _ in batch)
+            self._size += size
+            self._batches.append((size, batch))
+            self._changed.notify()
+            self._tell()
+
+    def take(self, timeout: float | None) -> Sequence[tuple[bytes, Place]]:
+        """Wait for records and return them; nothing at the end, and if none came for ``timeout`` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._batches:
+                left = None if until is None else until - time.monotonic()
+                if not self._writers or (left is not None and left <= 0):
+                    return ()
+                self._changed.wait(left)
+            size, batch = self._batches.popleft()
+            self._size -= size
+            return batch
+
+    def put_back(self, batch: Sequence[tuple[bytes, Place]]) -> None:
+        """Put records that were taken and not read in front of all others."""
+        if batch:
+            size = sum(len(record) for record, _ in batch)
+            with self._changed:
+                self._size += size
+                self._batches.appendleft((size, batch))
+                self._changed.notify()
+                self._tell()
+
+
+# Records as one thing: in notebooks a table, elsewhere a list that converts itself to what others compute with.
+
+
+_SHOWN_MAX = 100
+"""Records that a notebook shows; the others are there, too."""
+
+_KINDS = {"time": "timestamp[ns]", "monotonic": "uint64"}
+"""Types of columns that do not depend on what is in them."""
+
+_FIRST = ("process_name", "pid", "tid", "symbol")
+"""What a notebook shows of each record, after its time."""
+
+_HIDDEN = frozenset({"time", "major", "minor", "cpu", "uid", "cs", "ip", "ss", "sp", "module", "function", "at_return"})
+"""What it leaves out; ``to_dicts`` and tables have it."""
+
+
+class RecordList(Sequence["LogRecord"]):
+    """
+    A list of records that does not change; ``ProbeSession.collect`` returns one, and any records make one.
+
+    ``offset`` is what makes time of day of their times, in nanoseconds; by default that of this machine since it was
+    started.
+    """
+
+    def __init__(self, records: Iterable[LogRecord] = (), *, offset: int | None = None) -> None:
+        self._records = tuple(records)
+        self._offset = wall_offset() if offset is None else offset
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        return iter(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> LogRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> RecordList: ...
+
+    def __getitem__(self, index: int | slice) -> LogRecord | RecordList:
+        """Return a record, or a list of some."""
+        if isinstance(index, slice):
+            return RecordList(self._records[index], offset=self._offset)
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} records>"
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        """Return each record as ``LogRecord.to_dict`` does."""
+        return [record.to_dict() for record in self._records]
+
+    def to_arrow(self) -> pa.Table:
+        """
+        Return a table of Arrow with a column for each name of ``to_dicts``; it needs pyarrow.
+
+        ``time`` is the time of day, in UTC, and ``monotonic`` CLOCK_MONOTONIC, as in SQL tables. What could not be read
+        when a record was made is null, as is what a record does not have.
+        """
+        import pyarrow as pa
+
+        columns = self._columns()
+        return pa.table({name: _array(values, _KINDS.get(name)) for name, values in columns.items()})
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the table of ``to_arrow`` as a DataFrame; it needs pandas besides."""
+        return self.to_arrow().to_pandas()
+
+    def _columns(self) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {}
+        for number, record in enumerate(self._records):
+            row = record.to_dict()
+            if (time := row.get("time")) is not None and isinstance(time, int):
+                row = {"time": time + self._offset, **{n: v for n, v in row.items() if n != "time"}, "monotonic": time}
+            for name, value in row.items():
+                columns.setdefault(name, [None] * number).append(_plain(value))
+            for values in columns.values():
+                if len(values) == number:
+                    values.append(None)
+        return columns
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        rows = [self._row(record) for record in self._records[:_SHOWN_MAX]]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        head = "".join(f"<th>{escape(escaped(name))}</th>" for name in names)
+        lines = "".join(
+            "<tr>" + "".join(f"<td>{escape(row.get(name, ''))}</td>" for name in names) + "</tr>" for row in rows
+        )
+        more = f"<p>… {len(self) - len(rows)} more records</p>" if len(self) > len(rows) else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>{more}"
+
+    def _row(self, record: LogRecord) -> dict[str, str]:
+        """Return what a notebook shows of a record."""
+        row = record.to_dict()
+        time = None if record.time is None else wall_time(record.time, self._offset)
+        shown = {"time": time, **{name: row.pop(name, None) for name in _FIRST}}
+        shown |= {name: value for name, value in row.items() if name not in _HIDDEN}
+        return {name: _shown(value) for name, value in shown.items() if value is not None}
+
+
+def _plain(value: object) -> Any:
+    """Return a value as Arrow takes it; None for what could not be read."""
+    match value:
+        case list() | tuple():
+            return [item if isinstance(item, int) else str(item) for item in value]
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode() if _is_broken(value) else value
+        case None | bool() | int() | bytes():
+            return value
+    return None
+
+
+def _is_broken(text: str) -> bool:
+    """Return whether a text has bytes that were no UTF-8, which Arrow does not take."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _array(values: Sequence[Any], kind: str | None) -> pa.Array:
+    """Return a column; where its values are of several types, they are strings."""
+    import pyarrow as pa
+
+    if kind is not None:
+        return pa.array(values, kind)
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int}:
+        return pa.array(values, _number_kind(value for value in values if value is not None))
+    if kinds == {list}:
+        items = [item for value in values if value is not None for item in value]
+        is_numbers = all(isinstance(item, int) for item in items)
+        return pa.array(values, pa.list_(_number_kind(items) if is_numbers else pa.string()))
+    if len(kinds) > 1:
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pa.array(values)
+
+
+def _number_kind(numbers: Iterable[int]) -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.int64() if min(numbers, default=0) < 0 else pa.uint64()
+
+
+def _shown(value: object) -> str:
+    return value.hex(" ") if isinstance(value, bytes) else escaped(str(value))
+
+
+_BEGINNING = 20.0
+"""Seconds that an insertion waits until what is there has been probed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probepoint:
+    """
+    Say what is known of one place where a program is inserted.
+
+    ``minor`` is that of its definition, ``path`` the file. ``detail`` says more about the state where there is more.
+    """
+
+    major: int
+    minor: int
+    place: Place
+    path: str
+    state: ProbeState
+    detail: str
+    counts: Counts
+
+
+class _Followed(FollowedProgram):
+    """Put the records of a program into the queue of its session."""
+
+    def __init__(self, program: Program, session: ControlledSession, queue: RecordQueue, reader: DataReader) -> None:
+        super().__init__(program.name, program, session)
+        self._queue = queue
+        self._reader = reader
+        self._places: list[Place] = []
+        queue.open()
+
+    def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
+        probes, places = self.probes, self._places
+        if len(probes) > len(places):
+            places += (replace(place, reader=self._reader) for place in places_of(self.name, probes, len(places)))
+        self._queue.put([(record, places[probe]) for probe, record in records])
+
+    def take_end(self, lost: int) -> None:  # noqa: ARG002 - the counts tell
+        self._queue.close()
+
+
+class InsertedProgram:
+    """
+    An inserted program: its counts, variables and removal; made by ``ProbeSession.insert``.
+
+    ``engine`` is the name of the one that runs it, ``reason`` why that was chosen (None: it was asked for).
+    ``diagnostics`` are warnings and notes about the program. All methods may be called by any thread, and what they
+    return stays true when the program has ended.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        session: ControlledSession,
+        queue: RecordQueue,
+        reader: DataReader,
+        *,
+        engine: str,
+        reason: str | None,
+        diagnostics: Diagnostics,
+        command: LaunchedCommand | None = None,
+        tells_status: bool = False,
+    ) -> None:
+        self.program = program
+        self.engine = engine
+        self.reason = reason
+        self.diagnostics = diagnostics
+        self.session = session
+        self._command = command
+        self._tells_status = tells_status
+        self._is_reported = False
+        self._is_stopping = False
+        self._followed = _Followed(program, session, queue, reader)
+
+    def begin(self) -> None:
+        """Wait until all that is in scope now has been probed; raise the error that has kept it from that."""
+        try:
+            self._followed.start(_BEGINNING)
+        except DprobesError:
+            self._is_reported = True
+            raise
+
+    @property
+    def name(self) -> str:
+        """The module that it probes."""
+        return self.program.name
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is inserted any more."""
+        return self._followed.has_ended
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for its end."""
+        return self._is_stopping
+
+    @property
+    def probepoints(self) -> list[Probepoint]:
+        """Its probepoints with their states and counts; one definition may have many, in several files."""
+        followed, counts = self._followed, self._followed.counts()
+        probes = list(followed.probes)
+        places = places_of(self.name, probes)
+        return [
+            Probepoint(
+                self.program.major,
+                probe.definition.minor,
+                places[number],
+                probe.path,
+                state,
+                detail,
+                counts[number] if number < len(counts) else Counts(),
+            )
+            for number, (probe, (state, detail)) in enumerate(zip(probes, followed.states(), strict=False))
+        ]
+
+    def counts(self, minor: int | None = None) -> Counts:
+        """Return what happened so far at all its probepoints, or at those of the definitions with ``minor``."""
+        return total(each.counts for each in self.probepoints if minor in (None, each.minor))
+
+    def local_variables(self) -> list[int]:
+        """Return its local variables (``lv``)."""
+        return self.session.local_variables()
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its per-CPU variables (``cv``), a list for each CPU."""
+        return self.session.cpu_variables()
+
+    def tables(self) -> dict[str, KeyedTable]:
+        """Return its keyed tables as they are now, by their names."""
+        from dprobes.keyed.table_text import KeyedTable
+
+        return {each.table.name: KeyedTable(each) for each in self.session.tables()}
+
+    def clear_tables(self, pattern: str = "*") -> None:
+        """
+        Empty the keyed tables whose names match a pattern, by default all of them; they go on counting.
+
+        Raise ``EngineError`` if there is none of such a name.
+        """
+        self.session.change([TableChange(number) for number in tables_matching(pattern, self.program.tables)])
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
+        self.session.reset_variables(first, last)
+
+    def notices(self) -> list[str]:
+        """Return what its engine had to say, the latest at the end."""
+        return [notice.text for notice in self._followed.notices()]
+
+    def left_out(self) -> dict[str, str]:
+        """Return the functions that match a pattern and have no probepoint, with the reason for each."""
+        return {each.name: each.reason for each in self._followed.left_out}
+
+    def remove(self, minor: int | None = None) -> None:
+        """
+        Remove it, and wait until it is removed; records made until then can still be read.
+
+        With ``minor`` only the probepoints of definitions with this code are removed, soon.
+        """
+        if minor is None:
+            self.stop()
+            self.join()
+            return
+        probes = self._followed.probes_at(self.program.major, minor)
+        if not probes:
+            raise EngineError(f"the program for '{self.name}' has no probepoint with minor {minor}")
+        self.session.remove(probes)
+
+    def stop(self) -> None:
+        """Ask for its end, and do not wait."""
+        self._is_stopping = True
+        self._followed.stop()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it ends by itself, with its processes or by its own ``remove``; return whether it has ended."""
+        return self._followed.wait(timeout)
+
+    def join(self) -> None:
+        """Wait until it has ended after ``stop``; raise ``EngineError`` if that takes too long."""
+        if not self._followed.wait():
+            raise EngineError(f"the program for '{self.name}' has not ended yet, but is going to")
+
+    @property
+    def exit_status(self) -> int | None:
+        """
+        The exit status of the command that was launched, negative for a signal; None if there is none (yet).
+
+        Behind a stub it is that of the program there.
+        """
+        if self._command is not None:
+            return self._command.exit_status
+        finished = self._followed.finished if self._tells_status else None
+        return (
+            None
+            if finished is None or finished.exit_status is None
+            else os.waitstatus_to_exitcode(finished.exit_status)
+        )
+
+    def raise_problem(self) -> None:
+        """Raise ``EngineError`` if it ended because of one, or never began, and nobody has been told so."""
+        problem = self._problem()
+        if problem is not None and not self._is_reported:
+            self._is_reported = True
+            raise EngineError(problem)
+
+    def _problem(self) -> str | None:
+        if self._followed.problem is not None:
+            return f"the program for '{self.name}' has ended: {self._followed.problem}"
+        states = self._followed.states()
+        if self._followed.finished is None or not states or not all(state.is_obstacle for state, _ in states):
+            return None
+        state, detail = states[0]
+        said = f"{state.value} {detail}" if detail else state.value
+        told = (each.message for each in self.diagnostics if each.message.startswith(state.value))
+        return f"no probepoint of the program for '{self.name}' was inserted: {next(told, said)}"
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Return the sums of counts."""
+    result = Counts()
+    executed: dict[str, None] = {}
+    for each in counts:
+        result.hits += each.hits
+        result.records += each.records
+        result.lost += each.lost
+        result.passed += each.passed
+        result.recursed += each.recursed
+        result.missed += each.missed
+        result.skipped += each.skipped
+        result.faulted += each.faulted
+        executed |= dict.fromkeys(each.executed)
+    result.executed = tuple(executed)
+    return result

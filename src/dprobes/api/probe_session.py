@@ -1,0 +1,494 @@
+"""Sessions: programs that are inserted into processes for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from dprobes.api.compiled_program import CompiledProgram
+from dprobes.api.inserted_program import InsertedProgram, RecordList, RecordQueue, total
+from dprobes.api.program_builder import ProgramBuilder
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.command_launcher import LaunchedCommand
+from dprobes.engines.ebpf.ebpf_options import RING_SIZE
+from dprobes.engines.engine_interface import Scope, ScopeKind
+from dprobes.engines.engine_options import EngineOptions
+from dprobes.engines.engine_registry import AUTO, engine_that_probes, named_engine
+from dprobes.engines.insertion import insertion
+from dprobes.engines.overhead_budget import check_overhead
+from dprobes.engines.shared_globals import GlobalVariables
+from dprobes.errors import EngineError
+from dprobes.formatters.field_values import ProgramDataReader
+from dprobes.formatters.templates.derived_templates import derived_templates
+from dprobes.record.log_record import ABOUT_RECORDS, Item, decode_record
+from dprobes.record.record_origin import RecordSource
+from dprobes.rpn.rpn_program import joined_program
+from dprobes.target.probed_module import FileSymbols
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from dprobes.engines.companion_programs import PreparedCompanions
+    from dprobes.engines.engine_interface import Counts
+    from dprobes.engines.insertion import Prepared
+    from dprobes.keyed.table_text import KeyedTable
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import Place
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"]
+
+ALL_ITEMS = sum(Item, Item(0)) & ~ABOUT_RECORDS
+"""All header items that a record can carry."""
+
+_GLOBALS_MAX = 65536
+"""How many global variables there are: as many as a program may ask for."""
+
+
+class ProbeSession:
+    """
+    Insert programs into the processes of a scope, and read their records.
+
+    ``attach``, ``launch`` and ``everywhere`` make one. Use it as a context manager: whichever way the block ends, all
+    probepoints are gone behind it, and records that were not read yet can still be. It may be used by several threads.
+    Global variables (``gv``) are common to its programs.
+    """
+
+    def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
+        self._engine, argument = named_engine(engine)
+        scope = scope if argument is None else replace(scope, endpoint=argument)
+        insertion(self._engine, scope, options)
+        self._scope = scope
+        is_launched = bool(scope.command) and scope.endpoint is None  # else the engine starts it
+        self._command = LaunchedCommand(scope.command, follow=scope.follow) if is_launched else None
+        self._options = options
+        self._items = items | Item.MAJOR | Item.MINOR
+        self._queue = RecordQueue(buffer)
+        self._programs: list[InsertedProgram] = []
+        self._changing = threading.Lock()
+        self._is_closed = False
+        self._globals = GlobalVariables(_GLOBALS_MAX)
+        self._cells = self._globals.cells()
+        self._last_globals: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove all programs, and wait until they are removed; may be called more than once."""
+        with self._changing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self.stop()
+        try:
+            for program in self.programs:
+                program.join()
+        finally:
+            if self._command is not None:
+                self._command.close()
+            self._last_globals = self._read_globals()
+            self._cells.close()
+            self._globals.close()
+
+    def insert(
+        self,
+        program: CompiledProgram | ProgramBuilder | Program,
+        *,
+        groups: Iterable[str] = (),
+        types: Iterable[str] = (),
+        filter: str | None = None,  # noqa: A002
+        engine: str | None = None,
+        replaces: InsertedProgram | None = None,
+    ) -> InsertedProgram:
+        """
+        Insert a program, and return when all that is in scope now is probed, as far as that can be.
+
+        ``groups`` and ``types`` choose among its definitions. Its handlers are executed for the hits that ``filter``
+        holds for, a condition as of ``dprobes run --filter``. ``engine`` is for this program only. ``replaces`` is a
+        program of this session whose place it takes: no hit is lost, and none is seen by both. A command that was
+        launched does not begin yet (``go``).
+
+        Raise ``SourceError`` if the program is wrong, or wrong for the module; ``TargetError`` if the process or
+        command is not there; ``EngineError`` if no engine can insert it. What is inserted already stays then. That a
+        single probepoint could not be inserted shows in ``InsertedProgram.probepoints``.
+        """
+        compiled = self._compiled(program).select(groups, types)
+        with self._changing:
+            if self._is_closed:
+                raise EngineError("the session is closed: insert programs in its 'with' block")
+            inserted: InsertedProgram | None = None
+            try:
+                inserted = self._prepared(compiled, filter, engine, replaces)
+                self._programs.append(inserted)
+                inserted.begin()
+            except BaseException:
+                if inserted is not None:
+                    inserted.stop()
+                    self._programs.remove(inserted)
+                self._drop_command()
+                raise
+            return inserted
+
+    def _drop_command(self) -> None:
+        """Leave no process behind for a command that has no program and has not begun; another one may come."""
+        if self._command is not None and not self._command.has_begun and not self._programs:
+            self._command.close()
+
+    def go(self) -> None:
+        """
+        Let the launched command execute its program now, instead of at the first ``records`` or ``wait``.
+
+        Does nothing if it has begun. Raise ``TargetError`` if it cannot be executed, ``EngineError`` if there is no
+        command, or no program is inserted for it.
+        """
+        if self._command is None:
+            raise EngineError("the session has no command that could begin")
+        if not self._begin_command() and not self._command.has_begun:
+            raise EngineError(f"no program is inserted: the command '{self._command.name}' does not begin")
+
+    def _begin_command(self) -> bool:
+        """Let a command begin that has a program; return whether there is one that has begun."""
+        command = self._command
+        if command is None:
+            return False
+        if not command.has_begun:
+            with self._changing:
+                if not self._is_closed and any(not each.is_stopping for each in self._programs):
+                    command.go()
+        return command.has_begun
+
+    def records(self, timeout: float | None = None) -> Generator[LogRecord, None, None]:
+        """
+        Iterate over the records of all programs as they come, each once.
+
+        The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
+        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error, or of which nothing
+        could be inserted. A launched command begins with the first iteration.
+        """
+        self._begin_command()
+        while batch := self._queue.take(timeout):
+            yield from self._decoded(batch)
+        for program in self.programs:
+            program.raise_problem()
+
+    def collect(self, count: int | None = None, *, timeout: float | None = None) -> RecordList:
+        """
+        Read up to ``count`` records, or all there are and will be, and return them as one list.
+
+        Reading ends as that of ``records`` does, ``timeout`` seconds without a record included.
+        """
+        with contextlib.closing(self.records(timeout)) as records:
+            return RecordList(islice(records, count))
+
+    def _decoded(self, batch: Sequence[tuple[bytes, Place]]) -> Generator[LogRecord, None, None]:
+        """Iterate over records that were taken; those that are not read go back."""
+        read = 0
+        try:
+            for record, place in batch:
+                read += 1
+                yield decode_record(record, place)
+        finally:
+            self._queue.put_back(batch[read:])
+
+    async def async_records(self) -> AsyncGenerator[LogRecord, None]:
+        """
+        Iterate over records as ``records`` does, in an asyncio event loop, which is not held up meanwhile.
+
+        When the task is cancelled, or the iterator closed (``contextlib.aclosing``), nothing is lost: what was not read
+        yet comes in the next iteration.
+        """
+        import asyncio
+
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(changed.set)
+
+        await asyncio.to_thread(self._begin_command)
+        with self._queue.listener(tell):
+            while True:
+                await asyncio.sleep(0)  # others have a turn, and a task is cancelled here, however many records come
+                changed.clear()
+                batch = self._queue.take(0)
+                if not batch:
+                    if self._queue.is_over:
+                        break
+                    await changed.wait()
+                    continue
+                with contextlib.closing(self._decoded(batch)) as records:
+                    for record in records:
+                        yield record
+        for program in self.programs:
+            program.raise_problem()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """
+        Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
+
+        Return the exit status of a launched command, which begins now if it has not, negative for a signal; else None,
+        also if ``timeout`` seconds have passed. Raise ``EngineError`` for a program that ended by an error, or of which
+        nothing could be inserted.
+        """
+        import time
+
+        until = None if timeout is None else time.monotonic() + timeout
+        has_begun = self._begin_command()
+        for program in self.programs:
+            program.wait(None if until is None else max(0.0, until - time.monotonic()))
+        for program in self.programs:
+            program.raise_problem()
+        if has_begun and self._command is not None and not any(each.is_stopping for each in self.programs):
+            self._command.wait(until)  # a process ends a moment later than it is seen to leave the scope
+        return self.exit_status
+
+    def stop(self) -> None:
+        """Ask for the end of all programs, and do not wait; iterations over ``records`` come to their end then."""
+        for program in self.programs:
+            program.stop()
+
+    @property
+    def programs(self) -> Sequence[InsertedProgram]:
+        """The programs in the order of their insertion, those that have ended included."""
+        return tuple(self._programs)
+
+    @property
+    def exit_status(self) -> int | None:
+        """
+        The exit status of a launched command, negative for a signal; None if there is none (yet).
+
+        Behind a stub it is that of the program there.
+        """
+        if self._command is not None:
+            return self._command.exit_status
+        return next((each.exit_status for each in self.programs if each.exit_status is not None), None)
+
+    @property
+    def lost(self) -> int:
+        """How many records were dropped because nobody read them and the buffer was full; engines count their own."""
+        return self._queue.lost
+
+    def counts(self) -> dict[tuple[int, int], Counts]:
+        """Return what happened so far, by the major and minor codes of the definitions."""
+        found: dict[tuple[int, int], list[Counts]] = {}
+        for program in self.programs:
+            for probe in program.probepoints:
+                found.setdefault((probe.major, probe.minor), []).append(probe.counts)
+        return {codes: total(counts) for codes, counts in found.items()}
+
+    def tables(self) -> dict[str, KeyedTable]:
+        """Return the keyed tables of all programs as they are now; of one name the table of the last program."""
+        found: dict[str, KeyedTable] = {}
+        for program in self.programs:
+            found |= program.tables()
+        return found
+
+    def global_variables(self) -> list[int]:
+        """Return the global variables (``gv``) that the programs declare; each is 64 bits."""
+        with self._changing:
+            return list(self._last_globals) if self._is_closed else self._read_globals()
+
+    def set_global_variable(self, index: int, value: int) -> None:
+        """Set a global variable, for handlers to see; raise ``IndexError`` if there is none."""
+        with self._changing:
+            if self._is_closed:
+                raise EngineError("the session is closed: nobody would see the variable")
+            self._cells[index] = value & (1 << 64) - 1
+
+    def _read_globals(self) -> list[int]:
+        count = max((each.program.gvars for each in self.programs), default=0)
+        return [self._cells[index] for index in range(count)]
+
+    def _compiled(self, program: CompiledProgram | ProgramBuilder | Program) -> CompiledProgram:
+        if isinstance(program, CompiledProgram):
+            return program
+        built = program.build() if isinstance(program, ProgramBuilder) else program
+        return CompiledProgram(built, FileSymbols(), Diagnostics())
+
+    def _prepared(
+        self,
+        compiled: CompiledProgram,
+        condition: str | None,
+        engine: str | None,
+        replaces: InsertedProgram | None,
+    ) -> InsertedProgram:
+        beside = [each.session for each in self._programs if not each.has_ended]
+        diagnostics = Diagnostics()
+        scope = self._scope if self._command is None else self._command.scope()
+        name = self._engine if replaces is None else AUTO
+        if engine is not None:
+            name, argument = named_engine(engine)
+            scope = scope if argument is None else replace(scope, endpoint=argument)
+        where = insertion(name, scope, self._options, replaces=replaces, beside=beside)
+        filters = () if condition is None else (condition,)
+        prepared: Prepared | PreparedCompanions
+        if compiled.is_joined:
+            from dprobes.engines.companion_programs import prepared_companions, tool_error
+
+            if compiled.tool is not None:
+                raise tool_error(compiled.tool)
+            prepared = prepared_companions(
+                where, compiled.programs, diagnostics, compiled.all_symbols, filters, allow_write=compiled.allow_write
+            )
+        else:
+            prepared = where.prepare(
+                compiled.program, diagnostics, compiled.symbols, allow_write=compiled.allow_write, filters=filters
+            )
+        program = joined_program(compiled.programs)
+        source = _source_of(program, compiled.templates)
+        source = replace(source, kernel=prepared.engine.records_kernel)
+        session = prepared.session(self._items, self._globals, source.images)
+        session.__enter__()
+        return InsertedProgram(
+            program,
+            session,
+            self._queue,
+            ProgramDataReader(source),
+            engine=prepared.engine.name,
+            reason=prepared.reason,
+            diagnostics=diagnostics,
+            command=self._command,
+            tells_status=scope.endpoint is not None,
+        )
+
+
+def _source_of(program: Program, templates: Mapping[str, bytes]) -> RecordSource:
+    """Describe a program to whoever names what is in its records."""
+    source = RecordSource(
+        0,
+        program.name,
+        program.name,
+        program.major,
+        templates=templates,
+        derived=derived_templates(program),
+    )
+    if source.may_show_addresses or any(not each.is_in_code for each in program.definitions):
+        from dprobes.target.process_images import ProcessImages
+
+        return replace(source, images=ProcessImages())
+    return source
+
+
+# The three ways to a session: for a process, a command, or all processes.
+
+
+_BUFFER = 64 << 20
+"""Bytes of records that are kept until somebody reads them."""
+
+
+def _options(
+    directory: str | Path,
+    allow_write: bool,
+    exact: bool,
+    pid_namespace: bool,
+    ring_size: int,
+    overhead: float | None,
+    *,
+    replaceable: bool = True,
+) -> EngineOptions:
+    return EngineOptions(
+        allow_write,
+        core_directory=str(directory),
+        overhead=None if overhead is None else check_overhead(overhead),
+        replaceable=replaceable,
+        own={"exact": exact, "pid_namespace": pid_namespace, "ring_size": ring_size},
+    )
+
+
+def attach(
+    pid: int | None = None,
+    *,
+    follow: bool = True,
+    engine: str = "auto",
+    items: Item = ALL_ITEMS,
+    allow_write: bool = False,
+    exact: bool = False,
+    pid_namespace: bool = False,
+    core_directory: str | Path = ".",
+    buffer: int = _BUFFER,
+    ring_size: int = RING_SIZE,
+    overhead: float | None = None,
+) -> ProbeSession:
+    """
+    Return a session for a running process, and with ``follow`` for all that it starts.
+
+    Raise ``EngineError`` if there is no such process, or none that can be probed.
+
+    ``engine`` is one that ``dprobes run --engine`` knows; "auto" is the cheapest that can do what a program needs. With
+    one that has an endpoint (``gdb=HOST:PORT``) there is no ``pid``: the session is for what is behind that.
+    ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
+    stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
+    percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody
+    has read.
+    """
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
+    if pid is None and named_engine(engine)[1] is None:
+        raise EngineError(
+            "attach needs the number of a process",
+            hint="or name what it is to be behind, as engine='gdb=HOST:PORT'",
+        )
+    scope = Scope(pid=pid, follow=follow)
+    return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    follow: bool = True,
+    engine: str = "auto",
+    items: Item = ALL_ITEMS,
+    allow_write: bool = False,
+    exact: bool = False,
+    pid_namespace: bool = False,
+    core_directory: str | Path = ".",
+    buffer: int = _BUFFER,
+    ring_size: int = RING_SIZE,
+    overhead: float | None = None,
+) -> ProbeSession:
+    """
+    Return a session for a command, a list of words.
+
+    It begins when its records are read for the first time, or waited for, or with ``ProbeSession.go``: all programs
+    that are inserted before probe it from its first instruction on. Leaving the session does not end it, but if it has
+    not begun, it never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if there is no such
+    command. With an ``engine`` that has an endpoint (``gdb=HOST:PORT``) the command is one that has a stub there; it is
+    started when a program is inserted. The other arguments are those of ``attach``.
+    """
+    starts_stub = named_engine(engine)[1] is not None
+    options = _options(
+        core_directory, allow_write, exact, pid_namespace, ring_size, overhead, replaceable=not starts_stub
+    )
+    scope = Scope(command=tuple(command), follow=follow)
+    return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
+
+
+def everywhere(
+    *,
+    cgroup: str | Path | None = None,
+    uid: int | None = None,
+    items: Item = ALL_ITEMS,
+    allow_write: bool = False,
+    exact: bool = False,
+    pid_namespace: bool = False,
+    core_directory: str | Path = ".",
+    buffer: int = _BUFFER,
+    ring_size: int = RING_SIZE,
+    overhead: float | None = None,
+) -> ProbeSession:
+    """
+    Return a session for all processes, those that are started later included; it needs the ebpf engine, and so root.
+
+    ``cgroup`` is a directory below /sys/fs/cgroup whose processes only are meant, ``uid`` a user. The other arguments
+    are those of ``attach``.
+    """
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
+    scope = Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid)
+    return ProbeSession(scope, options, engine=engine_that_probes(ScopeKind.EVERYWHERE), items=items, buffer=buffer)

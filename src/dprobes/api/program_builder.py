@@ -1,0 +1,449 @@
+"""
+Probe programs written in Python.
+
+A ``ProgramBuilder`` writes the text of the language, one statement for each call, and has it read by the language's own
+parser: so there is one definition of what is right, and an error names the line of Python that it comes from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from dprobes.api.mnemonics import Instructions
+from dprobes.diagnostics import Diagnostic, Diagnostics, Note
+from dprobes.errors import SourceError
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.rpn.instruction_set import OperandKind, rows_by_syntax
+from dprobes.rpn.rpn_program import quoted
+from dprobes.source_text import SourceFile, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+    from types import FrameType, TracebackType
+
+    from dprobes.api.compiled_program import CompiledProgram
+    from dprobes.rpn.rpn_program import Code, Program
+
+__all__ = ["CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"]
+
+# Lines of Python code as places of a probe program: the span of the call that a statement comes from.
+
+
+class CallPlaces:
+    """Find the calls of our methods in the code of users; files are read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, SourceFile] = {}
+
+    def here(self, statement: str) -> Span:
+        """
+        Return the place of the call that has led into this package.
+
+        Where its code is not to be had (an interactive session), ``statement`` stands in the place of its line.
+        """
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads all files
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith("dprobes.api."):
+            frame = frame.f_back
+        if frame is None:
+            return Span(SourceFile("program", statement), 0, len(statement))
+        return self._span(frame, statement)
+
+    def _span(self, frame: FrameType, statement: str) -> Span:
+        name = frame.f_code.co_filename
+        if (file := self._files.get(name)) is None:
+            file = SourceFile(name, "".join(linecache.getlines(name, frame.f_globals)))
+            self._files[name] = file
+        line, last, column, end = _position(frame)
+        if not file.text or line > file.text.count("\n") + 1:
+            file = SourceFile(name, "\n" * (line - 1) + statement)
+            return Span(file, line - 1, line - 1 + len(statement))
+        start, text = file.line_start(line), file.line_text(line)
+        first = _characters(text, column)
+        behind = _characters(text, end) if last == line else len(text)
+        if first >= behind:
+            first, behind = len(text) - len(text.lstrip()), len(text)
+        return Span(file, start + first, start + behind)
+
+
+def _position(frame: FrameType) -> tuple[int, int, int, int]:
+    """Return first and last line of the call that a frame is in, and its columns in UTF-8 bytes."""
+    positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, last, column, end = next(positions, (None, None, None, None))
+    line = line or frame.f_lineno
+    return line, last or line, column or 0, end or 0
+
+
+def _characters(text: str, count: int) -> int:
+    """Return how many characters the first bytes of a line are."""
+    return len(text.encode()[:count].decode("utf-8", "ignore"))
+
+
+_Value = int | str | bool | tuple[str, ...] | None
+
+
+class _Lines:
+    """Collect statements and the places they come from, side by side."""
+
+    def __init__(self, places: CallPlaces) -> None:
+        self.places = places
+        self.strings: list[str] = []
+        self.spans: list[Span] = []
+
+    def add(self, text: str) -> None:
+        """Add statements, which are all at the place of the call that is going on."""
+        place = self.places.here(text.strip())
+        for line in text.splitlines():
+            self.strings.append(line)
+            self.spans.append(place)
+
+    def extend(self, other: _Lines) -> None:
+        """Add the statements of another part of the program."""
+        self.strings += other.strings
+        self.spans += other.spans
+
+    def header(self, **values: _Value) -> None:
+        """Add the header statements whose values are not None."""
+        for keyword, value in values.items():
+            if value is not None:
+                self.add(f"{keyword} = {_written(value)}")
+
+
+class CodeBuilder(Instructions):
+    """
+    Write the code of a handler or a procedure, instruction by instruction.
+
+    Besides a method for each instruction there are ``label``, and ``do`` for text in the language itself. It may be
+    used as a context manager, which does nothing but show in the Python code where the handler begins and ends.
+    """
+
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def _add(self, words: str, operand: int | str | None = None) -> Self:
+        separator = ", " if " " in words else " "
+        is_text = f"{words}, <{OperandKind.TEXT.value}>" in rows_by_syntax()
+        written = "" if operand is None else _quoted(str(operand), "a text") if is_text else _one_line(operand)
+        self._lines.add(f"    {words}{separator if written else ''}{written}")
+        return self
+
+    def label(self, name: str) -> Self:
+        """Name the next instruction, for jumps and ``sx``."""
+        self._lines.add(f"{_one_line(name)}:")
+        return self
+
+    def do(self, *statements: str) -> Self:
+        """Add statements as they are written in the language: ``do("push r, arg0", "log 1")``, or a whole text."""
+        for statement in statements:
+            self._lines.add(statement)
+        return self
+
+
+class HandlerBuilder(CodeBuilder):
+    """Write the handler of one probe definition; made by ``ProgramBuilder.probe``, ``watch`` and ``sample``."""
+
+
+class ProcedureBuilder(CodeBuilder):
+    """Write a procedure; made by ``ProgramBuilder.procedure``."""
+
+
+class ProgramBuilder:
+    r"""
+    Build a probe program for one module.
+
+    ::
+
+        program = ProgramBuilder("libc.so.6", major=7)
+        with program.probe("malloc", minor=1, maxhits=100) as handler:
+            handler.push_r("arg0").log(1).exit()
+
+    ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
+    one of its modules. The other arguments are the statements of the file header (docs/language.md): ``vars``,
+    ``gvars``, ``cvars`` and ``tvars`` are how many local, global, per-CPU and per-thread variables there are;
+    each of ``table`` is what stands behind ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
+
+    A builder may be given wherever a program is expected. Mistakes are found when it is built, all at once, in a
+    ``SourceError`` that names the lines of Python.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        modtype: Literal["user", "kernel", "kmod", "tracepoint"] = "user",
+        wordsize: Literal[4, 8] | None = None,
+        major: int | None = None,
+        id: int | None = None,  # noqa: A002 - the language's word
+        vars: int | None = None,  # noqa: A002
+        gvars: int | None = None,
+        cvars: int | None = None,
+        tvars: int | None = None,
+        table: Sequence[str] = (),
+        jmpmax: int | None = None,
+        logmax: int | None = None,
+        ex_logmax: int | None = None,
+        heapmax: int | None = None,
+        autostacktrace: bool | None = None,
+        logonfault: bool | None = None,
+        groupdef: Sequence[str] = (),
+        typedef: Sequence[str] = (),
+    ) -> None:
+        self._places = CallPlaces()
+        self._header = _Lines(self._places)
+        self._procedures: list[_Lines] = []
+        self._definitions: list[_Lines] = []
+        self._header.add("name = " + _quoted(name, "the name of a module"))
+        for each in table:
+            self._header.add(f"table = {each}")
+        self._header.header(
+            modtype=None if modtype == "user" else modtype,
+            wordsize=wordsize,
+            major=major,
+            id=id,
+            vars=vars,
+            gvars=gvars,
+            cvars=cvars,
+            tvars=tvars,
+            jmpmax=jmpmax,
+            logmax=logmax,
+            ex_logmax=ex_logmax,
+            heapmax=heapmax,
+            autostacktrace=autostacktrace,
+            logonfault=logonfault,
+            groupdef=tuple(groupdef) or None,
+            typedef=tuple(typedef) or None,
+        )
+
+    def probe(
+        self,
+        offset: int | str,
+        *,
+        minor: int | None = None,
+        opcode: int | None = None,
+        group: str | None = None,
+        type: str | Sequence[str] = (),  # noqa: A002 - the language's word
+        passcount: int | None = None,
+        maxhits: int | None = None,
+        logonfault: bool | None = None,
+        ex_mask: int | None = None,
+        heap: int | None = None,
+        at_return: bool | None = None,
+    ) -> HandlerBuilder:
+        """
+        Begin a probe definition at ``offset``: a function, ``"function + 4"``, a file offset, or a pattern.
+
+        With ``at_return`` the handler runs just after the function has returned (``return = yes``). ``minor`` is in
+        each record, and tells the handlers of a program apart.
+        """
+        return self._definition(
+            offset=offset,
+            opcode=opcode,
+            minor=minor,
+            group=group,
+            type=_names(type),
+            passcount=passcount,
+            maxhits=maxhits,
+            logonfault=logonfault,
+            ex_mask=ex_mask,
+            heap=heap,
+            **{"return": at_return},
+        )
+
+    def watch(
+        self,
+        address: int | str,
+        access: Literal["w", "rw", "x", "io"] = "w",
+        *,
+        minor: int | None = None,
+        group: str | None = None,
+        type: str | Sequence[str] = (),  # noqa: A002
+        passcount: int | None = None,
+        maxhits: int | None = None,
+        ex_mask: int | None = None,
+        heap: int | None = None,
+    ) -> HandlerBuilder:
+        """
+        Begin a probe definition that watches memory: a symbol, an address, or ``"first : last"`` of the bytes.
+
+        ``access`` says which accesses are a hit: "w" writing, "rw" reading and writing, "x" executing, "io" a port.
+        """
+        return self._definition(
+            address=address,
+            watchpoint=access,
+            minor=minor,
+            group=group,
+            type=_names(type),
+            passcount=passcount,
+            maxhits=maxhits,
+            ex_mask=ex_mask,
+            heap=heap,
+        )
+
+    def sample(
+        self,
+        frequency: int,
+        *,
+        minor: int | None = None,
+        group: str | None = None,
+        type: str | Sequence[str] = (),  # noqa: A002
+        passcount: int | None = None,
+        maxhits: int | None = None,
+        ex_mask: int | None = None,
+        heap: int | None = None,
+    ) -> HandlerBuilder:
+        """Begin a probe definition that samples each CPU that executes the module, ``frequency`` times a second."""
+        return self._definition(
+            sampler=f"{frequency}hz",
+            minor=minor,
+            group=group,
+            type=_names(type),
+            passcount=passcount,
+            maxhits=maxhits,
+            ex_mask=ex_mask,
+            heap=heap,
+        )
+
+    def procedure(self, name: str) -> ProcedureBuilder:
+        """Begin a procedure that every handler of the program may ``call``."""
+        lines = _Lines(self._places)
+        lines.add(f"proc {_one_line(name)}")
+        self._procedures.append(lines)
+        return ProcedureBuilder(lines)
+
+    def _definition(self, **header: _Value) -> HandlerBuilder:
+        lines = _Lines(self._places)
+        lines.header(**header)
+        self._definitions.append(lines)
+        return HandlerBuilder(lines)
+
+    @property
+    def text(self) -> str:
+        """The program in the language itself, as a ``.rpn`` file has it."""
+        return "\n".join(self._all().strings) + "\n"
+
+    def build(self) -> Program:
+        """
+        Return the program as data; raise ``SourceError`` if its form is wrong.
+
+        What it means for a processor and a module is checked when it is compiled or inserted.
+        """
+        lines = self._all()
+        file = SourceFile("program", "\n".join(lines.strings) + "\n")
+        diagnostics = Diagnostics()
+        relocation = _Relocation(file, lines.spans)
+        try:
+            program = relocation.program(parse_source(file, diagnostics))
+        except SourceError as error:
+            raise SourceError([relocation.diagnostic(diagnostic) for diagnostic in error.diagnostics]) from None
+        if len(program.definitions) != len(self._definitions):
+            diagnostics.error(
+                program.spans.get("name"),
+                "a text that was given to do() begins a probe definition of its own",
+                hint="begin it with probe(), watch() or sample()",
+            )
+            diagnostics.raise_if_errors()
+        return program
+
+    def compile(
+        self,
+        *,
+        symbols: str | Path | None = None,
+        allow_write: bool = False,
+        modules: Iterable[str | Path] | None = None,
+    ) -> CompiledProgram:
+        """Build and check the program; the arguments and errors are those of ``compile_file``."""
+        from dprobes.api.compiled_program import compile_program
+
+        return compile_program(self.build(), symbols=symbols, allow_write=allow_write, modules=modules)
+
+    def _all(self) -> _Lines:
+        lines = _Lines(self._places)
+        lines.extend(self._header)
+        for procedure in self._procedures:
+            lines.extend(procedure)
+            lines.strings.append("endproc")
+            lines.spans.append(procedure.spans[0])
+        for definition in self._definitions:
+            lines.extend(definition)
+        return lines
+
+
+class _Relocation:
+    """Put the places in Python code where those in the text of a program are; ``spans`` has one for each line."""
+
+    def __init__(self, file: SourceFile, spans: Sequence[Span]) -> None:
+        self._file = file
+        self._spans = spans
+
+    def span(self, span: Span | None) -> Span | None:
+        """Return the place that a place in the text stands for."""
+        if span is None or span.file.name != self._file.name:
+            return span
+        return self._spans[min(span.line, len(self._spans)) - 1]
+
+    def spans(self, spans: Mapping[str, Span]) -> dict[str, Span]:
+        """Return the places of header statements."""
+        return {keyword: self.span(span) or span for keyword, span in spans.items()}
+
+    def diagnostic(self, diagnostic: Diagnostic) -> Diagnostic:
+        """Return a diagnostic of the place in Python."""
+        notes = tuple(Note(note.message, self.span(note.span)) for note in diagnostic.notes)
+        return replace(diagnostic, span=self.span(diagnostic.span), notes=notes)
+
+    def code(self, code: Code) -> Code:
+        """Return code whose instructions are at places in Python."""
+        return replace(code, instructions=tuple(replace(each, span=self.span(each.span)) for each in code.instructions))
+
+    def program(self, program: Program) -> Program:
+        """Return a program that is at places in Python."""
+        return replace(
+            program,
+            spans=self.spans(program.spans),
+            definitions=tuple(
+                replace(each, handler=self.code(each.handler), spans=self.spans(each.spans))
+                for each in program.definitions
+            ),
+            procedures=tuple(
+                replace(each, code=self.code(each.code), span=self.span(each.span)) for each in program.procedures
+            ),
+        )
+
+
+def _written(value: _Value) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case tuple():
+            return " ".join(value)
+        case _:
+            return _one_line(value)
+
+
+def _one_line(value: object) -> str:
+    """Return an operand or value as a part of one statement, which it may not end."""
+    text = str(value)
+    if any(sign in text for sign in ("\n", ";", "//", "/*")):
+        raise ValueError(f"{text!r} is more than one operand: a line end, ';' and comments belong to do()")
+    return text
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...] | None:
+    return ((names,) if isinstance(names, str) else tuple(names)) or None
+
+
+def _quoted(text: str, what: str) -> str:
+    if "\n" in text:
+        raise ValueError(f"{text!r} is not {what}")
+    return quoted(text)

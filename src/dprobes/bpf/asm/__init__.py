@@ -1,1 +1,0 @@
-"""eBPF instructions: their table, their bytes, an assembler and a disassembler."""

@@ -1,0 +1,355 @@
+"""
+An assembler for eBPF: instructions are methods, jumps go to labels, maps have names.
+
+::
+
+    asm = Assembler()
+    done = asm.label()
+    asm.load(R0, R1, 112)                 # ctx->rdi
+    asm.jump_if(Jump.JEQ, R0, 0, done)
+    asm.load_value(R1, MapName.LOCALS)
+    asm.atomic(Atomic.ADD, R1, 0, R0)
+    asm.place(done)
+    asm.mov(R0, 0)
+    asm.exit()
+    assembled = asm.assemble()
+
+What cannot be reached is left out, because the kernel refuses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from dprobes.bpf.bpf_instructions import (
+    CALL,
+    WIDE_LOAD,
+    Alu,
+    Atomic,
+    CallKind,
+    Class,
+    Insn,
+    Jump,
+    LoadImmediate,
+    Mode,
+    Register,
+    Size,
+    X,
+)
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.bpf.map_layouts import MapName
+
+__all__ = ["Assembled", "Assembler", "Label", "MapReference"]
+
+Label = int
+
+
+@dataclass(frozen=True, slots=True)
+class MapReference:
+    """
+    Say that the 64-bit load at ``index`` is to get the descriptor of a map.
+
+    With ``is_value`` it loads an address in the map's only element, at the offset that its second slot holds.
+    """
+
+    index: int
+    map: MapName
+    is_value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """
+    Hold assembled code.
+
+    ``origins`` tells for each instruction the value that ``Assembler.origin`` had. ``functions`` are the indices at
+    which functions start, the main one (0) first.
+    """
+
+    code: tuple[Insn, ...]
+    maps: tuple[MapReference, ...]
+    origins: tuple[int, ...]
+    functions: tuple[int, ...]
+
+    @property
+    def end_of_main(self) -> int:
+        """The index behind the main function."""
+        return self.functions[1] if len(self.functions) > 1 else len(self.code)
+
+
+_R0 = Register.R0
+_ALU = {True: Class.ALU64, False: Class.ALU}
+_JMP = {True: Class.JMP, False: Class.JMP32}
+_ENDS = (Class.JMP | Jump.JA, Class.JMP | Jump.EXIT)
+
+
+def _refuse(offset: int, immediate: int) -> NoReturn:
+    """Say which of an instruction's numbers is too large."""
+    field, value, bits = ("immediate", immediate, 32) if -0x8000 <= offset < 0x8000 else ("offset", offset, 16)
+    raise OverflowError(f"{field} {value} does not fit into {bits} bits")
+
+
+class Assembler:
+    """
+    Collect instructions.
+
+    ``wide`` operations work on 64 bits; the others on the low 32, and clear the upper half of their destination.
+    ``origin`` is noted with each instruction that follows.
+    """
+
+    def __init__(self) -> None:
+        self.origin = -1
+        self._code: list[Insn] = []
+        self._origins: list[int] = []
+        self._targets: dict[int, Label] = {}
+        self._maps: dict[int, MapName] = {}
+        self._places: list[int | None] = []
+        self._functions: list[Label] = []
+        self._included: list[range] = []
+        self._left_out: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._code)
+
+    # Labels
+
+    def label(self) -> Label:
+        """Return a new label, which is still to be placed."""
+        self._places.append(None)
+        return len(self._places) - 1
+
+    def place(self, label: Label) -> None:
+        """Let a label stand for the next instruction."""
+        assert self._places[label] is None, "a label is placed twice"
+        self._places[label] = len(self._code)
+
+    def function(self, label: Label) -> None:
+        """Place a label at which a function starts, that is called or given to a helper."""
+        self._functions.append(label)
+        self.place(label)
+
+    # Instructions
+
+    def emit(self, opcode: int, dst: Register = _R0, src: Register | int = 0, off: int = 0, imm: int = 0) -> None:
+        """Append an instruction; what its source field says may be a register or a kind."""
+        # A program has some hundreds of instructions, and a run may have thousands of programs.
+        source = src._value_ if isinstance(src, Register) else src
+        if not (-0x8000 <= off < 0x8000 and -0x8000_0000 <= imm < 0x8000_0000):
+            _refuse(off, imm)
+        self._code.append(Insn(opcode, dst._value_, source, off, imm))
+        self._origins.append(self.origin)
+
+    def mov(self, dst: Register, value: Register | int, *, wide: bool = True) -> None:
+        """Set a register to another one, or to a number of up to 64 bits, signed or unsigned."""
+        if isinstance(value, Register):
+            self.emit(_ALU[wide] | Alu.MOV | X, dst, value)
+        elif -(1 << 31) <= value < 1 << 31 and wide:
+            self.emit(Class.ALU64 | Alu.MOV, dst, imm=value)
+        elif 0 <= value < 1 << 32 or not wide:
+            self.emit(Class.ALU | Alu.MOV, dst, imm=_signed32(value))
+        else:
+            self._wide_load(dst, LoadImmediate.NUMBER, value, value >> 32)
+
+    def alu(self, operation: Alu, dst: Register, operand: Register | int, *, wide: bool = True) -> None:
+        """Calculate; an immediate is sign-extended from 32 bits."""
+        if isinstance(operand, Register):
+            self.emit(_ALU[wide] | operation | X, dst, operand)
+        else:
+            self.emit(_ALU[wide] | operation, dst, imm=operand)
+
+    def neg(self, dst: Register, *, wide: bool = True) -> None:
+        """Negate a register."""
+        self.emit(_ALU[wide] | Alu.NEG, dst)
+
+    def load(self, dst: Register, base: Register, offset: int, size: Size = Size.DW) -> None:
+        """Load from memory; what is smaller than a register is zero-extended."""
+        self.emit(Class.LDX | Mode.MEM | size, dst, base, offset)
+
+    def store(self, base: Register, offset: int, value: Register | int, size: Size = Size.DW) -> None:
+        """Store to memory; a number is sign-extended from 32 bits."""
+        if isinstance(value, Register):
+            self.emit(Class.STX | Mode.MEM | size, base, value, offset)
+        else:
+            self.emit(Class.ST | Mode.MEM | size, base, off=offset, imm=value)
+
+    def atomic(
+        self,
+        operation: Atomic,
+        base: Register,
+        offset: int,
+        src: Register,
+        *,
+        size: Size = Size.DW,
+        fetch: bool = False,
+    ) -> None:
+        """Change memory (4 or 8 bytes) in one step; ``fetch`` puts what was there into ``src``."""
+        imm = operation | (Atomic.FETCH if fetch else 0)
+        self.emit(Class.STX | Mode.ATOMIC | size, base, src, offset, imm)
+
+    def jump(self, label: Label) -> None:
+        """Jump."""
+        self._targets[len(self._code)] = label
+        self.emit(Class.JMP | Jump.JA)
+
+    def jump_if(
+        self, condition: Jump, dst: Register, operand: Register | int, label: Label, *, wide: bool = True
+    ) -> None:
+        """Jump if a register compares so with another one or a number."""
+        self._targets[len(self._code)] = label
+        if isinstance(operand, Register):
+            self.emit(_JMP[wide] | condition | X, dst, operand)
+        else:
+            self.emit(_JMP[wide] | condition, dst, imm=operand)
+
+    def may_goto(self, label: Label) -> None:
+        """Jump if the program has run for too long."""
+        self._targets[len(self._code)] = label
+        self.emit(Class.JMP | Jump.MAY_GOTO)
+
+    def call(self, helper: int) -> None:
+        """Call a helper."""
+        self.emit(Class.JMP | Jump.CALL, src=CallKind.HELPER, imm=helper)
+
+    def call_function(self, label: Label) -> None:
+        """Call a function of the program."""
+        self._targets[len(self._code)] = label
+        self.emit(CALL, src=CallKind.LOCAL)
+
+    def call_kfunc(self, btf_id: int) -> None:
+        """Call a kernel function by the id of its type in the kernel's BTF."""
+        self.emit(Class.JMP | Jump.CALL, src=CallKind.KFUNC, imm=btf_id)
+
+    def exit(self) -> None:
+        """Return from the function."""
+        self.emit(Class.JMP | Jump.EXIT)
+
+    def load_map(self, dst: Register, name: MapName) -> None:
+        """Load a map, as helpers take it."""
+        self._maps[len(self._code)] = name
+        self._wide_load(dst, LoadImmediate.MAP, 0, 0)
+
+    def load_value(self, dst: Register, name: MapName, offset: int = 0) -> None:
+        """Load the address of a byte in a map's only element."""
+        self._maps[len(self._code)] = name
+        self._wide_load(dst, LoadImmediate.MAP_VALUE, 0, offset)
+
+    def load_function(self, dst: Register, label: Label) -> None:
+        """Load the address of a function, as ``bpf_loop`` takes it."""
+        self._targets[len(self._code)] = label
+        self._wide_load(dst, LoadImmediate.FUNCTION, 0, 0)
+
+    def _wide_load(self, dst: Register, kind: LoadImmediate, low: int, high: int) -> None:
+        self.emit(WIDE_LOAD, dst, kind, imm=_signed32(low))
+        self.emit(0, imm=_signed32(high))
+
+    def include(self, assembled: Assembled, functions: Sequence[Label] = ()) -> None:
+        """Append the main function of code that was assembled; the labels are to be those of its other functions."""
+        end = assembled.end_of_main
+        starts = dict(zip(assembled.functions[1:], functions, strict=True))
+        first = len(self._code)
+        for index, insn in enumerate(assembled.code[:end]):
+            if insn.is_function_reference:
+                self._targets[first + index] = starts[index + 1 + insn.imm]
+        self._append(assembled, 0, end)
+
+    def include_functions(self, assembled: Assembled, functions: Sequence[Label]) -> None:
+        """Append the functions of code that was assembled, but for the main one; each has its label then."""
+        end, first = assembled.end_of_main, len(self._code)
+        for start, label in zip(assembled.functions[1:], functions, strict=True):
+            self._places[label] = first + start - end
+            self._functions.append(label)
+        self._append(assembled, end, len(assembled.code))
+
+    def _append(self, assembled: Assembled, start: int, end: int) -> None:
+        first = len(self._code)
+        self._code += assembled.code[start:end]
+        self._origins += assembled.origins[start:end]
+        self._included.append(range(first, len(self._code)))
+        for reference in assembled.maps:
+            if start <= reference.index < end:
+                self._maps[first + reference.index - start] = reference.map
+
+    # Changes of what has been written
+
+    @property
+    def code(self) -> Sequence[Insn]:
+        """What has been written so far; jumps have no distances yet."""
+        return self._code
+
+    def replace(self, index: int, insn: Insn) -> None:
+        """Change an instruction that neither jumps nor loads 64 bits."""
+        self._code[index] = insn
+
+    def leave_out(self, index: int) -> None:
+        """Leave out an instruction that neither jumps nor loads 64 bits."""
+        self._left_out.add(index)
+
+    # The result
+
+    def assemble(self) -> Assembled:
+        """Return the code without what cannot be reached; raise OverflowError if a jump is too long."""
+        reached = self.reached()
+        kept = [index for index in range(len(self._code)) if reached[index] and index not in self._left_out]
+        new_index = [0] * (len(self._code) + 1)
+        for new, index in enumerate(kept):
+            new_index[index] = new
+        for index in sorted(self._left_out, reverse=True):
+            new_index[index] = new_index[index + 1]  # a jump to it goes to what follows
+        code = [self._code[index] for index in kept]
+        for index, label in self._targets.items():
+            if reached[index]:
+                at = new_index[index]
+                self.origin = self._origins[index]  # whose jump is too long
+                code[at] = self._resolved(code[at], new_index[self._place_of(label)] - at - 1)
+        maps = tuple(
+            MapReference(new_index[index], name, self._code[index].src == LoadImmediate.MAP_VALUE)
+            for index, name in self._maps.items()
+            if reached[index]
+        )
+        functions = [new_index[self._place_of(label)] for label in self._functions if reached[self._place_of(label)]]
+        return Assembled(tuple(code), maps, tuple(self._origins[index] for index in kept), (0, *functions))
+
+    def _resolved(self, insn: Insn, distance: int) -> Insn:
+        if insn.opcode in (WIDE_LOAD, CALL):
+            return insn._replace(imm=distance)
+        if not -(1 << 15) <= distance < 1 << 15:
+            raise OverflowError(f"a jump over {abs(distance)} eBPF instructions is too long: 32767 is the most")
+        return insn._replace(off=distance)
+
+    def _place_of(self, label: Label) -> int:
+        place = self._places[label]
+        assert place is not None, "a label is used that was never placed"
+        return place
+
+    def reached(self) -> bytearray:
+        """Return a 1 for each instruction that can be reached, the second slots of 64-bit loads included."""
+        code, targets = self._code, self._targets
+        reached = bytearray(len(code) + 1)
+        for included in self._included:
+            # All of it can be, or else it would not be there; its jumps have their distances.
+            reached[included.start : included.stop] = b"\1" * len(included)
+        pending = [0]
+        while pending:
+            index = pending.pop()
+            while not reached[index]:
+                assert index < len(code), "the code runs off its end"
+                reached[index] = 1
+                opcode = code[index].opcode
+                if index in targets:
+                    pending.append(self._place_of(targets[index]))
+                if opcode in _ENDS:
+                    break
+                if opcode == WIDE_LOAD:
+                    reached[index + 1] = 1
+                    index += 1
+                index += 1
+        return reached
+
+
+def _signed32(value: int) -> int:
+    value &= 0xFFFF_FFFF
+    return value - (1 << 32) if value >> 31 else value

@@ -1,0 +1,420 @@
+"""
+Control flow of a handler, from its encoded bytes: what can be reached, where blocks begin, what is known there.
+
+Known is, where all paths agree on it, how many cells are on the RPN stack, and LP. Both let the lowering address memory
+by constants instead of masked numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.control_flow import stack_effect
+from dprobes.rpn.instruction_encoding import decode_one
+from dprobes.rpn.instruction_set import LOG_WIDTHS, Flow
+from dprobes.rpn.rpn_program import Instruction
+from dprobes.rpn.word_arithmetic import signed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.rpn.control_flow import StackEffect
+    from dprobes.rpn.instruction_encoding import CodeImage, EncodedInstruction
+    from dprobes.rpn.keyed_tables import Table
+
+__all__ = ["HandlerFlow", "analyse", "may_read_unwritten"]
+
+
+class Known(NamedTuple):
+    """Hold what all paths to an instruction agree on: cells on the stack, and LP; None where they do not."""
+
+    depth: int | None
+    lp: int | None
+
+
+_NOTHING = Known(None, None)
+
+LOSES_DEPTH = ("restore tsp", "dup", "log", "callk", "callk <name>")
+"""The instructions after which nothing is known of the depth."""
+
+
+@dataclass
+class HandlerFlow:
+    """
+    Hold what was found out about one handler and the procedures that it calls.
+
+    ``leaders`` are the instructions at which blocks begin, ``known`` what is known at them. ``catches`` are the targets
+    of ``sx``, ``returns`` the places behind calls. ``has_cycle`` says that something may be executed more than once.
+    ``tables`` are those of the program.
+    """
+
+    start: int
+    instructions: dict[int, EncodedInstruction] = field(default_factory=dict)
+    leaders: set[int] = field(default_factory=set)
+    known: dict[int, Known] = field(default_factory=dict)
+    catches: set[int] = field(default_factory=set)
+    returns: set[int] = field(default_factory=set)
+    has_cycle: bool = False
+    tables: Sequence[Table] = ()
+    _effects: dict[int, StackEffect] = field(default_factory=dict)
+
+    @cached_property
+    def _syntaxes(self) -> frozenset[str]:
+        return frozenset(i.row.syntax for i in self.instructions.values() if i.row is not None)
+
+    def uses(self, *syntaxes: str) -> bool:
+        """Return whether an instruction with one of these syntaxes can be reached."""
+        return not self._syntaxes.isdisjoint(syntaxes)
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether SBP is what it was at the start of the handler wherever an instruction reads it."""
+        return not self.uses("restore sbp", "callk", "callk <name>")
+
+    def effect(self, instruction: EncodedInstruction, architecture: Architecture) -> StackEffect:
+        """Return what an instruction of the handler does to the depth of the stack."""
+        effect = self._effects.get(instruction.offset)
+        if effect is None:
+            assert instruction.row is not None
+            effect = stack_effect(Instruction(instruction.row, instruction.operand), architecture, self.tables)
+            self._effects[instruction.offset] = effect
+        return effect
+
+    def log_bound(self, word_size: int) -> int | None:
+        """Return how many bytes the handler logs at most without a loop; None if that depends on what it finds."""
+        bound = 0
+        for instruction in self.instructions.values():
+            row = instruction.row
+            if row is None or row.operator != "log":
+                continue
+            if row.syntax not in LOG_WIDTHS:
+                return None
+            bound += (LOG_WIDTHS[row.syntax] or word_size) * int(instruction.operand)
+        return bound
+
+    def loop_heads(self) -> set[int]:
+        """Return the instructions to which another one goes back that stands behind them, or itself."""
+        jumps = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
+        return {
+            int(i.operand)
+            for i in self.instructions.values()
+            if i.row is not None and i.row.flow in jumps and int(i.operand) <= i.offset
+        }
+
+    @property
+    def jumps(self) -> int:
+        """The number of instructions that cost one of the jump budget."""
+        costly = (Flow.JUMP, Flow.BRANCH, Flow.CALL)
+        return sum(i.row is not None and i.row.flow in costly for i in self.instructions.values())
+
+
+def analyse(image: CodeImage, architecture: Architecture, start: int, logmax: int) -> HandlerFlow:
+    """Return the control flow of the handler that starts at byte ``start`` of an image."""
+    return _Analysis(image, architecture, start, logmax).flow()
+
+
+class _Analysis:
+    def __init__(self, image: CodeImage, architecture: Architecture, start: int, logmax: int) -> None:
+        self._image = image
+        self._architecture = architecture
+        self._logmax = logmax
+        self._found = HandlerFlow(start, tables=image.tables)
+
+    def flow(self) -> HandlerFlow:
+        self._reach()
+        self._find_cycle()
+        self._propagate()
+        return self._found
+
+    def _reach(self) -> None:
+        """Find all instructions and the leaders."""
+        found = self._found
+        found.leaders.add(found.start)
+        arrivals: dict[int, int] = {found.start: 1}
+        pending = [found.start]
+        while pending:
+            offset = pending.pop()
+            if offset in found.instructions:
+                continue
+            image = self._image
+            instruction = decode_one(image.data, offset, image.word_size, image.byte_order)
+            found.instructions[offset] = instruction
+            following = list(self._successors(instruction))
+            for target, is_leader in following:
+                arrivals[target] = arrivals.get(target, 0) + 1
+                if is_leader or arrivals[target] > 1:
+                    found.leaders.add(target)
+            pending += [target for target, _ in reversed(following)]
+
+    def _successors(self, instruction: EncodedInstruction) -> list[tuple[int, bool]]:
+        """Return where control may go, exceptions excepted, and whether a block begins there."""
+        row, found = instruction.row, self._found
+        if row is None:
+            return []
+        target = instruction.operand
+        if row.syntax == "sx <label>":
+            assert isinstance(target, int)
+            found.catches.add(target)
+            return [(instruction.end, False), (target, True)]
+        match row.flow:
+            case Flow.NEXT:
+                return [(instruction.end, row.syntax in LOSES_DEPTH)]
+            case Flow.JUMP:
+                assert isinstance(target, int)
+                return [(target, True)]
+            case Flow.BRANCH:
+                assert isinstance(target, int)
+                return [(instruction.end, True), (target, True)]
+            case Flow.CALL:
+                assert isinstance(target, int)
+                found.returns.add(instruction.end)
+                return [(instruction.end, True), (target, True)]
+        return []
+
+    def _find_cycle(self) -> None:
+        """Say whether control can come back; calls and what is caught count as cycles to keep the argument short."""
+        found = self._found
+        if found.returns or found.catches:
+            found.has_cycle = True
+            return
+        state: dict[int, bool] = {}  # False while an instruction is on the path
+        path = [(found.start, iter(self._successors(found.instructions[found.start])))]
+        state[found.start] = False
+        while path:
+            offset, successors = path[-1]
+            following = next(successors, None)
+            if following is None:
+                state[offset] = True
+                path.pop()
+            elif following[0] not in state:
+                target = following[0]
+                state[target] = False
+                path.append((target, iter(self._successors(found.instructions[target]))))
+            elif not state[following[0]]:
+                found.has_cycle = True
+                return
+
+    def _propagate(self) -> None:
+        """Find out what is known at each leader, until nothing changes."""
+        found = self._found
+        pending = [(found.start, Known(0, 0))]
+        pending += [(offset, _NOTHING) for offset in found.catches]
+        while pending:
+            offset, known = pending.pop()
+            before = found.known.get(offset)
+            merged = known if before is None else _agreed(before, known)
+            if merged == before:
+                continue
+            found.known[offset] = merged
+            pending += self._through_block(offset, merged)
+
+    def _through_block(self, offset: int, known: Known) -> list[tuple[int, Known]]:
+        """Return what is known where control goes from the block at ``offset``."""
+        while True:
+            instruction = self._found.instructions[offset]
+            after = self._after(instruction, known)
+            row = instruction.row
+            if row is None:
+                return []
+            if row.flow is Flow.CALL:
+                # What a procedure leaves behind is not worked out.
+                return [(int(instruction.operand), after), (instruction.end, _NOTHING)]
+            successors = [target for target, _ in self._successors(instruction)]
+            if row.syntax == "sx <label>":
+                successors = [instruction.end]  # the other one is known to be unknown
+            if len(successors) != 1 or successors[0] in self._found.leaders:
+                return [(target, after) for target in successors]
+            offset, known = successors[0], after
+
+    def _after(self, instruction: EncodedInstruction, known: Known) -> Known:
+        row = instruction.row
+        if row is None:
+            return _NOTHING
+        depth, lp = known
+        if row.syntax in LOSES_DEPTH:
+            depth = None
+        elif depth is not None:
+            effect = self._found.effect(instruction, self._architecture)
+            depth += effect.pushed - effect.popped
+        if row.syntax in LOG_WIDTHS and lp is not None:
+            width = LOG_WIDTHS[row.syntax] or self._architecture.word_size
+            lp += width * int(instruction.operand)
+            if lp > self._logmax:
+                lp = None
+        elif row.operator == "log" or row.syntax == "pop lp" or row.operator == "callk":
+            lp = None
+        return Known(depth, lp)
+
+
+def _agreed(one: Known, other: Known) -> Known:
+    depth = one.depth if one.depth == other.depth else None
+    return Known(depth, one.lp if one.lp == other.lp else None)
+
+
+# Whether a handler may read cells of the RPN stack that it has not written: a state holds what earlier hits left there.
+#
+# The analysis follows what is certain of the cells from the top on: that the handler wrote them, which numbers they
+# hold, and how many cells are on the stack. Where ways meet, only what all of them agree on is certain. A read of any
+# other cell counts: the answer may be a needless yes, but never a wrong no.
+
+
+_Cells = tuple[int | None, ...]
+"""The cells that are certainly written, the top one first: their numbers, or None."""
+
+
+class _Stack(NamedTuple):
+    """The known part of the stack: cells from the top on, and the depth in cells, None if unknown."""
+
+    cells: _Cells
+    depth: int | None
+
+    def base_index(self, n: int) -> int:
+        """Return how far below the top the cell at SBP + ``n`` is, in a handler that keeps SBP."""
+        if self.depth is None:
+            raise _UncertainError
+        return self.depth + n
+
+    def meet(self, other: _Stack) -> _Stack:
+        """Return what is certain of both."""
+        cells = tuple(one if one == two else None for one, two in zip(self.cells, other.cells, strict=False))
+        return _Stack(cells, self.depth if self.depth == other.depth else None)
+
+
+_KEPT = 64
+"""How many cells are followed: with a limit the analysis of a recursive procedure comes to an end."""
+
+_EXCEPTION = _Stack((None, None, None), None)
+"""What the handler of an exception finds: code and parameters."""
+
+_READS_ANY = frozenset({"push sbp", "push sbp, <n>", "trace pv", "callk", "callk <name>"})
+"""What may read any cell; extensions have a view of all."""
+
+_WRITES_ANY = frozenset(
+    f"{verb} {base}{n}" for verb in ("pop", "copy") for base in ("sbp", "tsp") for n in ("", ", <n>")
+)
+
+
+class _UncertainError(Exception):
+    pass
+
+
+def may_read_unwritten(image: CodeImage, architecture: Architecture, flow: HandlerFlow) -> bool:
+    """Return whether a handler may read a cell that it has not written in the same hit."""
+    walk = _Walk(image, architecture, flow)
+    try:
+        walk.run()
+    except _UncertainError:
+        return True
+    return False
+
+
+class _Walk:
+    def __init__(self, image: CodeImage, architecture: Architecture, flow: HandlerFlow) -> None:
+        self._architecture = architecture
+        self._flow = flow
+        self._relocated = {relocation.offset - 1 for relocation in image.relocations}
+
+    def run(self) -> None:
+        found: dict[int, _Stack] = {}
+        pending: list[tuple[int, _Stack]] = [(self._flow.start, _Stack((), 0))]
+        while pending:
+            offset, stack = pending.pop()
+            before = found.get(offset)
+            if before is not None:
+                stack = before.meet(stack)
+                if stack == before:
+                    continue
+            found[offset] = stack
+            pending += self._successors(self._flow.instructions[offset], stack)
+
+    def _successors(self, instruction: EncodedInstruction, stack: _Stack) -> Iterator[tuple[int, _Stack]]:
+        row = instruction.row
+        if row is None:
+            return
+        if row.syntax == "sx <label>":
+            yield int(instruction.operand), _EXCEPTION
+        after = _Stack(self._cells_after(instruction, stack)[:_KEPT], self._depth_after(instruction, stack.depth))
+        if row.flow in (Flow.NEXT, Flow.BRANCH):
+            yield instruction.end, after
+        if row.flow in (Flow.JUMP, Flow.BRANCH, Flow.CALL):
+            yield int(instruction.operand), after
+        if row.flow is Flow.RETURN:
+            # Whose return it is, nobody can tell.
+            for place in self._flow.returns:
+                yield place, after
+
+    def _depth_after(self, instruction: EncodedInstruction, depth: int | None) -> int | None:
+        row = instruction.row
+        assert row is not None
+        if depth is None or row.syntax in LOSES_DEPTH:
+            return None
+        effect = self._flow.effect(instruction, self._architecture)
+        return depth + effect.pushed - effect.popped
+
+    def _cells_after(self, instruction: EncodedInstruction, stack: _Stack) -> _Cells:
+        """Return what is certain after an instruction; raise ``_UncertainError`` if it may read something else."""
+        cells, row, operand = stack.cells, instruction.row, instruction.operand
+        assert row is not None
+        match row.syntax:
+            case "push <value>":
+                return (None if instruction.offset in self._relocated else int(operand), *cells)
+            case "xchg":
+                return (*reversed(_certain(cells, 2)), *cells[2:])
+            case "dup <times>":
+                return _certain(cells, 1) * min(int(operand), _KEPT) + cells
+            case "dup":
+                value, times = _certain(cells, 2)
+                if times is None:
+                    return (value, *[None] * len(cells[2:]))
+                return (value,) * min(times + 1, _KEPT) + cells[2:]
+            case "ros <cells>":
+                return cells[int(operand) :]
+            case "log":
+                (count,) = _certain(cells, 1)
+                return cells[len(_certain(cells, 1 + _number(count))) :]
+            case "push tsp, <n>":
+                return (_certain(cells, 1 + _number(int(operand)))[-1], *cells)
+            case "push sbp, <n>" if self._flow.keeps_base:
+                return (_certain(cells, 1 + _number(stack.base_index(int(operand))))[-1], *cells)
+            case "push sbp" if self._flow.keeps_base:
+                (n,) = _certain(cells, 1)
+                if n is None:
+                    raise _UncertainError
+                index = stack.base_index(signed(n, self._architecture.word_bits))
+                return (_certain(cells, 1 + _number(index))[-1], *cells[1:])
+            case "push tsp":
+                (n,) = _certain(cells, 1)
+                return (_certain(cells, 2 + _number(n))[-1], *cells[1:])
+            case "restore tsp":
+                _certain(cells, 1)
+                return ()
+            case syntax if syntax in _READS_ANY:
+                raise _UncertainError
+        if row.flow is Flow.BRANCH and row.operator != "loop":
+            _certain(cells, 1)
+            return cells
+        effect = self._flow.effect(instruction, self._architecture)
+        if not effect.exact:
+            raise _UncertainError
+        kept = cells[len(_certain(cells, effect.popped)) :]
+        if row.syntax in _WRITES_ANY:
+            kept = (None,) * len(kept)
+        return (None,) * effect.pushed + kept
+
+
+def _certain(cells: _Cells, count: int) -> _Cells:
+    """Return the ``count`` top cells, which are read."""
+    if count > len(cells):
+        raise _UncertainError
+    return cells[:count]
+
+
+def _number(value: int | None) -> int:
+    """Return a number of cells, or how far down one is."""
+    if value is None or value < 0:
+        raise _UncertainError
+    return value

@@ -1,0 +1,562 @@
+"""
+From the entry of a call to its return: a program at the entry keeps what the handler of the return wants to know.
+
+A call is known by its frame, the address of its return address (``MapName.ENTRIES``): no two calls that go on have the
+same one, whatever stacks and threads they are on, but for those that tail calls lead to. So a call that is left without
+a return (``longjmp``, an exception) leaves its entry behind, which the next call with this frame replaces.
+
+Where a function may be left by a tail call, its return is a uretprobe: the kernel has put the address of its trampoline
+into the frame. A function that is entered with that as its return address has been jumped to, and the calls before it
+are still to return: their entries are kept below the new one. The kernel awaits a limited number of returns, and what
+is entered beyond has none.
+
+Where handlers run in the process, the calls are in a table of its own instead (``calltable``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.lower.hosts.handler_host import CONTEXT
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, write_filter
+from dprobes.bpf.lower.lowering_request import Lowered, Placement
+from dprobes.bpf.lower.state.handler_state import StateLayout
+from dprobes.bpf.map_layouts import (
+    CALL_KEY,
+    CALL_MULTIPLIER,
+    CALL_WINDOW,
+    PROBE_ENTRY_SIZE,
+    PROBE_SHIFT,
+    REGISTERS,
+    SLOTS_SHIFT,
+    TIME,
+    MapName,
+    ProbeField,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.bpf_assembler import Assembled, Label
+    from dprobes.bpf.lower.hosts.handler_host import Host
+    from dprobes.bpf.lower.lowering_request import KeptEntry, NestingLayout, Request
+    from dprobes.bpf.map_layouts import CallTable
+
+__all__ = [
+    "SEEN",
+    "entry_program",
+    "entry_size",
+    "missed_returns",
+    "table_entry_program",
+    "take_entry",
+    "take_from_table",
+]
+
+_R = Register
+
+_ENTRY_WORD = -120
+"""Where on the stack a word is read to, and the key in SPACES is put; above that is what handlers keep there."""
+
+_SPACE, _FRAME, _PROBE, _TASK, _LEVEL = (-152 + distance for distance in (0, 8, 16, 20, 24))
+"""Where the key is; its fields follow each other."""
+
+_ENTRY_KEY, _IDENTITY = _SPACE, 24
+_BELOW, _TIME, _REGISTERS = 24, 32, 40
+"""Where in the value the fields behind the identity are."""
+
+_SAVED = -160
+"""Where ``below`` waits while a call is taken away."""
+
+SEEN = -168
+"""Where on the stack ``take_entry`` puts the time, and the registers below it, one after the other."""
+
+_PAGE = 4096
+_AWAITED_MAX = 64
+"""How many returns the kernel awaits of a thread (MAX_URETPROBE_DEPTH in include/linux/uprobes.h)."""
+
+
+def entry_size(entry: KeptEntry) -> int:
+    """Return the size of a value in ENTRIES."""
+    return _REGISTERS + 8 * len(entry.registers)
+
+
+def entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
+    """Return the program at the entry for a request of which the placement is that of the entry."""
+    assert request.entry is not None
+    if request.abilities.calls is not None:
+        return table_entry_program(architecture, request, host)
+    asm = Assembler()
+    writer = _Recorder(asm, architecture, request, host(asm, architecture, request, uses_ip=False, uses_ids=False))
+    writer.write()
+    return Lowered(asm.assemble(), StateLayout(1), writer.host.sleeps, architecture.word_size)
+
+
+def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, cookie: Register) -> None:
+    """Take the entry of the call that returns away, to where SEEN says (time 0: there is none). Leaves R6 and R8."""
+    assert request.entry is not None
+    if request.abilities.calls is not None:
+        take_from_table(asm, request, SEEN)
+        return
+    unseen, count = asm.label(), len(request.entry.registers)
+    for word in range(count + 1):
+        asm.store(_R.R10, SEEN - 8 * word, 0)
+    _write_key(asm, host, request, cookie, unseen)
+    _load_frame(asm, request, word_size)
+    if request.placement.is_return:
+        asm.alu(Alu.SUB, _R.R1, word_size)
+    asm.store(_R.R10, _FRAME, _R.R1)
+    _call(asm, Helper.MAP_LOOKUP_ELEM)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, unseen)
+    asm.mov(_R.R7, _R.R0)
+    for number in range(count):
+        asm.load(_R.R1, _R.R7, _REGISTERS + 8 * number)
+        asm.store(_R.R10, SEEN - 8 * (number + 1), _R.R1)
+    asm.load(_R.R1, _R.R7, _BELOW)
+    asm.store(_R.R10, _SAVED, _R.R1)
+    asm.load(_R.R9, _R.R7, _TIME)
+    for word in range(0, _IDENTITY, 8):  # which the kernel writes first when it gives the element to another call
+        asm.load(_R.R1, _R.R7, word)
+        asm.load(_R.R2, _R.R10, _ENTRY_KEY + word)
+        asm.jump_if(Jump.JNE, _R.R1, _R.R2, unseen)
+    asm.store(_R.R10, SEEN, _R.R9)
+    if request.entry.nests:
+        _bring_up(asm)
+    _call(asm, Helper.MAP_DELETE_ELEM)
+    asm.place(unseen)
+
+
+def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
+    """Load the stack pointer to R1, or what stands for the frame where there is none."""
+    if request.placement is Placement.TRACEPOINT:
+        asm.mov(_R.R1, 0)
+    elif request.placement.is_trampoline:
+        asm.mov(_R.R1, CONTEXT)  # the arguments, which lie in the trampoline's own frame from the entry to the return
+    else:
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["esp"], Size.of(word_size))
+
+
+def _bring_up(asm: Assembler) -> None:
+    """Let the call below be the innermost one; its old key is to be deleted then, or that of the innermost one."""
+    alone, lost = asm.label(), asm.label()
+    asm.load(_R.R1, _R.R10, _SAVED)
+    asm.jump_if(Jump.JEQ, _R.R1, 0, alone)
+    asm.store(_R.R10, _LEVEL, _R.R1)
+    _call(asm, Helper.MAP_LOOKUP_ELEM)
+    asm.store(_R.R10, _LEVEL, 0)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, alone)
+    _update(asm, _R.R0)
+    asm.jump_if(Jump.JNE, _R.R0, 0, lost)
+    asm.load(_R.R1, _R.R10, _SAVED)
+    asm.store(_R.R10, _LEVEL, _R.R1)
+    asm.place(lost)
+    asm.place(alone)
+
+
+def _write_key(
+    asm: Assembler, host: Host, request: Request, cookie: Register, unknown: Label, *, creates: bool = False
+) -> None:
+    """Write the key but for the frame; go to ``unknown`` for a process that has no space. Takes R0-R5."""
+    asm.store(_R.R10, _LEVEL, 0)
+    if request.probe is None:
+        asm.mov(_R.R1, cookie)
+        asm.alu(Alu.AND, _R.R1, request.tables.probes // 2 - 1)  # an entry of either bank
+        asm.store(_R.R10, _PROBE, _R.R1, Size.W)
+    else:
+        asm.store(_R.R10, _PROBE, request.probe, Size.W)
+    if request.in_kernel:
+        asm.store(_R.R10, _SPACE, 0)
+        if request.placement is Placement.TRACEPOINT:
+            host.global_tid()
+            asm.store(_R.R10, _TASK, _R.R0, Size.W)
+        else:
+            asm.store(_R.R10, _TASK, 0, Size.W)
+        return
+    known = asm.label()
+    host.global_pid()
+    asm.store(_R.R10, _TASK, _R.R0, Size.W)
+    _look_up_space(asm)
+    if creates:
+        asm.jump_if(Jump.JNE, _R.R0, 0, known)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.store(_R.R10, _ENTRY_WORD, _R.R0)
+        _point_to_space(asm)
+        asm.mov(_R.R3, _R.R10)
+        asm.alu(Alu.ADD, _R.R3, _ENTRY_WORD)
+        asm.mov(_R.R4, NO_OVERWRITE)
+        asm.call(Helper.MAP_UPDATE_ELEM)
+        _look_up_space(asm)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, unknown)
+    asm.place(known)
+    asm.load(_R.R1, _R.R0, 0)
+    asm.store(_R.R10, _SPACE, _R.R1)
+
+
+def _look_up_space(asm: Assembler) -> None:
+    _point_to_space(asm)
+    asm.call(Helper.MAP_LOOKUP_ELEM)
+
+
+def _point_to_space(asm: Assembler) -> None:
+    asm.load_map(_R.R1, MapName.SPACES)
+    asm.mov(_R.R2, _R.R10)
+    asm.alu(Alu.ADD, _R.R2, _TASK)
+
+
+def _call(asm: Assembler, helper: Helper) -> None:
+    """Call a helper on the key in ENTRIES."""
+    asm.load_map(_R.R1, MapName.ENTRIES)
+    asm.mov(_R.R2, _R.R10)
+    asm.alu(Alu.ADD, _R.R2, _ENTRY_KEY)
+    asm.call(helper)
+
+
+def _update(asm: Assembler, value: Register) -> None:
+    """Put a value under the key; R0 is 0 if it is there."""
+    asm.mov(_R.R3, value)
+    asm.mov(_R.R4, 0)
+    _call(asm, Helper.MAP_UPDATE_ELEM)
+
+
+class _Recorder:
+    """Write the program at the entry."""
+
+    def __init__(self, asm: Assembler, architecture: Architecture, request: Request, host: Host) -> None:
+        assert request.entry is not None
+        self._asm = asm
+        self._request = request
+        self._entry = request.entry
+        self._word_size = architecture.word_size
+        self._value = _SAVED - entry_size(request.entry)
+        self._forget = asm.label()
+        self._out = asm.label()
+        self.host = host
+
+    def write(self) -> None:
+        """Write all of it."""
+        asm, request = self._asm, self._request
+        asm.mov(CONTEXT, _R.R1)
+        write_filter(asm, request.filter, self.host.global_pid, self._out)
+        self.host.find_module(self._out, self._out)
+        if request.probe is None:
+            self.host.cookie()
+            asm.mov(_R.R8, _R.R0)
+        _write_key(asm, self.host, request, _R.R8, self._out, creates=True)
+        _load_frame(asm, request, self._word_size)
+        asm.store(_R.R10, _FRAME, _R.R1)
+        for word in range(0, _IDENTITY, 8):
+            asm.load(_R.R1, _R.R10, _ENTRY_KEY + word)
+            asm.store(_R.R10, self._value + word, _R.R1)
+        asm.store(_R.R10, self._value + _BELOW, 0)
+        self._keep_registers()
+        if self._entry.nests:
+            self._keep_calls_below()
+        asm.call(Helper.KTIME_GET_NS)
+        asm.store(_R.R10, self._value + _TIME, _R.R0)
+        asm.mov(_R.R3, _R.R10)
+        asm.alu(Alu.ADD, _R.R3, self._value)
+        _update(asm, _R.R3)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, self._out)
+        asm.place(self._forget)  # an older entry must not be taken for this one
+        _call(asm, Helper.MAP_DELETE_ELEM)
+        asm.place(self._out)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+        self.host.write_functions()
+
+    def _keep_registers(self) -> None:
+        asm = self._asm
+        for number, (name, _, distance) in enumerate(self._entry.registers):
+            place = self._value + _REGISTERS + 8 * number
+            if self._request.placement.is_trampoline:
+                asm.store(_R.R10, place, 0)  # there are the arguments at the return as well
+                continue
+            if distance is None:
+                self._load_register(name)
+                asm.store(_R.R10, place, _R.R1)
+                continue
+            asm.store(_R.R10, place, 0)
+            self._read_word(place, distance)
+            asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+
+    def _read_word(self, place: int, distance: int) -> None:
+        """Read a word that is at a distance from the stack pointer to a place of our stack."""
+        asm = self._asm
+
+        def arguments() -> None:
+            asm.mov(_R.R1, _R.R10)
+            asm.alu(Alu.ADD, _R.R1, place)
+            asm.mov(_R.R2, self._word_size)
+            asm.load(_R.R3, _R.R10, _FRAME)
+            asm.alu(Alu.ADD, _R.R3, distance)
+
+        self.host.read_memory(arguments)
+
+    def _load_register(self, name: str) -> None:
+        """Load a register to R1. How far the breakpoint was moved is not in a state here, but in the cookie (R8)."""
+        asm, request = self._asm, self._request
+        if name != "eip" or request.probe is not None or request.placement is not Placement.BREAKPOINT:
+            self.host.register(_R.R1, name)
+            return
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS[name], Size.of(self._word_size))
+        asm.mov(_R.R2, _R.R8)
+        asm.alu(Alu.ARSH, _R.R2, 32)
+        asm.alu(Alu.SUB, _R.R1, _R.R2)
+
+    def _keep_calls_below(self) -> None:
+        """See whether the function was jumped to by one that it has called, or itself; then keep the older entries."""
+        asm, fresh = self._asm, self._asm.label()
+        asm.store(_R.R10, _ENTRY_WORD, 0)
+        asm.mov(_R.R1, _R.R10)
+        asm.alu(Alu.ADD, _R.R1, _ENTRY_WORD)
+        asm.mov(_R.R2, self._word_size)
+        asm.load(_R.R3, _R.R10, _FRAME)
+        asm.call(Helper.PROBE_READ_USER)
+        asm.jump_if(Jump.JNE, _R.R0, 0, fresh)
+        asm.load(_R.R9, _R.R10, _ENTRY_WORD)
+        asm.mov(_R.R1, _R.R9)
+        asm.alu(Alu.AND, _R.R1, _PAGE - 1)
+        asm.jump_if(Jump.JNE, _R.R1, 0, fresh)  # trampolines are at the beginning of a page
+        _call(asm, Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, fresh)
+        asm.mov(_R.R7, _R.R0)
+        if (layout := self._request.abilities.nesting) is None:
+            asm.jump(self._forget)  # whether it is the trampoline is not known
+            asm.place(fresh)
+            return
+        self._ask_kernel(layout, fresh)
+        asm.load(_R.R1, _R.R7, _BELOW)
+        asm.alu(Alu.ADD, _R.R1, 1)
+        asm.store(_R.R10, _LEVEL, _R.R1)
+        asm.store(_R.R10, self._value + _BELOW, _R.R1)
+        _update(asm, _R.R7)
+        asm.store(_R.R10, _LEVEL, 0)
+        asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+        asm.place(fresh)
+
+    def _ask_kernel(self, layout: NestingLayout, fresh: Label) -> None:
+        """Go to ``fresh`` if the return address in R9 is not the trampoline, and out if no return will be awaited."""
+        asm = self._asm
+        asm.call(Helper.GET_CURRENT_TASK)
+        asm.mov(_R.R8, _R.R0)
+        self._follow(_R.R8, layout.mm)
+        self._follow(_R.R3, layout.area)
+        self._follow(_R.R3, layout.trampoline)
+        asm.jump_if(Jump.JNE, _R.R3, _R.R9, fresh)
+        self._follow(_R.R8, layout.task)
+        self._follow(_R.R3, layout.depth)
+        asm.jump_if(Jump.JGE, _R.R3, _AWAITED_MAX, self._out, wide=False)
+
+    def _follow(self, base: Register, distance: int) -> None:
+        """Load the word of the kernel's memory at a distance from an address to R3."""
+        asm = self._asm
+        asm.mov(_R.R3, base)
+        asm.alu(Alu.ADD, _R.R3, distance)
+        asm.mov(_R.R1, _R.R10)
+        asm.alu(Alu.ADD, _R.R1, _ENTRY_WORD)
+        asm.mov(_R.R2, 8)
+        asm.call(Helper.PROBE_READ_KERNEL)
+        asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+        asm.load(_R.R3, _R.R10, _ENTRY_WORD)
+
+
+# From the entry of a call to its return, in the table of a process (``bpf.map_layouts``).
+#
+# The first slot is nearly always the right one, and free if the last call with this frame has returned.
+
+
+_KEY, _SLOT, _LEFT, _OLDEST, _VICTIM, _OLD = _R.R1, _R.R2, _R.R3, _R.R4, _R.R5, _R.R0
+_KEPT_SLOT = _R.R7
+
+
+def take_from_table(asm: Assembler, request: Request, seen: int) -> None:
+    """Take the entry of the call that returns away, to ``seen`` in the frame (time 0: there is none). Takes R0-R3."""
+    assert request.entry is not None
+    again, found, unseen = asm.label(), asm.label(), asm.label()
+    table, count = _table_of(request), len(request.entry.registers)
+    _find_window(asm, request)
+    asm.load(_OLD, _SLOT, CALL_KEY)
+    asm.jump_if(Jump.JEQ, _OLD, _KEY, found)
+    asm.mov(_LEFT, CALL_WINDOW - 1)
+    asm.place(again)
+    asm.alu(Alu.ADD, _SLOT, table.slot)
+    asm.load(_OLD, _SLOT, CALL_KEY)
+    asm.jump_if(Jump.JEQ, _OLD, _KEY, found)
+    asm.alu(Alu.SUB, _LEFT, 1)
+    asm.jump_if(Jump.JNE, _LEFT, 0, again)
+    for word in range(count + 1):
+        asm.store(_R.R10, seen - 8 * word, 0)
+    asm.jump(unseen)
+    asm.place(found)
+    for number in range(count):
+        asm.load(_OLD, _SLOT, REGISTERS + 8 * number)
+        asm.store(_R.R10, seen - 8 * (number + 1), _OLD)
+    asm.load(_OLD, _SLOT, TIME)
+    asm.store(_R.R10, seen, _OLD)
+    asm.store(_SLOT, TIME, 0)
+    asm.store(_SLOT, CALL_KEY, 0)
+    asm.place(unseen)
+
+
+def table_entry_program(architecture: Architecture, request: Request, host: type[Host]) -> Lowered:
+    """Return the program at the entry."""
+    assert request.entry is not None
+    asm = Assembler()
+    asked = host(asm, architecture, request, uses_ip=False, uses_ids=False)
+    out, forget = asm.label(), asm.label()
+    asm.mov(CONTEXT, _R.R1)
+    assert request.probe is not None
+    asked.probe_entry(_R.R1)
+    asm.load(_R.R1, _R.R1, ProbeField.DISABLED, Size.W)
+    asm.jump_if(Jump.JNE, _R.R1, 0, out)
+    _find_window(asm, request)
+    _claim(asm, _table_of(request))
+    asm.mov(_KEPT_SLOT, _SLOT)
+    for number, (name, _, distance) in enumerate(request.entry.registers):
+        if distance is None:
+            asked.register(_R.R1, name)
+            asm.store(_KEPT_SLOT, REGISTERS + 8 * number, _R.R1)
+            continue
+        _read_word(asm, asked, architecture.word_size, REGISTERS + 8 * number, distance)
+        asm.jump_if(Jump.JNE, _R.R0, 0, forget)
+    asm.call(Helper.KTIME_GET_NS)
+    asm.store(_KEPT_SLOT, TIME, _R.R0)
+    asm.jump(out)
+    asm.place(forget)
+    asm.store(_KEPT_SLOT, CALL_KEY, 0)
+    asm.place(out)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return Lowered(asm.assemble(), StateLayout(1), asked.sleeps, architecture.word_size)
+
+
+def _read_word(asm: Assembler, asked: Host, size: int, place: int, distance: int) -> None:
+    """Read a word that is at a distance from the stack pointer to a place in the slot that is kept."""
+
+    def arguments() -> None:
+        asm.mov(_R.R1, _KEPT_SLOT)
+        asm.alu(Alu.ADD, _R.R1, place)
+        asm.mov(_R.R2, size)
+        asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+        asm.alu(Alu.ADD, _R.R3, distance)
+
+    asked.read_memory(arguments)
+
+
+def _table_of(request: Request) -> CallTable:
+    table = request.abilities.calls
+    assert table is not None
+    return table
+
+
+def _find_window(asm: Assembler, request: Request) -> None:
+    """Load the key of the call to R1, and where its slots begin to R2. Takes R3."""
+    assert request.probe is not None
+    asm.load(_KEY, CONTEXT, REGISTER_OFFSETS["esp"])
+    if request.probe:
+        asm.mov(_R.R2, request.probe << PROBE_SHIFT)
+        asm.alu(Alu.OR, _KEY, _R.R2)
+    asm.mov(_SLOT, _KEY)
+    asm.mov(_R.R3, CALL_MULTIPLIER)
+    asm.alu(Alu.MUL, _SLOT, _R.R3)
+    asm.alu(Alu.RSH, _SLOT, 64 - SLOTS_SHIFT)
+    asm.alu(Alu.LSH, _SLOT, _table_of(request).slot.bit_length() - 1)
+    asm.load_value(_R.R3, MapName.ENTRIES)
+    asm.alu(Alu.ADD, _SLOT, _R.R3)
+
+
+def _claim(asm: Assembler, table: CallTable) -> None:
+    """Let R2 be a slot with the key in R1: that of a call that never returned, a free one, or the oldest one's."""
+    look, occupied, evict, mine = (asm.label() for _ in range(4))
+    asm.mov(_LEFT, CALL_WINDOW)
+    asm.mov(_OLDEST, -1)
+    asm.mov(_VICTIM, _SLOT)
+    asm.place(look)
+    asm.load(_OLD, _SLOT, CALL_KEY)
+    asm.jump_if(Jump.JNE, _OLD, 0, occupied)
+    asm.atomic(Atomic.CMPXCHG, _SLOT, CALL_KEY, _KEY)
+    asm.jump_if(Jump.JEQ, _OLD, 0, mine)
+    asm.place(occupied)
+    asm.jump_if(Jump.JEQ, _OLD, _KEY, mine)
+    _note_oldest(asm)
+    asm.alu(Alu.ADD, _SLOT, table.slot)
+    asm.alu(Alu.SUB, _LEFT, 1)
+    asm.jump_if(Jump.JNE, _LEFT, 0, look)
+    asm.mov(_SLOT, _VICTIM)
+    asm.place(evict)
+    asm.store(_SLOT, TIME, 0)  # nobody else takes it away while it is being filled
+    asm.load(_OLD, _SLOT, CALL_KEY)
+    asm.mov(_LEFT, _OLD)
+    asm.atomic(Atomic.CMPXCHG, _SLOT, CALL_KEY, _KEY)
+    asm.jump_if(Jump.JNE, _OLD, _LEFT, evict)
+    asm.place(mine)
+
+
+def _note_oldest(asm: Assembler) -> None:
+    """Let R5 be the slot with the lowest time less one so far, which is R4: so what is being filled comes last."""
+    is_younger = asm.label()
+    asm.load(_OLD, _SLOT, TIME)
+    asm.alu(Alu.SUB, _OLD, 1)
+    asm.jump_if(Jump.JGE, _OLD, _OLDEST, is_younger)
+    asm.mov(_OLDEST, _OLD)
+    asm.mov(_VICTIM, _SLOT)
+    asm.place(is_younger)
+
+
+# A program at the entries of functions whose returns are probed: it counts the calls whose return will not be seen.
+#
+# The kernel awaits a limited number of returns of a function at the same time. For each it puts the address of its
+# trampoline in the place of the return address, before programs run at the entry that were attached earlier. So a
+# return address that is another one is that of a call for which there was no room (``pre_handler_kretprobe`` in
+# kernel/kprobes.c, ``arch_rethook_prepare`` in arch/x86/kernel/rethook.c).
+#
+# Not counted are calls at whose entry the trampoline stands for somebody else: of another tracer of the function's
+# returns, or of a function that has jumped here in the end.
+
+
+_ADDRESS = -8
+_WORD_SIZE = 8
+
+
+def missed_returns(request: Request, trampolines: Sequence[int]) -> Assembled:
+    """Return the program for the scope and the tables of a request; one of ``trampolines`` is the kernel's."""
+    asm = Assembler()
+    out = asm.label()
+
+    def load_process() -> None:
+        asm.call(Helper.GET_CURRENT_PID_TGID)
+        asm.alu(Alu.RSH, _R.R0, 32)
+
+    asm.mov(CONTEXT, _R.R1)
+    write_filter(asm, request.filter, load_process, out)
+    asm.store(_R.R10, _ADDRESS, 0)
+    asm.mov(_R.R1, _R.R10)
+    asm.alu(Alu.ADD, _R.R1, _ADDRESS)
+    asm.mov(_R.R2, _WORD_SIZE)
+    asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+    asm.call(Helper.PROBE_READ_KERNEL)
+    asm.jump_if(Jump.JNE, _R.R0, 0, out)
+    asm.load(_R.R1, _R.R10, _ADDRESS)
+    for trampoline in trampolines:
+        asm.mov(_R.R2, trampoline)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R2, out)
+    asm.mov(_R.R1, CONTEXT)
+    asm.call(Helper.GET_ATTACH_COOKIE)
+    asm.alu(Alu.AND, _R.R0, request.tables.probes - 1)
+    asm.mov(_R.R3, _R.R0)
+    asm.alu(Alu.LSH, _R.R0, PROBE_ENTRY_SIZE.bit_length() - 1)
+    asm.load_value(_R.R1, MapName.PROBES)
+    asm.alu(Alu.ADD, _R.R1, _R.R0)
+    asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
+    asm.jump_if(Jump.JNE, _R.R2, 0, out)
+    asm.load_value(_R.R1, MapName.UNSEEN_RETURNS)
+    asm.alu(Alu.LSH, _R.R3, _WORD_SIZE.bit_length() - 1)
+    asm.alu(Alu.ADD, _R.R1, _R.R3)
+    asm.mov(_R.R2, 1)
+    asm.atomic(Atomic.ADD, _R.R1, 0, _R.R2)
+    asm.place(out)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return asm.assemble()

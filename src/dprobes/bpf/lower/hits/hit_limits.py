@@ -1,0 +1,283 @@
+"""
+The overload guard in a handler: what hits take of a CPU is measured, and handlers are skipped where it is too much.
+
+Each hit adds what its trap costs to the time that traps take of its CPU, whether it is in scope or not; one handler of
+``MEASURED_EVERY`` is measured, and counts for all of them. User space watches these times (the eBPF engine's
+``table_watch``), and thins out a probepoint's handlers: one hit of so many runs it. Should user space be too slow, or
+get no CPU any more, a brake works without it: once handlers have taken ``Request.load_limit`` of the present window,
+none runs on the CPU until that is over.
+
+A hit whose handler is skipped counts as every other hit does, for passcount and maxhits too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.lower.hosts.handler_host import CONTEXT
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.lower.state.handler_state import SCRATCH, Field
+from dprobes.bpf.map_layouts import (
+    CPU_LOAD_SIZE,
+    LIMIT,
+    LOAD_WINDOW,
+    NOTE_SIZE,
+    PROBE_LOAD_SIZE,
+    REMOVE,
+    REMOVED_BY,
+    CpuLoad,
+    MapName,
+    ProbeField,
+    ProbeLoad,
+)
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.lower.template_writer import Writer
+
+__all__ = ["MEASURED_EVERY", "Overload", "Ticket", "ticket_of"]
+
+# The tickets of pass count and max hits that come back if the instruction faults.
+#
+# ``hits`` of a probepoint is the number of tickets that are drawn. A hit notes in NOTES which one it drew, and where;
+# if its thread gets a signal for a fault of that instruction, a program in the kernel (the eBPF engine's signal
+# programs) gives the ticket back before the thread can run on. So whether a limit is reached says the number of
+# tickets, never a flag; that the handler of such a hit executed ``remove`` is undone in the same way.
+
+
+_R = Register
+
+_KEY, _EMPTY = -4, -96
+"""Where on the stack the key of a note is put, and an empty note."""
+
+
+def ticket_of(writer: Writer) -> Ticket | None:
+    """Return the ticket of a handler; None if there is nothing to give back."""
+    request = writer.request
+    if request.note is None or not (request.passcount or request.maxhits or writer.flow.uses("remove")):
+        return None
+    return Ticket(writer, request.note)
+
+
+class Ticket:
+    """Write what a handler does for its ticket; ``note`` is its pair in the note of a thread."""
+
+    def __init__(self, writer: Writer, note: int) -> None:
+        self._asm = writer.asm
+        self._host = writer.host
+        self._probe = writer.request.probe
+        self._pair = 16 * note
+
+    def open(self, busy: Label) -> None:
+        """Let R7 point to the handler's pair, and empty that; go to ``busy`` if there is none. Takes R0-R5."""
+        asm, found = self._asm, self._asm.label()
+        self._host.global_tid()
+        asm.store(_R.R10, _KEY, _R.R0, Size.W)
+        self._look_up()
+        asm.jump_if(Jump.JNE, _R.R0, 0, found)
+        for offset in range(0, NOTE_SIZE, 8):
+            asm.store(_R.R10, _EMPTY + offset, 0)
+        asm.load_map(_R.R1, MapName.NOTES)
+        asm.mov(_R.R2, _R.R10)
+        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.mov(_R.R3, _R.R10)
+        asm.alu(Alu.ADD, _R.R3, _EMPTY)
+        asm.mov(_R.R4, 0)
+        asm.call(Helper.MAP_UPDATE_ELEM)
+        self._look_up()
+        asm.jump_if(Jump.JEQ, _R.R0, 0, busy)
+        asm.place(found)
+        asm.mov(_R.R7, _R.R0)
+        asm.store(_R.R7, self._pair, 0)
+
+    def _look_up(self) -> None:
+        asm = self._asm
+        asm.load_map(_R.R1, MapName.NOTES)
+        asm.mov(_R.R2, _R.R10)
+        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+
+    def draw(self, last: int | None, out: Label) -> None:
+        """
+        Draw a ticket into R2 and note it, R1 being the entry and R8 the attach cookie; takes R3.
+
+        Go to ``out`` if the ``last`` one has been drawn.
+        """
+        asm = self._asm
+        if last is not None:
+            asm.mov(_R.R3, last)
+            asm.load(_R.R2, _R.R1, ProbeField.HITS)
+            asm.jump_if(Jump.JGT, _R.R2, _R.R3, out)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=True)
+        if last is not None:
+            # Somebody else was quicker.
+            drawn = asm.label()
+            asm.jump_if(Jump.JLE, _R.R2, _R.R3, drawn)
+            asm.mov(_R.R2, -1)
+            asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2)
+            asm.jump(out)
+            asm.place(drawn)
+        if self._probe is None:
+            asm.mov(_R.R3, _R.R8, wide=False)
+            asm.store(_R.R7, self._pair + 8, _R.R3)
+        else:
+            asm.store(_R.R7, self._pair + 8, self._probe)
+        asm.load(_R.R3, CONTEXT, REGISTER_OFFSETS["eip"])
+        asm.store(_R.R7, self._pair, _R.R3)
+
+    def disable(self) -> None:
+        """Let no more handlers run, for the reason that is in R8; takes R0, R1, R3 and those of helpers."""
+        asm, disabled, for_good = self._asm, self._asm.label(), self._asm.label()
+        asm.jump_if(Jump.JEQ, _R.R8, LIMIT, disabled)  # there is no ticket left
+        asm.jump_if(Jump.JNE, _R.R8, REMOVE, for_good)
+        self._host.global_tid()
+        asm.mov(_R.R3, _R.R0)
+        asm.alu(Alu.OR, _R.R3, REMOVED_BY - (1 << 32), wide=False)
+        self._host.probe_entry(_R.R1)
+        asm.mov(_R.R0, 0)
+        asm.atomic(Atomic.CMPXCHG, _R.R1, ProbeField.DISABLED, _R.R3, size=Size.W)
+        asm.jump(disabled)
+        asm.place(for_good)
+        self._host.probe_entry(_R.R1)
+        asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
+        asm.place(disabled)
+
+
+MEASURED_EVERY = 8
+"""A power of two. To read the clock twice takes some 40 ns, often more than a small handler."""
+
+_LONGEST = 1_000_000
+"""Nanoseconds that a run counts at most: a longer one was preempted, or slept until a page came."""
+
+_BEGAN = -56
+"""Where on the stack it waits for the state when the handler began."""
+
+
+class Overload:
+    """The code of the overload guard in one handler; until there is a state, R8 holds the attach cookie."""
+
+    def __init__(self, writer: Writer, limit: int) -> None:
+        self._writer = writer
+        self._asm = writer.asm
+        self._host = writer.host
+        self._tables = writer.request.tables
+        self._probe = writer.request.probe
+        self._limit = limit
+
+    def charge(self, *, is_foreign: bool = False) -> None:
+        """Add what the trap of a hit costs to the time of this CPU. Takes R0-R3, and R4 and R5 of helpers."""
+        asm = self._asm
+        self._cpu_load(_R.R1)
+        self._probe_load(_R.R2, _R.R8)
+        asm.load(_R.R0, _R.R2, ProbeLoad.COST, Size.W)
+        asm.load(_R.R3, _R.R1, CpuLoad.TRAPS)
+        asm.alu(Alu.ADD, _R.R3, _R.R0)
+        asm.store(_R.R1, CpuLoad.TRAPS, _R.R3)
+        if is_foreign:
+            asm.mov(_R.R3, 1)
+            asm.atomic(Atomic.ADD, _R.R2, ProbeLoad.FOREIGN, _R.R3)
+
+    def admit(self, skipped: Label) -> None:
+        """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5, and R7 or R9."""
+        # The accesses by R7 of a handler without a claim are those to its state, and none counts hits in R9.
+        asm, load = self._asm, _R.R9 if self._writer.is_small else _R.R7
+        released, runs, done = asm.label(), asm.label(), asm.label()
+        self._cpu_load(load)
+        asm.load(_R.R2, load, CpuLoad.BRAKED)
+        asm.jump_if(Jump.JEQ, _R.R2, 0, released)
+        # This clock can be read anywhere, the coarse one cannot: a probepoint may be where the kernel writes that.
+        asm.call(Helper.KTIME_GET_NS)
+        asm.load(_R.R2, load, CpuLoad.BRAKED)
+        asm.jump_if(Jump.JLT, _R.R0, _R.R2, skipped)
+        asm.store(load, CpuLoad.BRAKED, 0)
+        asm.place(released)
+        self._probe_load(_R.R1, _R.R8)
+        asm.load(_R.R2, _R.R1, ProbeLoad.THINNING, Size.W)
+        asm.jump_if(Jump.JLE, _R.R2, 1, runs)
+        asm.mov(_R.R3, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TURN, _R.R3, fetch=True)
+        asm.alu(Alu.MOD, _R.R3, _R.R2)
+        asm.jump_if(Jump.JNE, _R.R3, 0, skipped)
+        asm.place(runs)
+        asm.store(_R.R10, _BEGAN, 0)
+        asm.load(_R.R2, load, CpuLoad.RUNS)
+        asm.mov(_R.R3, _R.R2)
+        asm.alu(Alu.ADD, _R.R3, 1)
+        asm.store(load, CpuLoad.RUNS, _R.R3)
+        asm.alu(Alu.AND, _R.R2, MEASURED_EVERY - 1)
+        asm.jump_if(Jump.JNE, _R.R2, 0, done)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.store(_R.R10, _BEGAN, _R.R0)
+        asm.load(_R.R2, load, CpuLoad.SINCE)
+        asm.mov(_R.R3, _R.R0)
+        asm.alu(Alu.SUB, _R.R3, _R.R2)
+        asm.jump_if(Jump.JLT, _R.R3, LOAD_WINDOW, done)
+        asm.store(load, CpuLoad.SINCE, _R.R0)
+        asm.load(_R.R2, load, CpuLoad.HANDLERS)
+        asm.store(load, CpuLoad.MARK, _R.R2)
+        asm.place(done)
+
+    def count_skipped(self) -> None:
+        """Count a hit that runs no handler. Takes R1 and R2."""
+        asm = self._asm
+        self._probe_load(_R.R1, _R.R8)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.SKIPPED, _R.R2)
+
+    def begin(self) -> None:
+        """Put into the state when the handler began. Takes R1."""
+        self._asm.load(_R.R1, _R.R10, _BEGAN)
+        self._asm.store(SCRATCH, Field.BEGAN, _R.R1)
+
+    def end(self) -> None:
+        """Add what the handler took, if it is measured, and brake if that is too much. Takes all but R6 and R7."""
+        asm, done = self._asm, self._asm.label()
+        short = asm.label()
+        asm.load(_R.R1, SCRATCH, Field.BEGAN)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, done)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.mov(_R.R8, _R.R0)
+        asm.load(_R.R1, SCRATCH, Field.BEGAN)
+        asm.alu(Alu.SUB, _R.R8, _R.R1)
+        asm.jump_if(Jump.JLE, _R.R8, _LONGEST, short)
+        asm.mov(_R.R8, _LONGEST)
+        asm.place(short)
+        asm.alu(Alu.MUL, _R.R8, MEASURED_EVERY)
+        if self._probe is None:
+            asm.load(_R.R9, SCRATCH, Field.PROBE)
+        self._probe_load(_R.R1, _R.R9)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TIME, _R.R8)
+        self._cpu_load(_R.R1)
+        asm.load(_R.R2, _R.R1, CpuLoad.HANDLERS)
+        asm.alu(Alu.ADD, _R.R2, _R.R8)
+        asm.store(_R.R1, CpuLoad.HANDLERS, _R.R2)
+        asm.load(_R.R3, _R.R1, CpuLoad.MARK)
+        asm.alu(Alu.SUB, _R.R2, _R.R3)
+        asm.jump_if(Jump.JLE, _R.R2, self._limit, done)
+        asm.load(_R.R3, _R.R1, CpuLoad.SINCE)
+        asm.alu(Alu.ADD, _R.R3, LOAD_WINDOW)
+        asm.store(_R.R1, CpuLoad.BRAKED, _R.R3)
+        asm.place(done)
+
+    def _cpu_load(self, dst: Register) -> None:
+        """Let a register point to the entry of this CPU. Takes R0, and R1-R5 of helpers."""
+        asm = self._asm
+        asm.call(Helper.GET_SMP_PROCESSOR_ID)
+        asm.alu(Alu.AND, _R.R0, self._tables.cpus - 1)
+        asm.alu(Alu.LSH, _R.R0, CPU_LOAD_SIZE.bit_length() - 1)
+        asm.load_value(dst, MapName.CPU_LOAD)
+        asm.alu(Alu.ADD, dst, _R.R0)
+
+    def _probe_load(self, dst: Register, cookie: Register) -> None:
+        """Let a register point to the probepoint's entry, whose number is in an attach cookie. Takes R0."""
+        asm = self._asm
+        if self._probe is not None:
+            asm.load_value(dst, MapName.PROBE_LOAD, self._probe * PROBE_LOAD_SIZE)
+            return
+        asm.mov(_R.R0, cookie)
+        asm.alu(Alu.AND, _R.R0, self._tables.probes - 1)
+        asm.alu(Alu.LSH, _R.R0, PROBE_LOAD_SIZE.bit_length() - 1)
+        asm.load_value(dst, MapName.PROBE_LOAD)
+        asm.alu(Alu.ADD, dst, _R.R0)

@@ -1,0 +1,368 @@
+"""
+What comes before a handler: whose hits count, limits, and the state that it runs with.
+
+::
+
+    switch-over, filter ─► probe table: passcount and maxhits ─► overload guard ─► claim of a state, an element of
+    SCRATCH ─► its fields
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.lower.hits.call_entries import SEEN, take_entry
+from dprobes.bpf.lower.hosts.handler_host import CONTEXT
+from dprobes.bpf.lower.hosts.hit_thread import write_filter
+from dprobes.bpf.lower.lowering_request import Filter, Placement
+from dprobes.bpf.lower.state.handler_state import FRAMES, KEPT, LOG, RANGES, SCRATCH, Field, Frame
+from dprobes.bpf.lower.templates.variable_templates import give_variables, uses_variables
+from dprobes.bpf.map_layouts import CROSSED_SIZE, LIMIT, MapName, ProbeField, Status, SwitchOver
+from dprobes.record.log_record import Item
+from dprobes.rpn.instruction_set import RPN_STACK_CELLS
+from dprobes.rpn.program_needs import ELAPSED
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Assembler, Label
+    from dprobes.bpf.lower.hits.hit_epilogue import RingEntries
+    from dprobes.bpf.lower.hits.hit_limits import Overload, Ticket
+    from dprobes.bpf.lower.lowering_request import Request
+    from dprobes.bpf.lower.template_writer import Writer
+
+__all__ = ["Prologue", "write_switch_over"]
+
+# The switch-over: each hit runs the handler of exactly one of two programs while one takes the place of the other.
+#
+# Both are attached for a moment, the new one later, so that the kernel runs it first at each hit (uprobes run their
+# consumers from the newest to the oldest). The new one finds NOT_OURS, and does nothing, or CROSSING: then the hit is
+# its own, and it sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread has such a bit.
+# It stays attached until those hits are over at which the new one found NOT_OURS: else they would not come to it any
+# more.
+#
+# So the new one alone decides, at whatever moment it reads CROSSING: both programs look at the bit of the thread that
+# they run on, and a thread without one has never been hit since. A bit is never cleared, because a switch-over is never
+# undone: at all later hits the new program runs first and takes the hit. The same applies to a later thread with the
+# same id.
+
+
+_KEY = -4
+_WORD_BITS = 6  # a 64-bit word has so many bits of a number
+_R = Register
+
+
+def write_switch_over(asm: Assembler, request: Request, outside: Label) -> None:
+    """Go on only if the hit is this program's. Takes R0-R5, R8 and R9."""
+    if not (request.replaceable or request.replaces):
+        return
+    ours, replaced = asm.label(), asm.label()
+    asm.load_value(_R.R1, MapName.STATUS, Status.SWITCH_OVER)
+    asm.load(_R.R9, _R.R1, 0)
+    asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.OURS, ours)
+    if request.placement is Placement.EVENT:
+        # Two events: which of the programs comes first is not known, and nothing tells that they belong together.
+        asm.jump_if(Jump.JNE, _R.R9, SwitchOver.CROSSING, outside)
+    else:
+        asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.NOT_OURS, outside)
+        if request.replaces:
+            asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.REPLACED, replaced)
+            asm.load_value(_R.R8, MapName.CROSSED)
+            _find_bit(asm)
+            asm.atomic(Atomic.OR, _R.R8, 0, _R.R2)
+            asm.jump(ours)
+        asm.place(replaced)
+        if request.replaceable:
+            _find_successor(asm, ours)
+            _find_bit(asm)
+            asm.load(_R.R3, _R.R8, 0)
+            asm.alu(Alu.AND, _R.R3, _R.R2)
+            asm.jump_if(Jump.JNE, _R.R3, 0, outside)
+    asm.place(ours)
+
+
+def _find_successor(asm: Assembler, none: Label) -> None:
+    """Let R8 point to the bits of the program that replaces this one."""
+    asm.store(_R.R10, _KEY, 0, Size.W)
+    asm.load_map(_R.R1, MapName.SUCCESSOR)
+    for number in range(2):
+        if number:
+            asm.mov(_R.R1, _R.R0)
+        asm.mov(_R.R2, _R.R10)
+        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, none)
+    asm.mov(_R.R8, _R.R0)
+
+
+def _find_bit(asm: Assembler) -> None:
+    """Let R8, which points to bits, point to the word with that of the thread, and R2 be the bit."""
+    asm.call(Helper.GET_CURRENT_PID_TGID)
+    asm.mov(_R.R1, _R.R0, wide=False)
+    asm.mov(_R.R2, 1)
+    asm.alu(Alu.LSH, _R.R2, _R.R1)  # modulo 64
+    asm.alu(Alu.RSH, _R.R1, _WORD_BITS)
+    asm.alu(Alu.AND, _R.R1, CROSSED_SIZE // 8 - 1)
+    asm.alu(Alu.LSH, _R.R1, 3)
+    asm.alu(Alu.ADD, _R.R8, _R.R1)
+
+
+_TRIES = 4
+"""How many states are tried: as many hits may be under way on a CPU, one interrupting the other."""
+_ENDED = -24
+"""Where on the stack things are put before there is a state: the key of one, and an ENDED entry."""
+
+
+class Prologue:
+    """The code before one handler; hits that do not count go to ``out``."""
+
+    def __init__(
+        self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
+    ) -> None:
+        self._w = writer
+        self._asm = writer.asm
+        self._request = writer.request
+        self._entries = entries
+        self._ticket = ticket
+        self._overload = overload
+        self._out = out
+        self._busy = writer.asm.label()
+
+    def write(self) -> None:
+        """Write all of it."""
+        self._asm.mov(CONTEXT, _R.R1)
+        self._w.host.begin()
+        write_switch_over(self._asm, self._request, self._out)
+        self._filter()
+        self._w.host.find_module(self._out, self._busy)
+        self._w.host.find_mapper(self._out)
+        self._count_hit()
+        if self._overload is not None:
+            self._admit(self._overload)
+        if not self._w.is_small:
+            self._claim()
+        self._initialise()
+
+    def _filter(self) -> None:
+        """Write whose hits count; those of others cost their trap nevertheless."""
+        asm, scope, load_pid = self._asm, self._request.filter, self._w.host.global_pid
+        if self._overload is None or scope == Filter():
+            write_filter(asm, scope, load_pid, self._out)
+            return
+        foreign, ours = asm.label(), asm.label()
+        write_filter(asm, scope, load_pid, foreign)
+        asm.jump(ours)
+        asm.place(foreign)
+        self._load_cookie()
+        self._overload.charge(is_foreign=True)
+        asm.jump(self._out)
+        asm.place(ours)
+
+    def _load_cookie(self) -> None:
+        """Let R8 be the attach cookie, where that is needed."""
+        if self._request.probe is None:
+            self._w.host.cookie()
+            self._asm.mov(_R.R8, _R.R0)
+
+    def _count_hit(self) -> None:
+        """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
+        self._load_cookie()
+        if self._w.state.entry_words:
+            take_entry(self._asm, self._w.host, self._request, self._w.word_size, _R.R8)
+        if self._ticket is not None:
+            self._ticket.open(self._busy)
+        self._look_whether_enabled()
+        if self._overload is not None:
+            self._overload.charge()
+            self._entry_without_state()
+        self._draw(self._ticket)
+
+    def _look_whether_enabled(self) -> None:
+        """Let R1 point to the entry in the probe table; takes R2."""
+        self._entry_without_state()
+        self._asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
+        self._asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
+
+    def _draw(self, ticket: Ticket | None) -> None:
+        """Write the limits: the hit gets its number, R1 being the entry, and goes out if that is none of ours."""
+        asm, request = self._asm, self._request
+        last = request.passcount + request.maxhits - 1
+        if ticket is not None:
+            ticket.draw(last if request.maxhits else None, self._out)
+        else:
+            asm.mov(_R.R2, 1)
+            limited = bool(request.passcount or request.maxhits)
+            asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=limited)
+        if request.passcount:
+            asm.jump_if(Jump.JLT, _R.R2, request.passcount, self._out)
+        if request.maxhits:
+            asm.mov(_R.R3, last)
+            asm.jump_if(Jump.JGT, _R.R2, _R.R3, self._out)
+            asm.alu(Alu.SUB, _R.R3, _R.R2)
+            asm.mov(_R.R9, _R.R3)  # 0 for the last one
+
+    def _admit(self, overload: Overload) -> None:
+        """Write the overload guard: a hit may run no handler, as if there were no state for it."""
+        asm, skipped, admitted = self._asm, self._asm.label(), self._asm.label()
+        overload.admit(skipped)
+        asm.jump(admitted)
+        asm.place(skipped)
+        if self._request.maxhits:
+            self._miss_last()
+        overload.count_skipped()
+        asm.jump(self._out)
+        asm.place(admitted)
+
+    def _claim(self) -> None:
+        """Write the search for a free state; its number is put into it."""
+        asm, claimed, full = self._asm, self._asm.label(), self._asm.label()
+        if self._request.tvars and uses_variables(self._w.flow):
+            give_variables(asm, self._w.host, full)
+        asm.call(Helper.GET_SMP_PROCESSOR_ID)
+        asm.alu(Alu.MUL, _R.R0, _TRIES)
+        if self._request.abilities.verified:
+            for attempt in range(_TRIES):
+                if attempt:
+                    asm.alu(Alu.ADD, _R.R0, 1)
+                self._try_to_claim(claimed)
+        else:  # threads of a process may be preempted in handlers, any number of them on one CPU
+            again = asm.label()
+            asm.mov(_R.R5, self._request.tables.states)
+            asm.place(again)
+            self._try_to_claim(claimed)
+            asm.alu(Alu.ADD, _R.R0, 1)
+            asm.alu(Alu.SUB, _R.R5, 1)
+            asm.jump_if(Jump.JNE, _R.R5, 0, again)
+        if self._request.module is not None or self._ticket is not None:
+            asm.jump(full)
+            asm.place(self._busy)
+            self._load_cookie()
+            self._look_whether_enabled()
+            self._draw(None)
+        asm.place(full)
+        if self._request.maxhits:
+            self._miss_last()
+        self._count_missed()
+        asm.jump(self._out)
+        asm.place(claimed)
+        asm.store(_R.R10, _KEY, _R.R1, Size.W)
+        asm.load_map(_R.R1, MapName.SCRATCH)
+        asm.mov(_R.R2, _R.R10)
+        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, self._out)
+        asm.mov(SCRATCH, _R.R0)
+        asm.load(_R.R1, _R.R10, _KEY, Size.W)
+        asm.store(SCRATCH, Field.NUMBER, _R.R1)
+
+    def _try_to_claim(self, claimed: Label) -> None:
+        """Let R1 be the number of the state that R0 comes to, and go to ``claimed`` if it is free. Takes R2 to R4."""
+        asm, states, address = self._asm, self._request.tables.states, _R.R3
+        asm.mov(_R.R1, _R.R0)
+        asm.alu(Alu.AND, _R.R1, states - 1)
+        asm.mov(_R.R2, _R.R1)
+        asm.alu(Alu.LSH, _R.R2, 3)
+        asm.load_value(address, MapName.CLAIMS)
+        asm.alu(Alu.ADD, address, _R.R2)
+        asm.mov(_R.R4, 1)
+        asm.atomic(Atomic.XCHG, address, 0, _R.R4)
+        asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
+
+    def _miss_last(self) -> None:
+        """Write what happens if the last hit runs no handler: the probepoint is removed nevertheless."""
+        asm, other = self._asm, self._asm.label()
+        asm.jump_if(Jump.JNE, _R.R9, 0, other)
+        if self._ticket is None:
+            self._entry_without_state()
+            asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
+        self._entries.write_end(_R.R10, _ENDED, LIMIT, cookie=_R.R8)
+        asm.place(other)
+
+    def _entry_without_state(self) -> None:
+        """Let R1 point to the entry in the probe table; R8 holds the cookie still. Takes R2."""
+        if self._request.probe is None:
+            self._asm.mov(_R.R2, _R.R8)
+            self._w.host.entry_at(_R.R1, _R.R2)
+        else:
+            self._w.host.probe_entry(_R.R1)
+
+    def _count_missed(self) -> None:
+        asm = self._asm
+        self._entry_without_state()
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeField.MISSED, _R.R2)
+
+    def _initialise(self) -> None:
+        asm, flow, takes_traces = self._asm, self._w.flow, bool(self._w.state.ex_logmax)
+        if self._request.probe is None:
+            asm.store(SCRATCH, Field.PROBE, _R.R8)
+            asm.alu(Alu.ARSH, _R.R8, 32)
+            asm.store(SCRATCH, Field.MOVED, _R.R8)
+        if self._request.maxhits:
+            asm.store(SCRATCH, Field.IS_LAST, _R.R9)
+        if self._w.reads_unwritten:
+            asm.mov(_R.R1, SCRATCH)
+            asm.mov(_R.R2, 8 * RPN_STACK_CELLS)
+            self._w.host.clear_memory()
+        zero = [Field.LP, Field.ENDING, Field.UNHANDLED, FRAMES + Frame.HANDLER]
+        if self._w.counts_jumps:
+            zero.append(Field.JUMPS)
+        if self._w.may_cut:
+            zero.append(Field.CUT_AT)
+        if flow.uses("push plp"):
+            zero.append(Field.PLP)
+        if flow.uses("pop lp"):
+            zero.append(Field.LOGGED)
+        if flow.uses("pop stp"):
+            zero.append(Field.TRACED)
+        if flow.uses("call <procname>", "ret") or takes_traces:
+            zero.append(Field.DEPTH)
+        if flow.catches:
+            zero.append(Field.DISPATCHES)
+        if flow.uses("push x") or takes_traces:
+            zero += [Field.LAST_CODE, Field.LAST_PARM1, Field.LAST_PARM2]
+        if takes_traces:
+            zero += [Field.STP, Field.TRACE_COUNT_AT, Field.TRACES, *(RANGES + 8 * n for n in range(6))]
+        if self._w.state.heap:
+            zero.append(Field.HEAP_END)
+        if self._w.state.stack_copy:
+            zero.append(Field.STACKS)
+        for field in zero:
+            asm.store(SCRATCH, field, 0)
+        asm.store(SCRATCH, Field.SBP, RPN_STACK_CELLS)
+        asm.store(SCRATCH, Field.TSP, RPN_STACK_CELLS)
+        if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
+            asm.store(SCRATCH, Field.MAJOR, self._w.point.major)
+            asm.store(SCRATCH, Field.MINOR, self._w.point.minor)
+        if self._w.is_small:
+            for place in range(LOG, LOG + self._w.log_mask, 8):
+                self._w.cleared.append(len(asm))
+                asm.store(SCRATCH, place, 0)
+        if self._overload is not None:
+            self._overload.begin()
+        for word in range(self._w.state.entry_words):
+            asm.load(_R.R1, _R.R10, SEEN - 8 * word)
+            asm.store(SCRATCH, KEPT + 8 * word, _R.R1)
+        self._w.host.prepare()
+        measures = flow.uses(ELAPSED) and self._w.state.entry_words > 0
+        if Item.TIME in self._entries.items or measures:
+            self._w.host.time()
+        if Item.TIME in self._entries.items:
+            asm.store(SCRATCH, self._entries.header(Item.TIME), _R.R0)
+        if measures:
+            self._measure()
+        for item, name in ((Item.CS, "cs"), (Item.IP, "eip"), (Item.SS, "ss"), (Item.SP, "esp")):
+            if item in self._entries.items:
+                self._w.host.register(_R.R1, name)
+                asm.store(SCRATCH, self._entries.header(item), _R.R1, Size.of(self._entries.size_of(item)))
+
+    def _measure(self) -> None:
+        """Let the time since the entry, R0 being now, take the place of that of the entry: all of a handler gets it."""
+        asm, is_unseen, took_time = self._asm, self._asm.label(), self._asm.label()
+        asm.load(_R.R1, SCRATCH, KEPT)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, is_unseen)
+        asm.alu(Alu.SUB, _R.R0, _R.R1)
+        asm.jump_if(Jump.JNE, _R.R0, 0, took_time)  # clocks may be coarse, and 0 says that nobody saw the entry
+        asm.mov(_R.R0, 1)
+        asm.place(took_time)
+        asm.store(SCRATCH, KEPT, _R.R0)
+        asm.place(is_unseen)

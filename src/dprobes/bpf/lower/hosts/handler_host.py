@@ -1,0 +1,529 @@
+"""
+What a handler asks of the kernel, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
+
+Templates speak to the world through this only. A method says which registers it uses; calls of helpers take R0-R5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembled, Assembler
+from dprobes.bpf.bpf_instructions import CALL, Alu, Atomic, CallKind, Helper, Jump, Register, RingOutput, Size
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, USER_MODE, Identities, copy_task_registers
+from dprobes.bpf.lower.hosts.vma_lookup import Answer, PagingQuestion, VmaQuestions, ask_once, write_module_test
+from dprobes.bpf.lower.lowering_request import Placement, Watched
+from dprobes.bpf.lower.state.handler_state import SCRATCH, Field
+from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, SNAPSHOT_REGISTERS, MapName, ProbeField, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.bpf_instructions import Insn
+    from dprobes.bpf.lower.lowering_request import Request
+
+__all__ = ["CONTEXT", "COOKIE", "SHARED_MAX", "Host", "can_share", "dispatch"]
+
+# One program for the handlers of many definitions: the attach cookie says whose probepoint was hit.
+#
+# A program of its own for each definition needs a link of its own as well, and the kernel takes tens of milliseconds to
+# take a link away. Tail calls would let one program lead to any number of others, but not to those that may sleep. So
+# handlers are put one behind the other, and a tree of comparisons leads to the one that is meant.
+
+
+COOKIE = -104
+"""Where on the stack a handler finds the attach cookie (``Request.shared``), below all else that is put there."""
+
+SHARED_MAX = 8_000
+"""
+Instructions that handlers in one program may have together.
+
+What the kernel puts in the place of single instructions moves all that is behind them, so that the time grows with the
+square of the size; and at four times as many its own jumps become too long (16 bits).
+"""
+
+_CONTEXT = Register.R6
+_R = Register
+
+
+def can_share(assembled: Assembled) -> bool:
+    """Return whether a handler can stand in a program with others: its frame is that of the program."""
+    return not any((insn.opcode, insn.src, insn.imm) == (CALL, CallKind.HELPER, Helper.LOOP) for insn in assembled.code)
+
+
+def dispatch(handlers: Sequence[tuple[int, Assembled]], mask: int) -> Assembled:
+    """
+    Return one program for handlers, each with the number of its probepoint, in ascending order.
+
+    The handlers were lowered as ``Request.shared``. The number is what ``mask`` leaves of the attach cookie.
+    """
+    asm = Assembler()
+    asm.mov(_CONTEXT, _R.R1)
+    asm.call(Helper.GET_ATTACH_COOKIE)
+    asm.store(_R.R10, COOKIE, _R.R0)
+    asm.mov(_R.R1, _CONTEXT)
+    asm.alu(Alu.AND, _R.R0, mask)
+    leaves = [asm.label() for _ in handlers]
+    _choose(asm, [number for number, _ in handlers], leaves)
+    behind: dict[tuple[Insn, ...], tuple[Assembled, list[Label]]] = {}
+    for leaf, (_, assembled) in zip(leaves, handlers, strict=True):
+        asm.place(leaf)
+        functions = assembled.code[assembled.end_of_main :]
+        if functions not in behind:
+            behind[functions] = assembled, [asm.label() for _ in assembled.functions[1:]]
+        asm.include(assembled, behind[functions][1])
+    for assembled, labels in behind.values():
+        asm.include_functions(assembled, labels)
+    return asm.assemble()
+
+
+def _choose(asm: Assembler, numbers: Sequence[int], leaves: Sequence[Label]) -> None:
+    """Jump to the leaf whose number is in R0."""
+    if len(leaves) == 1:
+        asm.jump(leaves[0])
+        return
+    middle, upper = len(leaves) // 2, asm.label()
+    asm.jump_if(Jump.JGE, _R.R0, numbers[middle], upper)
+    _choose(asm, numbers[:middle], leaves[:middle])
+    asm.place(upper)
+    _choose(asm, numbers[middle:], leaves[middle:])
+
+
+# The entry of a handler's probepoint in the probe table, and the ring that its records go to, in eBPF.
+
+
+class ProbeTable:
+    """Write what looks at the entry, counts in it, and fills the ring."""
+
+    _asm: Assembler
+    _request: Request
+
+    def probe_entry(self, dst: Register) -> None:
+        """Let a register point to the probepoint's entry in the probe table; uses R9."""
+        asm = self._asm
+        if self._request.probe is not None:
+            asm.load_value(dst, MapName.PROBES, self._request.probe * PROBE_ENTRY_SIZE)
+            return
+        asm.load(Register.R9, SCRATCH, Field.PROBE)
+        self.entry_at(dst, Register.R9)
+
+    def entry_at(self, dst: Register, index: Register) -> None:
+        """Let a register point to the entry with an index, which is changed."""
+        asm = self._asm
+        asm.alu(Alu.AND, index, self._request.tables.probes - 1)
+        asm.alu(Alu.LSH, index, PROBE_ENTRY_SIZE.bit_length() - 1)
+        asm.load_value(dst, MapName.PROBES)
+        asm.alu(Alu.ADD, dst, index)
+
+    def probe_offset(self, dst: Register) -> None:
+        """Load the file offset of the probepoint's written place, or of a sample; uses R9."""
+        if self._request.module is not None:
+            self._asm.load(dst, SCRATCH, Field.PLACE)
+            return
+        self.probe_entry(dst)
+        self._asm.load(dst, dst, ProbeField.OFFSET)
+
+    def count(self, field: ProbeField) -> None:
+        """Add one to a counter of the probepoint; takes R1, R2 and R9."""
+        asm = self._asm
+        self.probe_entry(Register.R1)
+        asm.mov(Register.R2, 1)
+        asm.atomic(Atomic.ADD, Register.R1, field, Register.R2)
+
+    def output(self, *, wakes: bool = False) -> None:
+        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if that sleeps."""
+        asm = self._asm
+        if self._request.abilities.polled:
+            asm.mov(Register.R4, RingOutput.NO_WAKEUP)
+        elif wakes:
+            asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
+        else:
+            awake = asm.label()
+            asm.mov(Register.R4, RingOutput.NO_WAKEUP)
+            asm.load_value(Register.R1, MapName.STATUS, Status.WAITING)
+            asm.load(Register.R5, Register.R1, 0)
+            asm.jump_if(Jump.JEQ, Register.R5, 0, awake)
+            asm.mov(Register.R5, 0)
+            asm.atomic(Atomic.XCHG, Register.R1, 0, Register.R5)
+            asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
+            asm.place(awake)
+        asm.load_map(Register.R1, MapName.RING)
+        asm.call(Helper.RINGBUF_OUTPUT)
+
+
+CONTEXT = Register.R6
+"""The register that holds the program's argument: a ``pt_regs``, or what begins with one."""
+
+_EVENT_ADDRESS = 176
+"""Where ``struct bpf_perf_event_data`` holds the address that a breakpoint watches."""
+
+_FOUND = -48
+"""Where on the stack the file offset of a sample and the load bias of a module wait for the state."""
+
+_KEY = -4
+"""Where on the stack the key of a look-up is put."""
+
+_STOP = 19
+"""SIGSTOP."""
+
+
+class Host(Identities, ProbeTable):
+    """Write what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
+
+    has_user_context = False
+    """Whether ``push u`` shows other registers than ``push r``."""
+
+    def __init__(
+        self, asm: Assembler, architecture: Architecture, request: Request, *, uses_ip: bool, uses_ids: bool
+    ) -> None:
+        self._asm = asm
+        self._request = request
+        self._word_size = architecture.word_size
+        self._size = Size.DW if architecture.word_size == 8 else Size.W
+        self._keeps_ip = uses_ip and request.placement is Placement.RET_SITE
+        self._keeps_ids = uses_ids and request.namespace is not None
+        vma = request.abilities.vma
+        self._vmas = None if vma is None else VmaQuestions(asm, vma)
+        self._paging = PagingQuestion(asm, request.abilities)
+        self.sleeps = False
+        """Whether something was written that may sleep."""
+
+    @property
+    def _knows_bias(self) -> bool:
+        return self._request.module is not None or self._request.watched is not None
+
+    # Before the handler
+
+    def cookie(self) -> None:
+        """Load the attach cookie (``layout.ProbeField``) to R0; takes R1-R5."""
+        if self._request.shared:
+            self._asm.load(Register.R0, Register.R10, COOKIE)
+            return
+        self._asm.mov(Register.R1, CONTEXT)
+        self._asm.call(Helper.GET_ATTACH_COOKIE)
+
+    def begin(self) -> None:
+        """Write what comes before everything else; takes R0-R5."""
+
+    def load_result(self) -> None:
+        """Load what the program returns to R0."""
+        self._asm.mov(Register.R0, 0)
+
+    def override_return(self) -> None:
+        """Let the function that was entered return R2 at once; only at a KPROBE. Takes R0-R5."""
+        self._asm.mov(Register.R1, CONTEXT)
+        self._asm.call(Helper.OVERRIDE_RETURN)
+
+    def find_module(self, outside: Label, busy: Label) -> None:
+        """Let only events go on that interrupt the module's code; ``prepare`` notes its place. Takes R0-R5 and R7."""
+        asm, module = self._asm, self._request.module
+        if module is None:
+            return
+        assert self._vmas is not None, "a module cannot be recognised without bpf_find_vma"
+        asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
+        asm.alu(Alu.AND, Register.R1, USER_MODE)
+        asm.jump_if(Jump.JNE, Register.R1, USER_MODE, outside)
+        asm.load(Register.R2, CONTEXT, REGISTER_OFFSETS["eip"])
+        ask_once(asm, self._vmas, self._request.tables.cpus, busy)
+        write_module_test(asm, self._vmas, module, outside)
+        asm.store(Register.R10, _FOUND, Register.R2)
+        asm.store(Register.R10, _FOUND + 8, Register.R3)
+
+    def prepare(self) -> None:
+        """Write what has to be known before the handler starts; takes R0-R5."""
+        if self._keeps_ip:
+            self._read_return_address()
+        if self._keeps_ids:
+            self.prepare_ids()
+        if self._request.module is not None:
+            self._asm.load(Register.R1, Register.R10, _FOUND)
+            self._asm.store(SCRATCH, Field.PLACE, Register.R1)
+        if self._knows_bias:
+            self._asm.load(Register.R1, Register.R10, _FOUND + 8)
+            self._asm.store(SCRATCH, Field.BIAS, Register.R1)
+
+    def find_mapper(self, outside: Label) -> None:
+        """Let only those hits go on that are of processes with the watched module in place. Takes R0-R5."""
+        asm, watched = self._asm, self._request.watched
+        if watched is None:
+            return
+        self.global_pid()
+        asm.store(Register.R10, _KEY, Register.R0, Size.W)
+        asm.load_map(Register.R1, MapName.MAPPERS)
+        asm.mov(Register.R2, Register.R10)
+        asm.alu(Alu.ADD, Register.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, Register.R0, 0, outside)
+        asm.load(Register.R1, Register.R0, 0)
+        asm.store(Register.R10, _FOUND + 8, Register.R1)
+        if watched is Watched.SYMBOL:
+            asm.load(Register.R2, CONTEXT, _EVENT_ADDRESS)
+            asm.mov(Register.R3, self._request.link)
+            asm.alu(Alu.SUB, Register.R2, Register.R3)
+            asm.jump_if(Jump.JNE, Register.R1, Register.R2, outside)
+
+    def _read_return_address(self) -> None:
+        asm = self._asm
+        if self._request.abilities.calls is not None:  # if it cannot be read, the instruction cannot read it either
+            asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["esp"])
+            asm.load(Register.R1, Register.R1, 0)
+            asm.store(SCRATCH, Field.IP, Register.R1)
+            return
+        asm.store(SCRATCH, Field.IP, 0)
+
+        def arguments() -> None:
+            asm.mov(Register.R1, SCRATCH)
+            asm.alu(Alu.ADD, Register.R1, Field.IP)
+            asm.mov(Register.R2, self._word_size)
+            asm.load(Register.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+
+        self.read_memory(arguments)
+
+    # Registers
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a register of the hit thread, as the handler is to see it; uses R9."""
+        match name:
+            case "eip":
+                self._ip(dst)
+            case "esp" if self._request.placement is Placement.RET_SITE:
+                self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], self._size)
+                self._asm.alu(Alu.ADD, dst, self._word_size + self._request.return_bytes, wide=self._word_size == 8)
+            case "cs" | "ss":
+                self._load(dst, name, Size.H)
+            case _:
+                self._load(dst, name, self._size)
+
+    def _load(self, dst: Register, name: str, size: Size) -> None:
+        """Load the lower bytes of a register; programs on perf events may load whole ones only."""
+        if self._request.placement is not Placement.EVENT:
+            self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], size)
+            return
+        self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name])
+        if size is Size.H:
+            self._asm.alu(Alu.AND, dst, 0xFFFF)
+        elif size is Size.W:
+            self._asm.mov(dst, dst, wide=False)
+
+    def _ip(self, dst: Register) -> None:
+        if self._keeps_ip:
+            self._asm.load(dst, SCRATCH, Field.IP, self._size)
+            return
+        self._load(dst, "eip", self._size)
+        if self._request.placement is Placement.BREAKPOINT:
+            self._subtract_moved(dst)
+
+    def _subtract_moved(self, dst: Register) -> None:
+        if self._request.probe is None:
+            self._asm.load(Register.R9, SCRATCH, Field.MOVED)
+            self._asm.alu(Alu.SUB, dst, Register.R9)
+        elif self._request.moved:
+            self._asm.alu(Alu.SUB, dst, self._request.moved)
+
+    def user_register(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that has a user context
+        """Load a register of the user context to R0; go to ``nobody`` where there is none. Takes R1-R5 and R9."""
+        self.register(Register.R0, name)
+
+    def traced_field(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that is at a tracepoint
+        """Load a field of the tracepoint to R0; go to ``nobody`` where it is not there. Takes R1-R3."""
+        self._asm.jump(nobody)
+
+    def set_register(self, name: str, src: Register) -> None:
+        """Change a register of the hit thread."""
+        self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
+
+    def load_bias(self, dst: Register) -> None:
+        """Load the difference of run-time and link addresses of the module in this process; takes R0-R5 and R9."""
+        asm = self._asm
+        if self._knows_bias:
+            asm.load(dst, SCRATCH, Field.BIAS)
+            return
+        if self._request.placement is Placement.URETPROBE:
+            self.function_ip()
+            asm.mov(dst, Register.R0)
+        else:
+            asm.load(dst, CONTEXT, REGISTER_OFFSETS["eip"])
+            self._subtract_moved(dst)
+        if self._request.probe is None:
+            self.probe_entry(Register.R0)
+            asm.load(Register.R0, Register.R0, ProbeField.LINK)
+        else:
+            asm.mov(Register.R0, self._request.link)
+        asm.alu(Alu.SUB, dst, Register.R0)
+
+    def load_copy_bias(self, dst: Register) -> None:
+        """Load what this CPU's copies of variables are further on than their symbols say: of the kernel's alone."""
+        raise AssertionError(f"programs have no copies for each CPU (to {dst.name})")
+
+    def function_ip(self) -> None:
+        """Load the address of the function that returns, at a URETPROBE, to R0; takes R1-R5."""
+        self._asm.mov(Register.R1, CONTEXT)
+        self._asm.call(Helper.GET_FUNC_IP)
+
+    # Memory
+
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """
+        Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read.
+
+        ``arguments`` loads them, from what is still there afterwards. What has to be paged in first is waited for if
+        that comes for certain.
+        """
+        asm = self._asm
+        arguments()
+        asm.call(Helper.PROBE_READ_USER)
+        if not self._request.abilities.sleepable or self._request.placement is Placement.EVENT:
+            return
+        self.sleeps, done = True, asm.label()
+        asm.jump_if(Jump.JEQ, Register.R0, 0, done)
+        arguments()
+        asm.mov(Register.R1, Register.R3)
+        self._paging.ask()
+        asm.jump_if(Jump.JNE, Register.R0, 0, done)
+        arguments()
+        asm.call(Helper.COPY_FROM_USER)
+        asm.place(done)
+
+    def read_string(self) -> None:
+        """
+        Read a string at address R3 to R1, R2 bytes with its NUL at most.
+
+        R0 is its length with the NUL, or negative: it does not page in, and it looks at R2 bytes.
+        """
+        self._asm.call(Helper.PROBE_READ_USER_STR)
+
+    def clear_memory(self) -> None:
+        """
+        Set R2 bytes at R1 to zero; takes R0-R5.
+
+        A helper must "fill all bytes or clear them in error case" where it takes memory that nobody has written before
+        (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h), and no user memory is at the last address. In a
+        process that fault would be one; and nobody verifies the loop.
+        """
+        if not self._request.abilities.verified:
+            self._clear_in_loops()
+            return
+        self._asm.mov(Register.R3, -1)
+        self._asm.call(Helper.PROBE_READ_USER)
+
+    def _clear_in_loops(self) -> None:
+        asm, words, rest, done = self._asm, *(self._asm.label() for _ in range(3))
+        asm.alu(Alu.ADD, Register.R2, Register.R1)
+        asm.place(words)
+        asm.mov(Register.R3, Register.R1)
+        asm.alu(Alu.ADD, Register.R3, 8)
+        asm.jump_if(Jump.JGT, Register.R3, Register.R2, rest)
+        asm.store(Register.R1, 0, 0)
+        asm.mov(Register.R1, Register.R3)
+        asm.jump(words)
+        asm.place(rest)
+        asm.jump_if(Jump.JGE, Register.R1, Register.R2, done)
+        asm.store(Register.R1, 0, 0, Size.B)
+        asm.alu(Alu.ADD, Register.R1, 1)
+        asm.jump(rest)
+        asm.place(done)
+
+    def kernel_stack(self) -> None:
+        """Write up to R2 bytes of the call stack in the kernel to R1; R0 is their number, or negative. Takes R1-R5."""
+        asm = self._asm
+        if self._word_size == 4:  # code of 32-bit programs is interrupted, and the kernel has no such code
+            asm.mov(Register.R0, 0)
+            return
+        asm.mov(Register.R3, Register.R2)
+        asm.mov(Register.R2, Register.R1)
+        asm.mov(Register.R1, CONTEXT)
+        asm.mov(Register.R4, 0)
+        asm.call(Helper.GET_STACK)
+
+    def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
+        """
+        Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
+
+        The entry that it is found by is put together at ``area`` of the state; ``work`` are four words for that. R1
+        is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words. What goes with its
+        entry in one needs no place in a key.
+        """
+        if self._request.abilities.copies_stacks:
+            from dprobes.bpf.lower.state.stack_snapshot import write_place
+
+            if key is None:
+                write_place(self._asm, self, work)
+            return
+        from dprobes.bpf.lower.state.stack_snapshot import write_snapshot
+
+        layout = self._request.abilities.stack
+        write_snapshot(self._asm, self, area, work, log_mask, self._word_size, key, layout)
+
+    def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
+        """
+        Write the registers of the program as ``struct pt_regs`` to where ``to`` lets a register point. Takes R0-R5.
+
+        Go to ``nobody`` if no program runs.
+        """
+        asm, in_kernel, done = self._asm, self._asm.label(), self._asm.label()
+        is_event = self._request.placement is Placement.EVENT
+        if is_event:
+            asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
+            asm.alu(Alu.AND, Register.R1, USER_MODE)
+            asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)
+        to(Register.R2)
+        for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
+            asm.load(Register.R1, CONTEXT, offset)
+            asm.store(Register.R2, offset, Register.R1)
+        for name in ("eip", "esp"):  # which the handler may see elsewhere than they are
+            self.register(Register.R1, name)
+            to(Register.R2)
+            asm.store(Register.R2, REGISTER_OFFSETS[name], Register.R1)
+        if is_event:
+            asm.jump(done)
+            asm.place(in_kernel)
+            copy_task_registers(asm, nobody, to)
+            asm.place(done)
+
+    def vma_flags(self) -> None:
+        """Load the flags of what is mapped at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
+        assert self._vmas is not None
+        self._vmas.ask()
+        self._asm.load(Register.R1, Register.R10, Answer.FLAGS)
+
+    def write_functions(self) -> None:
+        """Write functions that the kernel and the handler call, behind everything else."""
+        self._paging.write_functions()
+        if self._vmas is not None:
+            self._vmas.write_callback()
+
+    def write_memory(self) -> None:
+        """Write R3 bytes at R2 to user memory at address R1; R0 is 0 if all could be written."""
+        self._asm.call(Helper.PROBE_WRITE_USER)
+
+    def note_stop(self, refused: Label) -> None:
+        """Note that the process is stopped for a core; go to ``refused`` if it must not be. Takes R0-R5 and R9."""
+        from dprobes.bpf import core_stop_layout
+
+        asm, free = self._asm, self._asm.label()
+        asm.load_value(Register.R9, MapName.STOPS)
+        asm.mov(Register.R1, 1)
+        asm.atomic(Atomic.ADD, Register.R9, core_stop_layout.COUNT, Register.R1, fetch=True)
+        asm.alu(Alu.AND, Register.R1, core_stop_layout.STOPS_MAX - 1)
+        asm.alu(Alu.LSH, Register.R1, core_stop_layout.STOP_SIZE.bit_length() - 1)
+        asm.alu(Alu.ADD, Register.R9, Register.R1)
+        asm.load(Register.R1, Register.R9, core_stop_layout.FIRST)
+        asm.jump_if(Jump.JEQ, Register.R1, 0, free)
+        asm.alu(Alu.RSH, Register.R1, 32)
+        asm.jump_if(Jump.JNE, Register.R1, core_stop_layout.ENDED, refused)
+        asm.place(free)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.store(Register.R9, core_stop_layout.FIRST + core_stop_layout.TIME, Register.R0)
+        self.global_pid()
+        # An exchange, so that the look at CLOSED comes after it.
+        asm.atomic(Atomic.XCHG, Register.R9, core_stop_layout.FIRST, Register.R0)
+        asm.load_value(Register.R1, MapName.STOPS)
+        asm.load(Register.R1, Register.R1, core_stop_layout.CLOSED)
+        asm.jump_if(Jump.JNE, Register.R1, 0, refused)
+
+    def stop_process(self) -> None:
+        """Stop the process, as soon as it would go on in its own code."""
+        self._asm.mov(Register.R1, _STOP)
+        self._asm.call(Helper.SEND_SIGNAL)

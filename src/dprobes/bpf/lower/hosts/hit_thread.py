@@ -1,0 +1,174 @@
+"""Who makes a hit, and when, in eBPF: process, thread and user ids, CPU, task, name, and the clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.lower.state.handler_state import SCRATCH, Field
+from dprobes.bpf.map_layouts import NAME_SIZE, SNAPSHOT_REGISTERS, MapName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.bpf.bpf_assembler import Assembler, Label
+    from dprobes.bpf.lower.lowering_request import Filter, Request
+
+__all__ = ["REGISTER_OFFSETS", "USER_MODE", "Identities", "copy_task_registers", "task_registers", "write_filter"]
+
+# ``struct pt_regs``: where it holds the registers, and those with which the current thread has entered the kernel.
+
+
+REGISTER_OFFSETS = {
+    "r15": 0, "r14": 8, "r13": 16, "r12": 24, "ebp": 32, "ebx": 40, "r11": 48, "r10": 56, "r9": 64, "r8": 72, "eax": 80,
+    "ecx": 88, "edx": 96, "esi": 104, "edi": 112, "eip": 128, "cs": 136, "eflags": 144, "esp": 152, "ss": 160,
+}  # fmt: skip
+"""Where ``struct pt_regs`` holds the registers (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
+
+USER_MODE = 3
+"""The bits of ``cs`` that are all set in user mode."""
+
+
+def task_registers(asm: Assembler, nobody: Label) -> None:
+    """
+    Let R0 point to the registers with which the current thread has entered the kernel. Takes R1-R5.
+
+    Go to ``nobody`` in a thread of the kernel: those have zeros there (copy_thread in arch/x86/kernel/process.c).
+    """
+    asm.call(Helper.GET_CURRENT_TASK_BTF)
+    asm.mov(Register.R1, Register.R0)
+    asm.call(Helper.TASK_PT_REGS)
+    asm.load(Register.R1, Register.R0, REGISTER_OFFSETS["cs"])
+    asm.alu(Alu.AND, Register.R1, USER_MODE)
+    asm.jump_if(Jump.JNE, Register.R1, USER_MODE, nobody)
+
+
+def copy_task_registers(asm: Assembler, nobody: Label, to: Callable[[Register], None]) -> None:
+    """Write those registers to where ``to`` lets a register point; takes R0-R5."""
+    task_registers(asm, nobody)
+    to(Register.R2)
+    for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
+        asm.load(Register.R1, Register.R0, offset)
+        asm.store(Register.R2, offset, Register.R1)
+
+
+_NAMESPACE_IDS = -32
+"""Where on the stack ``struct bpf_pidns_info`` is put: u32 thread id, u32 process id."""
+
+
+class Identities:
+    """Write what loads them; the result is in R0, and R1-R5 are taken."""
+
+    _asm: Assembler
+    _request: Request
+    _keeps_ids: bool
+    """Whether the ids are worked out before the handler starts, for a namespace that is not the initial one."""
+
+    def prepare_ids(self) -> None:
+        """Note the ids in the handler's namespace before it starts; takes R0-R5."""
+        asm = self._asm
+        assert self._request.namespace is not None
+        device, inode = self._request.namespace
+        other, done = asm.label(), asm.label()
+        asm.mov(Register.R1, device)
+        asm.mov(Register.R2, inode)
+        asm.mov(Register.R3, Register.R10)
+        asm.alu(Alu.ADD, Register.R3, _NAMESPACE_IDS)
+        asm.mov(Register.R4, 8)
+        asm.store(Register.R10, _NAMESPACE_IDS, 0)
+        asm.call(Helper.GET_NS_CURRENT_PID_TGID)
+        asm.jump_if(Jump.JNE, Register.R0, 0, other)
+        asm.load(Register.R1, Register.R10, _NAMESPACE_IDS + 4, Size.W)
+        asm.store(SCRATCH, Field.PID, Register.R1)
+        asm.load(Register.R1, Register.R10, _NAMESPACE_IDS, Size.W)
+        asm.store(SCRATCH, Field.TID, Register.R1)
+        asm.jump(done)
+        asm.place(other)  # a process of another namespace has no number in this one
+        asm.call(Helper.GET_CURRENT_PID_TGID)
+        asm.mov(Register.R1, Register.R0)
+        asm.alu(Alu.RSH, Register.R1, 32)
+        asm.store(SCRATCH, Field.PID, Register.R1)
+        asm.mov(Register.R0, Register.R0, wide=False)
+        asm.store(SCRATCH, Field.TID, Register.R0)
+        asm.place(done)
+
+    def pid(self) -> None:
+        """Load the process id."""
+        if self._keeps_ids:
+            self._asm.load(Register.R0, SCRATCH, Field.PID)
+            return
+        self.global_pid()
+
+    def tid(self) -> None:
+        """Load the thread id."""
+        if self._keeps_ids:
+            self._asm.load(Register.R0, SCRATCH, Field.TID)
+            return
+        self.global_tid()
+
+    def global_pid(self) -> None:
+        """Load the process id of the initial namespace."""
+        self._asm.call(Helper.GET_CURRENT_PID_TGID)
+        self._asm.alu(Alu.RSH, Register.R0, 32)
+
+    def global_tid(self) -> None:
+        """Load the thread id of the initial namespace."""
+        self._asm.call(Helper.GET_CURRENT_PID_TGID)
+        self._asm.mov(Register.R0, Register.R0, wide=False)
+
+    def uid(self) -> None:
+        """Load the real user id."""
+        self._asm.call(Helper.GET_CURRENT_UID_GID)
+        self._asm.mov(Register.R0, Register.R0, wide=False)
+
+    def cpu(self) -> None:
+        """Load the number of the CPU."""
+        self._asm.call(Helper.GET_SMP_PROCESSOR_ID)
+
+    def task(self) -> None:
+        """Load the address of the kernel's task structure."""
+        self._asm.call(Helper.GET_CURRENT_TASK)
+
+    def time(self) -> None:
+        """Load CLOCK_MONOTONIC in nanoseconds."""
+        self._asm.call(Helper.KTIME_GET_NS)
+
+    def process_name(self) -> None:
+        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, zeros behind it."""
+        # Kernels have left what is behind the name as it was (seen with Linux 6.1).
+        for position in range(0, NAME_SIZE, 8):
+            self._asm.store(Register.R1, position, 0)
+        self._asm.mov(Register.R2, NAME_SIZE)
+        self._asm.call(Helper.GET_CURRENT_COMM)
+
+
+# Whose hits count: the scope of a run, as programs ask for it.
+
+
+_KEY = -4
+_R = Register
+
+
+def write_filter(asm: Assembler, scope: Filter, load_process: Callable[[], None], outside: Label) -> None:
+    """Go on only if the running thread is in scope; ``load_process`` puts its process id into R0. Takes R0-R5."""
+    if scope.processes or scope.excluded is not None:
+        load_process()
+        if scope.excluded is not None:
+            asm.jump_if(Jump.JEQ, _R.R0, scope.excluded, outside)
+    if scope.processes:
+        asm.store(_R.R10, _KEY, _R.R0, Size.W)
+        asm.load_map(_R.R1, MapName.SCOPE)
+        asm.mov(_R.R2, _R.R10)
+        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, outside)
+    if scope.cgroup is not None:
+        identity, level = scope.cgroup
+        asm.mov(_R.R1, level)
+        asm.call(Helper.GET_CURRENT_ANCESTOR_CGROUP_ID)
+        asm.mov(_R.R1, identity)
+        asm.jump_if(Jump.JNE, _R.R0, _R.R1, outside)
+    if scope.uid is not None:
+        asm.call(Helper.GET_CURRENT_UID_GID)
+        asm.mov(_R.R1, scope.uid)
+        asm.jump_if(Jump.JNE, _R.R0, _R.R1, outside, wide=False)

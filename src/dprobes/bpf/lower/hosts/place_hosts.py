@@ -1,0 +1,354 @@
+"""
+What a handler in the kernel asks of the kernel, in eBPF: it stands in kernel code, and sees a user context besides.
+
+``push r`` is of the place that was hit, ``push u`` of the program that the current thread runs, as it entered the
+kernel. Addresses of both halves are read, each by its own helper.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.lower.hosts.handler_host import CONTEXT, Host
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS, USER_MODE, copy_task_registers, task_registers
+from dprobes.bpf.lower.lowering_request import ARGUMENT_REGISTERS, Placement
+from dprobes.bpf.lower.state.handler_state import SCRATCH, Field
+from dprobes.bpf.map_layouts import INLINE_ENDING, SKIPPED, ProbeField
+from dprobes.target.kernel.traced_fields import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.bpf.bpf_assembler import Assembler, Label
+    from dprobes.target.kernel.traced_fields import SystemCallNumbers, TracedField
+
+__all__ = ["AnywhereHost", "InlineHost", "KernelHost", "TracepointHost", "TrampolineHost"]
+
+_R = Register
+_BREAKPOINT_SIZE = 1
+_KERNEL_WORD = -64
+"""Where on the stack a word of the kernel's memory is put."""
+
+
+def _read(asm: Assembler, from_kernel: Helper, from_user: Helper) -> None:
+    """Call the helper that reads the memory in which the address in R3 is."""
+    kernel, done = asm.label(), asm.label()
+    asm.jump_if(Jump.JSLT, _R.R3, 0, kernel)  # the upper half of all addresses is the kernel's
+    asm.call(from_user)
+    asm.jump(done)
+    asm.place(kernel)
+    asm.call(from_kernel)
+    asm.place(done)
+
+
+class AnywhereHost(Host):
+    """Write what one handler needs that is hit in programs and in the kernel alike, and is about programs."""
+
+    has_user_context = True
+
+    def user_register(self, name: str, nobody: Label) -> None:
+        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5 and R9."""
+        asm = self._asm
+        in_kernel, done = asm.label(), asm.label()
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["cs"])
+        asm.alu(Alu.AND, _R.R1, USER_MODE)
+        asm.jump_if(Jump.JNE, _R.R1, USER_MODE, in_kernel)
+        self.register(_R.R0, name)
+        asm.jump(done)
+        asm.place(in_kernel)
+        _load_user_register(asm, name, nobody)
+        asm.place(done)
+
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """Read R2 bytes at address R3 to R1, as ``Host`` does."""
+        if self._request.reads_kernel:
+            arguments()
+            _read(self._asm, Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
+        else:
+            super().read_memory(arguments)
+
+    def read_string(self) -> None:
+        """Read a string at address R3 to R1, as ``Host`` does."""
+        if self._request.reads_kernel:
+            _read(self._asm, Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)
+        else:
+            super().read_string()
+
+
+def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
+    """Load a register with which the current thread entered the kernel to R0."""
+    task_registers(asm, nobody)
+    asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
+    if name in ("cs", "ss"):
+        asm.alu(Alu.AND, _R.R0, 0xFFFF)
+
+
+def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
+    """Load this CPU's word of a table in the kernel's memory, 0 if that cannot be read; takes R0-R5."""
+    asm.call(Helper.GET_SMP_PROCESSOR_ID)
+    asm.alu(Alu.LSH, _R.R0, 3)
+    asm.mov(_R.R3, table)
+    asm.alu(Alu.ADD, _R.R3, _R.R0)
+    asm.mov(_R.R1, _R.R10)
+    asm.alu(Alu.ADD, _R.R1, _KERNEL_WORD)
+    asm.mov(_R.R2, 8)
+    asm.call(Helper.PROBE_READ_KERNEL)
+    asm.load(dst, _R.R10, _KERNEL_WORD)
+
+
+class KernelHost(Host):
+    """Write what one handler in the kernel needs."""
+
+    has_user_context = True
+
+    def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
+        """Let only events go on that interrupt the kernel's code that is meant. Takes R1-R3."""
+        asm, code = self._asm, self._request.kernel_code
+        if code is None:
+            return
+        start, end = code
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["eip"])
+        for condition, address in ((Jump.JLT, start), (Jump.JGE, end)):
+            asm.mov(_R.R2, address)
+            asm.jump_if(condition, _R.R1, _R.R2, outside)
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a register of the hit; uses R9. At a breakpoint the instruction pointer is the probepoint's address."""
+        if name == "eip" and self._request.follows_module and self._request.placement is Placement.KPROBE:
+            # However it gets here, the kernel leaves the address behind a breakpoint (kprobe_int3_handler,
+            # optimized_callback and kprobe_ftrace_handler in arch/x86/kernel/kprobes).
+            self._load(dst, name, Size.DW)
+            self._asm.alu(Alu.SUB, dst, _BREAKPOINT_SIZE)
+            self._subtract_moved(dst)
+            return
+        if name == "eip" and self._request.placement in (Placement.KPROBE, Placement.ENTRY):
+            # The kernel has the address behind the breakpoint, or whatever its way of getting here leaves.
+            self.probe_entry(dst)
+            self._asm.load(dst, dst, ProbeField.LINK)
+            return
+        self._load(dst, name, Size.H if name in ("cs", "ss") else Size.DW)
+
+    def user_register(self, name: str, nobody: Label) -> None:
+        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5."""
+        _load_user_register(self._asm, name, nobody)
+
+    def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
+        """Write the registers with which the program has entered the kernel."""
+        copy_task_registers(self._asm, nobody, to)
+
+    def load_bias(self, dst: Register) -> None:
+        """Load 0: the addresses of the kernel's symbols are known when a program is inserted."""
+        self._asm.mov(dst, 0)
+
+    def load_copy_bias(self, dst: Register) -> None:
+        """Load what this CPU's copies of variables are further on than their symbols say; takes R0-R5."""
+        offsets, _ = self._request.per_cpu
+        load_word_of_cpu(self._asm, offsets, dst)
+
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""
+        arguments()
+        _read(self._asm, Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
+
+    def read_string(self) -> None:
+        """Read a string at address R3 to R1, as ``Host`` does."""
+        _read(self._asm, Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)
+
+
+# What a handler at a tracepoint asks of the kernel, in eBPF.
+#
+# The program's argument is the tracepoint's record, or an array of the arguments, 8 bytes each; ``TracedField`` says
+# how a field is reached from there. There are no registers of the hit.
+
+
+_IS_NARROW = 2
+"""TS_COMPAT: a 32-bit system call is under way (arch/x86/include/asm/thread_info.h)."""
+
+_NARROW = -48
+"""Where on the stack it waits for the state whether the system call is a 32-bit one."""
+
+_BITS = 64
+
+
+class TracepointHost(KernelHost):
+    """Write what one handler at a tracepoint needs."""
+
+    def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
+        """Let only the system call go on that is meant. Takes R0-R3."""
+        traced = self._request.traced
+        if traced is not None and traced.system_call is not None:
+            self._find_system_call(traced.system_call, outside)
+
+    def _find_system_call(self, call: SystemCallNumbers, outside: Label) -> None:
+        asm = self._asm
+        narrow, found = asm.label(), asm.label()
+        asm.call(Helper.GET_CURRENT_TASK_BTF)
+        asm.load(_R.R1, _R.R0, call.status, Size.W)
+        asm.alu(Alu.AND, _R.R1, _IS_NARROW)
+        asm.store(_R.R10, _NARROW, _R.R1)
+        self._place(call.number, call.number.path, outside)
+        asm.load(_R.R2, _R.R2, call.number.path[-1], Size.W)
+        asm.load(_R.R1, _R.R10, _NARROW)
+        asm.jump_if(Jump.JNE, _R.R1, 0, narrow)
+        for number, here in ((call.wide, None), (call.narrow, narrow)):
+            if here is not None:
+                asm.place(here)
+            if number is not None:
+                asm.jump_if(Jump.JEQ, _R.R2, number, found)
+            asm.jump(outside)
+        asm.place(found)
+
+    def prepare(self) -> None:
+        """Write what has to be known before the handler starts; takes R0-R5."""
+        super().prepare()
+        if self._request.traced is not None and self._request.traced.system_call is not None:
+            self._asm.load(_R.R1, _R.R10, _NARROW)
+            self._asm.store(SCRATCH, Field.PLACE, _R.R1)
+
+    def register(self, dst: Register, name: str) -> None:  # noqa: ARG002 - all of them are the same
+        """Load 0: the header of a record shows no registers."""
+        self._asm.mov(dst, 0)
+
+    def traced_field(self, name: str, nobody: Label) -> None:
+        """Load a field to R0, from all programs alike; go to ``nobody`` behind a null pointer. Takes R1-R3."""
+        asm, traced = self._asm, self._request.traced
+        field = traced.fields.get(name) if traced is not None else None
+        if field is None:
+            asm.jump(nobody)
+            return
+        if field.narrow_path is None:
+            self._load_field(field, field.path, nobody)
+            return
+        narrow, done = asm.label(), asm.label()
+        asm.load(_R.R1, SCRATCH, Field.PLACE)
+        asm.jump_if(Jump.JNE, _R.R1, 0, narrow)
+        self._load_field(field, field.path, nobody)
+        asm.jump(done)
+        asm.place(narrow)
+        self._load_field(field, field.narrow_path, nobody)
+        asm.mov(_R.R0, _R.R0, wide=False)
+        asm.place(done)
+
+    def _load_field(self, field: TracedField, path: Sequence[int], nobody: Label) -> None:
+        asm = self._asm
+        self._place(field, path, nobody)
+        offset = path[-1] if path else field.start
+        if field.form is Form.NUMBER:
+            self._load_number(_R.R0, _R.R2, offset, field.size)
+            if field.is_signed and field.size < _BITS // 8:
+                asm.alu(Alu.LSH, _R.R0, _BITS - 8 * field.size)
+                asm.alu(Alu.ARSH, _R.R0, _BITS - 8 * field.size)
+            self._forget_pointer()
+            return
+        if field.form is not Form.ADDRESS:
+            asm.load(_R.R3, _R.R2, offset, Size.W)
+            asm.alu(Alu.AND, _R.R3, 0xFFFF)
+        asm.mov(_R.R0, _R.R2)
+        self._forget_pointer()
+        if field.form is Form.ADDRESS:
+            asm.alu(Alu.ADD, _R.R0, offset)
+            return
+        asm.alu(Alu.ADD, _R.R0, _R.R3)
+        if field.form is Form.PLACED_BEHIND:
+            asm.alu(Alu.ADD, _R.R0, offset + 4)
+
+    def _place(self, field: TracedField, path: Sequence[int], nobody: Label) -> None:
+        """Load to R2 what the last number of a path counts from, the argument without a path; R1 is lost."""
+        asm = self._asm
+        asm.mov(_R.R2, CONTEXT)
+        for offset in (field.start, *path[:-1]) if path else ():
+            asm.load(_R.R2, _R.R2, offset)
+            asm.jump_if(Jump.JEQ, _R.R2, 0, nobody)
+
+    def _load_number(self, dst: Register, base: Register, offset: int, size: int) -> None:
+        """Load a number of the record or of a structure; what lies at an odd place is put together of bytes."""
+        asm = self._asm
+        if offset % size == 0:
+            asm.load(dst, base, offset, Size.of(size))
+            return
+        asm.mov(dst, 0)
+        for byte in reversed(range(size)):
+            asm.alu(Alu.LSH, dst, 8)
+            asm.load(_R.R1, base, offset + byte, Size.B)
+            asm.alu(Alu.OR, dst, _R.R1)
+
+    def _forget_pointer(self) -> None:
+        """Make a number of what the verifier knows as a pointer in R0, with which a handler may do what it likes."""
+        self._asm.store(SCRATCH, Field.BIAS, _R.R0)
+        self._asm.load(_R.R0, SCRATCH, Field.BIAS)
+
+
+# What a handler at a BPF trampoline asks of the kernel, in eBPF: where a function of the kernel begins, or returns.
+#
+# The program's argument is an array of the words that the function takes in registers, and at its return behind them
+# what it returns. All else of the registers is not saved by anybody.
+
+
+_ARGUMENT_SIZE = 8
+_RESULT = -112
+"""Where on the stack the value waits that a skipped function is to return; 0 lets it be executed."""
+
+
+class TrampolineHost(KernelHost):
+    """Write what one handler at a trampoline needs."""
+
+    def begin(self) -> None:
+        """Let the function be executed, unless its handler says otherwise."""
+        if self._request.placement is Placement.MODIFY_RETURN:
+            self._asm.store(_R.R10, _RESULT, 0)
+
+    def load_result(self) -> None:
+        """Load what the program returns to R0."""
+        if self._request.placement is Placement.MODIFY_RETURN:
+            self._asm.load(_R.R0, _R.R10, _RESULT)
+        else:
+            super().load_result()
+
+    def override_return(self) -> None:
+        """Let the function return R2 in the place of being executed."""
+        self._asm.store(_R.R10, _RESULT, _R.R2)
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a word of the arguments, the result, or the address of the function; 0 for what nobody has saved."""
+        words = self._request.arguments
+        if name == "eip":
+            self.probe_entry(dst)
+            self._asm.load(dst, dst, ProbeField.LINK)
+        elif name in ARGUMENT_REGISTERS[:words]:
+            self._load_word(dst, ARGUMENT_REGISTERS.index(name))
+        elif name == "eax" and self._request.placement is Placement.FEXIT:
+            self._load_word(dst, words)
+        else:
+            self._asm.mov(dst, 0)
+
+    def _load_word(self, dst: Register, number: int) -> None:
+        """Load a word of the array, as a number with which a handler may do what it likes: the verifier knows types."""
+        self._asm.load(dst, CONTEXT, _ARGUMENT_SIZE * number)
+        self._asm.store(SCRATCH, Field.BIAS, dst)
+        self._asm.load(dst, SCRATCH, Field.BIAS)
+
+
+# What a handler in the probed process leaves for the trampoline, where it may end with ``exit N`` or ``skip``.
+#
+# The context has a word that is no register: it says how the handler has ended, and 0 is that the instruction follows.
+
+
+class InlineHost(Host):
+    """Write what one handler in a process needs that may stop it, or skip a function."""
+
+    def begin(self) -> None:
+        """Let the instruction be executed, unless the handler says otherwise."""
+        self._asm.store(CONTEXT, INLINE_ENDING, 0)
+
+    def note_stop(self, refused: Label) -> None:
+        """Note nothing: the tracer holds the thread, and its end lets it go."""
+
+    def stop_process(self) -> None:
+        """Let the trampoline stop the thread, with the code of ``exit`` in R8."""
+        self._asm.store(CONTEXT, INLINE_ENDING, _R.R8)
+
+    def override_return(self) -> None:
+        """Let the function that was entered return R2 at once."""
+        self._asm.store(CONTEXT, REGISTER_OFFSETS["eax"], _R.R2)
+        self._asm.store(CONTEXT, INLINE_ENDING, SKIPPED)

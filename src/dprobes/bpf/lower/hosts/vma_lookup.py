@@ -1,0 +1,288 @@
+"""
+What is mapped at an address, asked of the kernel: ``bpf_find_vma`` and callbacks that follow kernel structures.
+
+A page may be one that a server in user space has to deliver, and never does: one of a file on FUSE, which any user can
+mount, or of memory that is registered with userfaultfd(2). A handler that reads it sleeps until then, and nobody can
+take its probe away. So in processes of other users it sleeps only where the kernel itself delivers. A thread that puts
+another mapping there between the answer and the reading is not noticed, here as under ptrace (``served_pages``).
+
+The helper does not wait for the lock of the mappings, and where interrupts are off it can be called once only until
+they are on again; it says EBUSY then, and the caller has to say what that means.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.map_layouts import SAMPLE_SIZE, MapName
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Assembler, Label
+    from dprobes.bpf.lower.lowering_request import Abilities, MappedModule, VmaLayout
+
+__all__ = ["BUSY", "VM_WRITE", "Answer", "PagingQuestion", "VmaQuestions", "ask_once", "write_module_test"]
+
+BUSY = -16
+"""What the helper returns if it cannot look (-EBUSY)."""
+
+VM_WRITE = 1 << 1
+"""The flag of a mapping that may be written (include/linux/mm.h)."""
+
+_R = Register
+_PAGE_BITS = 12
+
+_ANSWER = -96
+_ADDRESS = -56
+"""Where on the stack the answer and the address are put, below what handlers keep there."""
+
+
+class Answer(IntEnum):
+    """
+    Give the stack offsets of what is known of the mapping; all are 0 where nothing is mapped.
+
+    ``FILE`` is not 0 if it is one of a file, which ``INODE`` and ``DEVICE`` (of its super block) identify; ``PAGES`` is
+    where in the file it begins.
+    """
+
+    START = _ANSWER
+    PAGES = _ANSWER + 8
+    INODE = _ANSWER + 16
+    DEVICE = _ANSWER + 24
+    FLAGS = _ANSWER + 32
+
+
+class VmaQuestions:
+    """Write questions about the mappings of the running process; ``write_callback`` goes behind everything else."""
+
+    def __init__(self, asm: Assembler, layout: VmaLayout) -> None:
+        self._asm = asm
+        self._layout = layout
+        self._callback: Label | None = None
+
+    def ask(self) -> None:
+        """Ask what is mapped at the address in R2; R0 is 0, BUSY, or another error if nothing is. Takes R0-R5."""
+        asm = self._asm
+        if self._callback is None:
+            self._callback = asm.label()
+        asm.store(_R.R10, _ADDRESS, _R.R2)
+        for word in Answer:
+            asm.store(_R.R10, word, 0)
+        asm.call(Helper.GET_CURRENT_TASK_BTF)
+        asm.mov(_R.R1, _R.R0)
+        asm.load(_R.R2, _R.R10, _ADDRESS)
+        asm.load_function(_R.R3, self._callback)
+        asm.mov(_R.R4, _R.R10)
+        asm.alu(Alu.ADD, _R.R4, _ANSWER)
+        asm.mov(_R.R5, 0)
+        asm.call(Helper.FIND_VMA)
+
+    def address(self, dst: Register) -> None:
+        """Load the address that was asked about."""
+        self._asm.load(dst, _R.R10, _ADDRESS)
+
+    def write_callback(self) -> None:
+        """Write what the kernel calls with the mapping (R2) and our stack (R3)."""
+        if self._callback is None:
+            return
+        asm, layout, anonymous = self._asm, self._layout, self._asm.label()
+
+        def keep(word: Answer) -> None:
+            asm.store(_R.R3, word - _ANSWER, _R.R4)
+
+        asm.function(self._callback)
+        for word, offset in ((Answer.START, layout.start), (Answer.PAGES, layout.pages), (Answer.FLAGS, layout.flags)):
+            asm.load(_R.R4, _R.R2, offset)
+            keep(word)
+        asm.load(_R.R2, _R.R2, layout.file)
+        asm.jump_if(Jump.JEQ, _R.R2, 0, anonymous)
+        asm.load(_R.R2, _R.R2, layout.inode)
+        asm.load(_R.R4, _R.R2, layout.number)
+        keep(Answer.INODE)
+        asm.load(_R.R2, _R.R2, layout.super_block)
+        asm.load(_R.R4, _R.R2, layout.device, Size.W)
+        keep(Answer.DEVICE)
+        asm.place(anonymous)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+
+
+_FAULT = -14
+"""-EFAULT, as helpers return it that read memory."""
+
+_FUSE = 0x6573_5546
+"""FUSE_SUPER_MAGIC (include/uapi/linux/magic.h)."""
+
+_MAPPINGS_MAX = 4
+"""How many mappings may have a part in what is read at once."""
+
+_END, _OWN_FRAME = -8, _R.R10
+
+
+class PagingQuestion:
+    """Write the question whether pages come without a server; ``write_functions`` goes behind everything else."""
+
+    def __init__(self, asm: Assembler, abilities: Abilities) -> None:
+        self._asm = asm
+        self._user = abilities.user
+        self._layout = abilities.paging
+        self._function: Label | None = None
+
+    def ask(self) -> None:
+        """Ask about R2 bytes at the address in R1; R0 is 0 if whoever reads them waits for nobody. Takes R1-R5."""
+        if self._function is None:
+            self._function = self._asm.label()
+        self._asm.call_function(self._function)
+
+    def write_functions(self) -> None:
+        """
+        Write the function, and what the kernel calls from there with a mapping (R2) and a word of our stack (R3).
+
+        R7 is what handlers have for their state, and is left to them.
+        """
+        if self._function is None:
+            return
+        asm, layout = self._asm, self._layout
+        callback, comes, refused = asm.label(), asm.label(), asm.label()
+        address, end, task = _R.R6, _R.R8, _R.R9
+        asm.function(self._function)
+        asm.mov(address, _R.R1)
+        asm.mov(end, _R.R1)
+        asm.alu(Alu.ADD, end, _R.R2)
+        asm.call(Helper.GET_CURRENT_UID_GID)
+        asm.mov(_R.R1, self._user)
+        asm.jump_if(Jump.JEQ, _R.R0, _R.R1, comes, wide=False)
+        if layout is not None:
+            asm.call(Helper.GET_CURRENT_TASK_BTF)
+            asm.mov(task, _R.R0)
+            for _ in range(_MAPPINGS_MAX):
+                asm.store(_OWN_FRAME, _END, 0)
+                asm.mov(_R.R1, task)
+                asm.mov(_R.R2, address)
+                asm.load_function(_R.R3, callback)
+                asm.mov(_R.R4, _OWN_FRAME)
+                asm.alu(Alu.ADD, _R.R4, _END)
+                asm.mov(_R.R5, 0)
+                asm.call(Helper.FIND_VMA)
+                asm.jump_if(Jump.JNE, _R.R0, 0, refused)
+                asm.load(address, _OWN_FRAME, _END)
+                asm.jump_if(Jump.JEQ, address, 0, refused)
+                asm.jump_if(Jump.JGE, address, end, comes)
+        asm.place(refused)
+        asm.mov(_R.R0, _FAULT)
+        asm.exit()
+        asm.place(comes)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+        if layout is None:
+            return
+        in_memory, out = asm.label(), asm.label()
+        asm.function(callback)
+        if layout.userfault is not None:
+            asm.load(_R.R1, _R.R2, layout.userfault)
+            asm.jump_if(Jump.JNE, _R.R1, 0, out)
+        asm.load(_R.R1, _R.R2, layout.file)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, in_memory)
+        for offset in (layout.inode, layout.super_block, layout.magic):
+            asm.load(_R.R1, _R.R1, offset)
+        asm.jump_if(Jump.JEQ, _R.R1, _FUSE, out)
+        asm.place(in_memory)
+        asm.load(_R.R1, _R.R2, layout.end)
+        asm.store(_R.R3, 0, _R.R1)
+        asm.place(out)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+
+
+_THREAD, _IP, _TIME, _FIRST_WORD = 0, 8, 16, 24
+"""Where in the memory of a sample the thread, the address, the time, and the first words of the answer are."""
+
+_REMEMBERED = (Answer.START, Answer.PAGES, Answer.INODE, Answer.DEVICE)
+
+_SAME_INTERRUPT = 1_000_000
+"""Nanoseconds within which the same thread at the same address has been interrupted only once."""
+
+
+def ask_once(asm: Assembler, questions: VmaQuestions, cpus: int, busy: Label) -> None:
+    """
+    Ask what is mapped at the address in R2, which was interrupted.
+
+    Clocks tick together, and in one interrupt only the first program gets an answer: it remembers that for the others.
+    The answer is all 0 if nothing is mapped. Takes R0-R5 and R7.
+    """
+    recall, known = asm.label(), asm.label()
+    questions.ask()
+    asm.mov(_R.R7, _R.R0)
+    asm.call(Helper.GET_SMP_PROCESSOR_ID)
+    asm.alu(Alu.AND, _R.R0, cpus - 1)
+    asm.alu(Alu.LSH, _R.R0, SAMPLE_SIZE.bit_length() - 1)
+    asm.load_value(_R.R1, MapName.SAMPLES)
+    asm.alu(Alu.ADD, _R.R1, _R.R0)
+    asm.jump_if(Jump.JEQ, _R.R7, BUSY, recall)
+    asm.mov(_R.R7, _R.R1)
+    asm.call(Helper.GET_CURRENT_PID_TGID)
+    asm.store(_R.R7, _THREAD, _R.R0)
+    questions.address(_R.R1)
+    asm.store(_R.R7, _IP, _R.R1)
+    asm.call(Helper.KTIME_GET_NS)
+    asm.store(_R.R7, _TIME, _R.R0)
+    for number, word in enumerate(_REMEMBERED):
+        asm.load(_R.R1, _R.R10, word)
+        asm.store(_R.R7, _FIRST_WORD + 8 * number, _R.R1)
+    asm.jump(known)
+    asm.place(recall)
+    asm.mov(_R.R7, _R.R1)
+    asm.call(Helper.GET_CURRENT_PID_TGID)
+    asm.load(_R.R1, _R.R7, _THREAD)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R1, busy)
+    questions.address(_R.R1)
+    asm.load(_R.R2, _R.R7, _IP)
+    asm.jump_if(Jump.JNE, _R.R1, _R.R2, busy)
+    asm.call(Helper.KTIME_GET_NS)
+    asm.load(_R.R1, _R.R7, _TIME)
+    asm.alu(Alu.SUB, _R.R0, _R.R1)
+    asm.jump_if(Jump.JGT, _R.R0, _SAME_INTERRUPT, busy)
+    for number, word in enumerate(_REMEMBERED):
+        asm.load(_R.R1, _R.R7, _FIRST_WORD + 8 * number)
+        asm.store(_R.R10, word, _R.R1)
+    asm.place(known)
+
+
+def write_module_test(asm: Assembler, questions: VmaQuestions, module: MappedModule, outside: Label) -> None:
+    """
+    Go on only if the address that was asked about lies in a module.
+
+    R2 is then the file offset of the address, R3 the load bias. Takes R1-R3.
+    """
+    inside = asm.label()
+    asm.load(_R.R1, _R.R10, Answer.INODE)
+    asm.load(_R.R2, _R.R10, Answer.DEVICE)
+    for device, inode in module.files:
+        other = asm.label()
+        asm.mov(_R.R3, device)
+        asm.jump_if(Jump.JNE, _R.R2, _R.R3, other)
+        asm.mov(_R.R3, inode)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R3, inside)
+        asm.place(other)
+    asm.jump(outside)
+    asm.place(inside)
+    questions.address(_R.R3)
+    asm.mov(_R.R2, _R.R3)
+    asm.load(_R.R1, _R.R10, Answer.START)
+    asm.alu(Alu.SUB, _R.R2, _R.R1)
+    asm.load(_R.R1, _R.R10, Answer.PAGES)
+    asm.alu(Alu.LSH, _R.R1, _PAGE_BITS)
+    asm.alu(Alu.ADD, _R.R2, _R.R1)
+    asm.alu(Alu.SUB, _R.R3, _R.R2)
+    found = asm.label()
+    for number, (first, distance) in enumerate(reversed(module.segments)):
+        following = asm.label()
+        if number + 1 < len(module.segments):
+            asm.mov(_R.R1, first)
+            asm.jump_if(Jump.JLT, _R.R2, _R.R1, following)
+        asm.mov(_R.R1, distance)
+        asm.alu(Alu.SUB, _R.R3, _R.R1)
+        asm.jump(found)
+        asm.place(following)
+    asm.place(found)

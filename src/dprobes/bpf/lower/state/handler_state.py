@@ -1,0 +1,423 @@
+"""
+The RPN stack inside a block: which cells are known numbers, which are in registers, which in memory.
+
+Positions are counted from TSP at the start of the block: a push goes to -1, then to -2. Where the depth is known the
+cell of a position has a constant address; else TSP is in R8 and the position is masked::
+
+    r0 = r8;  r0 += position;  r0 &= 1023;  r0 <<= 3;  r0 += r7;  r1 = *(u64 *)(r0 + 0)
+
+A cell is written when something may look at memory: at the end of a block, before an exception, before a helper takes
+the registers. Cells that were popped before that are never written.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import Alu, Register
+from dprobes.bpf.map_layouts import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, TALLY, power_of_two
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import RPN_STACK_CELLS
+from dprobes.rpn.keyed_tables import STRING_SIZE_MAX
+from dprobes.rpn.word_arithmetic import mask_of
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Assembler
+
+__all__ = [
+    "ABORT",
+    "CELLS",
+    "EXIT",
+    "EXIT_WITH",
+    "FRAMES",
+    "FRAME_COUNT",
+    "FRAME_SIZE",
+    "KEPT",
+    "KEPT_MAX",
+    "KEY_HEAD",
+    "LOG",
+    "RANGES",
+    "RANGE_SIZE",
+    "RECORD_SPACE",
+    "REMOVE_PROBE",
+    "SCRATCH",
+    "SKIP",
+    "TSP",
+    "Field",
+    "Frame",
+    "Operand",
+    "StateLayout",
+    "VirtualStack",
+    "store_number",
+]
+
+# The state of one running handler: an element of the SCRATCH map.
+#
+# ::
+#
+#          0  cells    the RPN stack, 1024 * 8 bytes
+#       8192  fields   ``Field``, 8 bytes each
+#       8760  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+#      10808  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+#      14904  entry    what a return knows of the entry: the time, registers
+#      15256  record   the header of a record, which ends where the log buffer begins
+#      15384  log      twice the next power of two above logmax, then a copy of the program's stack
+#       ...   trace    likewise for ex_logmax, with a record header before it
+#       ...   heap     blocks and data
+#       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
+#       ...   keys     the ring entry with a key, the key of a table, and room for a position or a copy behind it
+#
+# A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing
+# to prove about their sum. Frames and cells are masked in the same way.
+
+
+CELLS = 0
+FIELDS = CELLS + 8 * RPN_STACK_CELLS
+FRAME_COUNT = 64
+FRAME_SIZE = 32
+FRAMES = FIELDS + 8 * 71
+RANGE_SIZE = 64
+RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
+KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
+"""Where there is what a return knows of the entry: the time, 0 if nobody has seen it, and registers."""
+KEPT_MAX = 44
+"""What a program has room for on its stack as well."""
+RECORD_SPACE = 128
+LOG = KEPT + 8 * KEPT_MAX + RECORD_SPACE
+
+_SNAPSHOT_SIZE = ENTRY_HEAD.size + SNAPSHOT.size + 8 * SNAPSHOT_REGISTERS + 2 * power_of_two(SNAPSHOT_STACK_MAX)
+"""Room for the entry with a position and a length in the stack, each of which is masked."""
+
+_SLACK = 64
+"""Bytes behind the largest position that a store of a few words may touch."""
+
+
+KEY_HEAD = ENTRY_HEAD.size + TALLY.size
+KEY_SLACK = 2 * power_of_two(STRING_SIZE_MAX)
+"""Room behind a key for a position in a string, which is masked."""
+
+EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
+"""How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
+
+
+class Field(IntEnum):
+    """Give the offsets of the fields."""
+
+    TSP = FIELDS
+    SBP = FIELDS + 8
+    LP = FIELDS + 16
+    PLP = FIELDS + 24
+    JUMPS = FIELDS + 32
+    DEPTH = FIELDS + 40
+    """The number of calls that have not returned."""
+    DISPATCHES = FIELDS + 48
+    CODE = FIELDS + 56
+    PARM1 = FIELDS + 64
+    PARM2 = FIELDS + 72
+    RAISED = FIELDS + 80
+    """The exception that is being dispatched, 0 if ``rx`` raised it."""
+    MAJOR = FIELDS + 88
+    MINOR = FIELDS + 96
+    ENDING = FIELDS + 104
+    UNHANDLED = FIELDS + 112
+    STP = FIELDS + 120
+    TRACE_COUNT_AT = FIELDS + 128
+    """Where in the trace buffer the number of traces stands, plus 1; 0 before the first trace."""
+    TRACES = FIELDS + 136
+    RESUME = FIELDS + 144
+    """Where a handler goes on that runs in steps (``LoopForm.CALLBACK``)."""
+    NUMBER = FIELDS + 152
+    """The number of this state."""
+    PROBE = FIELDS + 160
+    IS_LAST = FIELDS + 168
+    """Whether this hit is the one that ``maxhits`` allows last."""
+    LAST_CODE = FIELDS + 176
+    LAST_PARM1 = FIELDS + 184
+    LAST_PARM2 = FIELDS + 192
+    RETURN = FIELDS + 200
+    """Where a routine returns to."""
+    HEAP_END = FIELDS + 208
+    MOVED = FIELDS + 216
+    """How far the breakpoint of this hit is from the written place."""
+    IP = FIELDS + 224
+    PID = FIELDS + 232
+    TID = FIELDS + 240
+    BIAS = FIELDS + 248
+    """The load bias of the module that a sample lies in, or that is watched."""
+    PLACE = FIELDS + 256
+    """The file offset of a sample in its module."""
+    WORK = FIELDS + 264
+    """32 words for the instruction that is being carried out."""
+    LOGGED = FIELDS + 520
+    """The end of the part of the log buffer that is of this hit, where ``pop lp`` is used: LP may be further on."""
+    TRACED = FIELDS + 528
+    """The same of the trace buffer, STP and ``pop stp``."""
+    BEGAN = FIELDS + 536
+    """When the handler began, if the overload guard measures it; else 0."""
+    VALUE = FIELDS + 544
+    """What the function is to return after SKIP."""
+    STACKS = FIELDS + 552
+    """Where in the log the last call stack stands plus one, if the entry gets a copy of the stack; 0: there is none."""
+    CUT_AT = FIELDS + 560
+    """Where the log ends plus one, once an item had no room and the handler went on; LP is at the buffer's end then."""
+
+
+class Frame(IntEnum):
+    """Give the offsets in a frame."""
+
+    CALLED = 0
+    RETURN = 8
+    SBP = 16
+    HANDLER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Lay out what depends on the program: ``logmax`` and so on are 0 where a program has no use for the area."""
+
+    logmax: int
+    ex_logmax: int = 0
+    heap: int = 0
+    has_snapshot: bool = False
+    stack_copy: int = 0
+    """The bytes of a copy of the stack that stands in the entry itself."""
+    keys: int = 0
+    entry_words: int = 0
+
+    @property
+    def log_mask(self) -> int:
+        """The mask of positions and lengths in the log buffer."""
+        return power_of_two(self.logmax + 1) - 1
+
+    @property
+    def trace(self) -> int:
+        """Where the trace buffer starts."""
+        return LOG + 2 * (self.log_mask + 1) + _SLACK + self.stack_copy + RECORD_SPACE
+
+    @property
+    def trace_mask(self) -> int:
+        """The mask of positions in the trace buffer."""
+        return power_of_two(self.ex_logmax + 1) - 1
+
+    @property
+    def heap_start(self) -> int:
+        """Where the heap starts."""
+        return self.trace + (2 * (self.trace_mask + 1) + _SLACK if self.ex_logmax else 0)
+
+    @property
+    def heap_mask(self) -> int:
+        """The mask of positions in the heap."""
+        return power_of_two(self.heap + 1) - 1
+
+    @property
+    def snapshot(self) -> int:
+        """Where the entry of a snapshot is put together."""
+        return self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
+
+    @property
+    def key(self) -> int:
+        """Where the key of a table is put together, behind the head of a ring entry."""
+        before = self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)
+        return -(-before // 8) * 8 + (KEY_HEAD if self.keys else 0)
+
+    @property
+    def size(self) -> int:
+        """The size of a state in bytes."""
+        return -(-(self.key + (self.keys + KEY_SLACK + self.stack_copy if self.keys else 0)) // 64) * 64
+
+
+ADDRESS = Register.R0
+"""The register in which addresses of cells are worked out; it holds nothing else across an instruction."""
+SCRATCH = Register.R7
+"""The register that points to the state."""
+TSP = Register.R8
+"""The register that holds TSP where the depth is not known."""
+
+_POOL = (Register.R1, Register.R2, Register.R3, Register.R4, Register.R5)
+
+Operand = Register | int
+"""The value of a cell: in a register, or a number."""
+
+
+@dataclass(slots=True)
+class _Cell:
+    value: Operand
+    is_stored: bool
+
+
+def store_number(asm: Assembler, base: Register, offset: int, value: Operand) -> None:
+    """Store 64 bits: a register, or an unsigned number, which goes through R9 if a store cannot hold it."""
+    if isinstance(value, Register) or value < 1 << 31:
+        asm.store(base, offset, value)
+    elif value >= (1 << 64) - (1 << 31):
+        asm.store(base, offset, value - (1 << 64))
+    else:
+        asm.mov(Register.R9, value)
+        asm.store(base, offset, Register.R9)
+
+
+class VirtualStack:
+    """Follow the stack through a block, and hand out R1-R5. ``tsp`` is TSP at its start, None where that is in R8."""
+
+    def __init__(self, asm: Assembler, word_size: int, tsp: int | None) -> None:
+        self._asm = asm
+        self._word_size = word_size
+        self._mask = mask_of(8 * word_size)
+        self._cells: dict[int, _Cell] = {}
+        self._held: list[Register] = []
+        self.tsp = tsp
+        self.top = 0
+        """The position of the top cell."""
+
+    # Registers
+
+    def take(self) -> Register:
+        """Return a register for the rest of the instruction."""
+        used = {cell.value for cell in self._cells.values() if isinstance(cell.value, Register)}
+        free = next((r for r in _POOL if r not in used and r not in self._held), None)
+        if free is None:
+            free = self._spill()
+        self._held.append(free)
+        return free
+
+    def _spill(self) -> Register:
+        """Write the oldest cell that is in a register, and return that."""
+        for position, cell in self._cells.items():
+            if isinstance(cell.value, Register) and cell.value not in self._held:
+                self._store(position)
+                del self._cells[position]
+                return cell.value
+        raise AssertionError("an instruction takes all registers")
+
+    def release(self) -> None:
+        """End an instruction: registers that it took and did not push are free."""
+        self._held.clear()
+
+    # Cells
+
+    def push(self, value: Operand) -> None:
+        """Push a number, or a register that was taken."""
+        self.top -= 1
+        self._put(self.top, value)
+
+    def set(self, index: int, value: Operand) -> None:
+        """Set the cell ``index`` below the top to a number, or to a register that was taken."""
+        self._put(self.top + index, value)
+
+    def _put(self, position: int, value: Operand) -> None:
+        if isinstance(value, Register):
+            self._held.remove(value)
+        else:
+            value &= self._mask
+        self._cells[position % RPN_STACK_CELLS] = _Cell(value, is_stored=False)
+
+    def peek(self, index: int = 0) -> Operand:
+        """Return the cell ``index`` below the top; a register is only to be read."""
+        position = (self.top + index) % RPN_STACK_CELLS
+        cell = self._cells.get(position)
+        if cell is None:
+            register = self.take()
+            self._load(register, position)
+            self._held.remove(register)
+            cell = self._cells[position] = _Cell(register, is_stored=True)
+        if isinstance(cell.value, Register) and cell.value not in self._held:
+            self._held.append(cell.value)  # so that nothing takes it until the instruction is done
+        return cell.value
+
+    def pop(self) -> Operand:
+        """Pop a cell; a register may be changed."""
+        value = self.peek()
+        self._cells.pop(self.top % RPN_STACK_CELLS, None)
+        self.top += 1
+        return value
+
+    def pop_register(self) -> Register:
+        """Pop a cell into a register that may be changed."""
+        return self.in_register(self.pop())
+
+    def in_register(self, value: Operand) -> Register:
+        """Return a register with a value: itself, or a new one that holds the number."""
+        if isinstance(value, Register):
+            return value
+        register = self.take()
+        self._asm.mov(register, value)
+        return register
+
+    def copy(self, value: Operand) -> Register:
+        """Return a new register with a value."""
+        register = self.take()
+        self._asm.mov(register, value)
+        return register
+
+    def drop(self, count: int) -> None:
+        """Drop cells."""
+        for position in range(self.top, self.top + min(count, RPN_STACK_CELLS)):
+            self._cells.pop(position % RPN_STACK_CELLS, None)
+        self.top += count
+
+    # Memory
+
+    def flush(self) -> None:
+        """Write all cells that are not in memory yet; registers keep them as well."""
+        for position, cell in self._cells.items():
+            if not cell.is_stored:
+                self._store(position)
+                cell.is_stored = True
+
+    def settle(self) -> None:
+        """Write all cells and forget what is known: registers are free."""
+        self.flush()
+        self._cells.clear()
+        self._held.clear()
+
+    def address(self, register: Register, position: int) -> int:
+        """Let ``register`` (where needed) lead to the cell at a position; return the offset from ``base``."""
+        if self.tsp is not None:
+            return CELLS + 8 * ((self.tsp + position) % RPN_STACK_CELLS)
+        asm = self._asm
+        asm.mov(register, TSP)
+        if position:
+            asm.alu(Alu.ADD, register, position)
+        asm.alu(Alu.AND, register, RPN_STACK_CELLS - 1)
+        asm.alu(Alu.LSH, register, 3)
+        asm.alu(Alu.ADD, register, SCRATCH)
+        return CELLS
+
+    def base(self, register: Register) -> Register:
+        """Return the register from which ``address`` counts."""
+        return SCRATCH if self.tsp is not None else register
+
+    def store_tsp(self) -> None:
+        """Write TSP to its field; R8 stays what it was."""
+        if self.tsp is not None:
+            self._asm.store(SCRATCH, Field.TSP, self.tsp + self.top)
+        elif self.top:
+            self._asm.mov(ADDRESS, TSP)
+            self._asm.alu(Alu.ADD, ADDRESS, self.top)
+            self._asm.store(SCRATCH, Field.TSP, ADDRESS)
+        else:
+            self._asm.store(SCRATCH, Field.TSP, TSP)
+
+    def tsp_value(self) -> Operand:
+        """Return TSP as a number, or in a register that was taken."""
+        if self.tsp is not None:
+            return (self.tsp + self.top) & self._mask
+        register = self.take()
+        self._asm.mov(register, TSP)
+        if self.top:
+            self._asm.alu(Alu.ADD, register, self.top)
+        if self._word_size == 4:
+            self._asm.mov(register, register, wide=False)
+        return register
+
+    def _load(self, register: Register, position: int) -> None:
+        offset = self.address(ADDRESS, position)
+        self._asm.load(register, self.base(ADDRESS), offset)
+
+    def _store(self, position: int) -> None:
+        cell = self._cells[position]
+        if cell.is_stored:
+            return
+        offset = self.address(ADDRESS, position)
+        store_number(self._asm, self.base(ADDRESS), offset, cell.value)

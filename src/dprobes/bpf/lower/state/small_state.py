@@ -1,0 +1,225 @@
+"""
+Handlers that need little of the state, and have that on the program's stack: a hit claims no element of SCRATCH.
+
+::
+
+    R10 - 512 ..             the state: of fields those that something reads; the record, its header and the log
+              .. R10         what the code has on the stack anyway
+
+A handler is written as any other, but without the claim. Then each access to the state is given its place on the stack,
+and what is only written is left out. Where that cannot be done, because an address in the state is calculated with,
+or does not fit, the handler is written anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.bpf.bpf_instructions import Alu, Class, Mode, Register, Size, X
+from dprobes.bpf.lower.lowering_request import LoopForm
+from dprobes.bpf.lower.state.handler_state import LOG, RECORD_SPACE, SCRATCH, Field
+from dprobes.bpf.lower.templates.table_templates import retries
+from dprobes.bpf.lower.templates.variable_templates import uses_variables
+from dprobes.bpf.map_layouts import power_of_two
+from dprobes.rpn.instruction_set import Flow, Group
+from dprobes.rpn.keyed_tables import KeyKind, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.bpf.bpf_assembler import Assembler
+    from dprobes.bpf.bpf_instructions import Insn
+    from dprobes.bpf.lower.handler_flow import HandlerFlow
+    from dprobes.bpf.lower.lowering_request import Request
+    from dprobes.bpf.lower.template_writer import Writer
+    from dprobes.rpn.keyed_tables import Table
+
+__all__ = ["begin_small", "may_be_small", "move_to_stack"]
+
+_STACK_MAX = 512
+_CALLED = 64
+"""Bytes of the stack that the frames of called functions take (``PagingQuestion``)."""
+_INSTRUCTIONS_MAX = 64
+_VERIFIED_JUMPS_MAX = 6
+"""The verifier knows what is on the stack, and goes each way through the branches for each of its values."""
+
+_CLASS, _MODE, _SIZE = 0x07, 0xE0, 0x18
+_STATE, _FRAME = SCRATCH.value, Register.R10.value
+_MOVE, _ADD = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD
+_SET = Class.ALU64 | Alu.MOV
+_WORD = 8
+
+_KEYS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.COMM)
+"""The keys that are put together without a loop, and without the help of the reader."""
+
+
+def may_be_small(flow: HandlerFlow, request: Request, word_size: int) -> bool:
+    """Return whether it is worth the while to try."""
+    if not request.abilities.small_states or request.keeps_stack or request.shared or request.maxhits:
+        return False
+    if request.abilities.loops is LoopForm.CALLBACK:
+        return False  # the handler is a function of its own, whose frame is not that of the program
+    if request.module is not None or request.watched is not None or request.note is not None:
+        return False
+    if flow.has_cycle or len(flow.instructions) > _INSTRUCTIONS_MAX or uses_variables(flow):
+        return False
+    if request.abilities.verified and flow.jumps > _VERIFIED_JUMPS_MAX:
+        return False
+    if any(None in known for known in flow.known.values()):
+        return False
+    for instruction in flow.instructions.values():
+        row = instruction.row
+        if row is None or row.group is Group.HEAP or row.operator in ("callk", "trace", "vfyrw"):
+            return False
+        if row.group is Group.TABLE and not _is_plain(table_of(instruction.operand, flow.tables)):
+            return False
+        if row.flow is Flow.END and row.syntax not in ("exit", "abort"):
+            return False
+    bound = flow.log_bound(word_size)
+    return bound is not None and bound + RECORD_SPACE < _STACK_MAX
+
+
+def _is_plain(table: Table | None) -> bool:
+    """Return whether instructions about a table need no loop, and no more of the state than the key."""
+    return table is not None and not retries(table) and all(key.kind in _KEYS for key in table.keys)
+
+
+class _Span(NamedTuple):
+    """Bytes of the state."""
+
+    start: int
+    end: int
+
+    def meets(self, other: _Span) -> bool:
+        return self.start < other.end and other.start < self.end
+
+
+def begin_small(w: Writer) -> None:
+    """Let a handler be written so that its state can be moved."""
+    bound = w.flow.log_bound(w.word_size)
+    assert bound is not None
+    w.is_small, w.log_mask = True, power_of_two(bound + 1) - 1
+
+
+def move_to_stack(w: Writer) -> bool:
+    """Move the state of a handler that has been written to the stack; return whether that could be done."""
+    asm, logged, state = w.asm, w.logged, w.state
+    if logged is not None:
+        for index in w.cleared:
+            asm.leave_out(index)  # all of the record is written
+    key = _Span(state.key, state.key + state.keys)
+    room = _STACK_MAX - _CALLED if w.host.sleeps else _STACK_MAX
+    return _move(asm, w.log_mask if logged is None else logged, key, room, aligned=w.request.abilities.verified)
+
+
+def _move(asm: Assembler, log_size: int, key: _Span, room: int, *, aligned: bool) -> bool:
+    """
+    Move it, where ``log_size`` bytes of the log buffer may be touched, and a key is put together at ``key``.
+
+    The stack may have ``room`` bytes.
+
+    With ``aligned`` all accesses have to be so.
+    """
+    code, reached = asm.code, asm.reached()
+    accesses: dict[int, _Span] = {}
+    addresses: dict[int, _Span] = {}
+    read: list[_Span] = []
+    lowest = 0
+    for index, insn in enumerate(code):
+        if not reached[index]:
+            continue
+        kind = insn.opcode & _CLASS
+        loads = kind == Class.LDX
+        if kind in (Class.LD, Class.LDX) and insn.dst == _STATE:
+            return False  # the register is something else
+        base = insn.src if loads else insn.dst
+        if loads or kind in (Class.ST, Class.STX):
+            if kind == Class.STX and insn.src == _STATE:
+                return False
+            span = _Span(insn.off, insn.off + Size(insn.opcode & _SIZE).bytes)
+            if base == _FRAME:
+                lowest = min(lowest, span.start)
+            elif base == _STATE:
+                if insn.opcode & _MODE != Mode.MEM:
+                    return False
+                accesses[index] = span
+                if loads:
+                    read.append(span)
+            continue
+        if insn.opcode == _MOVE and insn.src == _FRAME:
+            lowest = min(lowest, code[index + 1].imm if _is_added(code, index) else -_STACK_MAX)
+        elif insn.opcode == _MOVE and insn.src == _STATE:
+            found = _addressed(code, index, log_size, key)
+            if found is None:
+                return False
+            addresses[index] = found
+            read.append(found)
+        elif kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and _names_state(insn):
+            return False
+    first = min((code[index + 1].imm for index in addresses if code[index + 1].imm > LOG - RECORD_SPACE), default=0)
+    places = _places(read, lowest, room)
+    if places is None:
+        return False
+    for index, span in accesses.items():
+        place = next((place for live, place in places if live.meets(span)), None)
+        if place is None:
+            asm.leave_out(index)
+            continue
+        insn = code[index]
+        moved = insn.off + place
+        if aligned and moved % (span.end - span.start):
+            return False
+        asm.replace(index, insn._replace(off=moved, **_based(insn)))
+    for index, span in addresses.items():
+        place = next(place for live, place in places if live.meets(span))
+        start = code[index + 1].imm
+        if aligned and start != first and (start + place) % _WORD:
+            return False  # it is written by words; the first address is that of the record
+        asm.replace(index, code[index]._replace(src=_FRAME))
+        asm.replace(index + 1, code[index + 1]._replace(imm=code[index + 1].imm + place))
+    return True
+
+
+def _names_state(insn: Insn) -> bool:
+    return insn.dst == _STATE or bool(insn.opcode & X and insn.src == _STATE)
+
+
+def _based(insn: Insn) -> dict[str, int]:
+    return {"src": _FRAME} if insn.opcode & _CLASS == Class.LDX else {"dst": _FRAME}
+
+
+def _is_added(code: Sequence[Insn], index: int) -> bool:
+    following = code[index + 1]
+    return following.opcode == _ADD and following.dst == code[index].dst
+
+
+def _addressed(code: Sequence[Insn], index: int, log_size: int, key: _Span) -> _Span | None:
+    """Return what an address in the state, calculated at ``index``, leads to: record, key, or a word to read to."""
+    if not _is_added(code, index):
+        return None
+    start, size = code[index + 1].imm, code[index + 2]
+    if LOG - RECORD_SPACE <= start <= LOG:
+        return _Span(start, LOG + log_size)
+    if key.start <= start < key.end:
+        return key
+    is_word = size.opcode == _SET and size.dst == Register.R2.value and 0 < size.imm <= _WORD
+    if Field.WORK <= start < Field.LOGGED and not start % _WORD and is_word:
+        return _Span(start, start + _WORD)
+    return None
+
+
+def _places(read: list[_Span], lowest: int, room: int) -> list[tuple[_Span, int]] | None:
+    """Return where each part of the state that something reads is to be: what is to be added to its offset."""
+    merged: list[_Span] = []
+    for start, end in sorted(_Span(span.start // _WORD * _WORD, -(-span.end // _WORD) * _WORD) for span in read):
+        if merged and start < merged[-1].end:
+            merged[-1] = _Span(merged[-1].start, max(end, merged[-1].end))
+        else:
+            merged.append(_Span(start, end))
+    top = lowest // _WORD * _WORD
+    places = []
+    for span in reversed(merged):
+        assert span.start >= 0
+        top -= span.end - span.start
+        places.append((span, top - span.start))
+    return places if top >= -room else None

@@ -1,0 +1,373 @@
+"""
+The snapshot that a program's call stack is found by: its registers, and the memory that its stack pointer points to.
+
+Unwinding needs the tables of all files that a process maps, which no handler can search. So the handler copies what is
+going to change, and the reader of the ring does the rest. In the log stands the number of the handler's state, which no
+other handler uses meanwhile: so the reader knows which snapshot belongs to a record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.lower.state.handler_state import LOG, SCRATCH, Field
+from dprobes.bpf.map_layouts import (
+    ENTRY_HEAD,
+    KEY_POSITION,
+    KIND_SHIFT,
+    SNAPSHOT,
+    SNAPSHOT_REGISTERS,
+    SNAPSHOT_STACK_MAX,
+    STACK_COPY,
+    STACK_COPY_MAX,
+    Entry,
+    power_of_two,
+)
+from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, StackEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.bpf.bpf_assembler import Assembler, Label
+    from dprobes.bpf.lower.lowering_request import StackLayout
+
+__all__ = ["STACK_COPY_SIZE", "write_place", "write_snapshot", "write_stack_copy"]
+
+_R = Register
+_PAGE = 4096
+_REGISTERS = ENTRY_HEAD.size + SNAPSHOT.size
+_STACK = _REGISTERS + 8 * SNAPSHOT_REGISTERS
+_MASK = power_of_two(SNAPSHOT_STACK_MAX) - 1
+
+_BEYOND = 64
+"""Bytes behind the end of a stack that are copied as well: nothing but what its first function may look at."""
+
+
+class SnapshotHost(Protocol):
+    """What is asked of a ``Host`` for a snapshot."""
+
+    def clear_memory(self) -> None:
+        """Set R2 bytes at R1 to zero."""
+
+    def global_pid(self) -> None:
+        """Load the process id."""
+
+    def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
+        """Write the registers of the program."""
+
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """Read memory of the program."""
+
+    def task(self) -> None:
+        """Load the address of the kernel's task structure."""
+
+    def output(self) -> None:
+        """Put an entry into the ring."""
+
+
+def write_snapshot(
+    asm: Assembler,
+    host: SnapshotHost,
+    area: int,
+    work: int,
+    log_mask: int,
+    word_size: int,
+    key: int | None = None,
+    layout: StackLayout | None = None,
+) -> None:
+    """Do what ``Host.user_stack`` says; with ``key`` the stack is one, of 8-byte words at that place of the state."""
+    size = word_size if key is None else 8
+    kept, copied, address, limit = work, work + 8, work + 16, work + 24
+    nobody, end, done = asm.label(), asm.label(), asm.label()
+
+    def point_to(register: Register, offset: int = 0) -> None:
+        asm.mov(register, SCRATCH)
+        asm.alu(Alu.ADD, register, area + offset)
+
+    def arguments() -> None:
+        """Load those of a copy of R9 bytes, which are counted already."""
+        asm.load(_R.R1, SCRATCH, copied)
+        asm.alu(Alu.SUB, _R.R1, _R.R9)
+        asm.alu(Alu.AND, _R.R1, _MASK)
+        asm.alu(Alu.ADD, _R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, area + _STACK)
+        asm.mov(_R.R2, _R.R9)
+        asm.load(_R.R3, SCRATCH, address)
+        asm.alu(Alu.SUB, _R.R3, _R.R9)
+
+    asm.store(SCRATCH, kept, _R.R2)
+    asm.store(SCRATCH, address, 0)
+    asm.mov(_R.R9, _R.R1)
+    host.clear_memory()
+    asm.load(_R.R1, SCRATCH, Field.NUMBER)
+    asm.alu(Alu.ADD, _R.R1, 1)
+    asm.store(_R.R9, 0, _R.R1, Size.of(size))
+    point_to(_R.R2)
+    asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
+    asm.store(_R.R2, 0, Entry.SNAPSHOT << KIND_SHIFT, Size.W)
+    asm.store(_R.R2, 4, 0, Size.W)
+    if key is None:
+        asm.load(_R.R1, SCRATCH, Field.LP)
+    else:
+        asm.mov(_R.R1, KEY_POSITION)
+    asm.store(_R.R2, ENTRY_HEAD.size + 8, _R.R1, Size.W)
+    asm.store(_R.R2, ENTRY_HEAD.size + 12, word_size, Size.W)
+    host.global_pid()
+    point_to(_R.R2)
+    asm.store(_R.R2, ENTRY_HEAD.size, _R.R0, Size.W)
+    asm.store(SCRATCH, copied, 0)
+    host.user_registers(nobody, lambda register: point_to(register, _REGISTERS))
+    point_to(_R.R2, _REGISTERS)
+    asm.load(_R.R3, _R.R2, REGISTER_OFFSETS["esp"])
+    asm.store(SCRATCH, address, _R.R3)
+    asm.store(SCRATCH, limit, SNAPSHOT_STACK_MAX)
+    if layout is not None:
+        _find_end(asm, host, layout, area + _STACK, address, limit, word_size)
+    asm.load(_R.R3, SCRATCH, address)
+    # Page by page: memory behind the end of the stack need not be there.
+    asm.mov(_R.R2, _PAGE)
+    asm.alu(Alu.AND, _R.R3, _PAGE - 1)
+    asm.alu(Alu.SUB, _R.R2, _R.R3)
+    for number in range(SNAPSHOT_STACK_MAX // _PAGE):
+        if number:
+            asm.mov(_R.R2, _PAGE)
+        asm.load(_R.R1, SCRATCH, copied)
+        asm.load(_R.R3, SCRATCH, address)
+        if layout is not None:
+            whole = asm.label()
+            asm.load(_R.R4, SCRATCH, limit)
+            asm.alu(Alu.SUB, _R.R4, _R.R1)
+            asm.jump_if(Jump.JEQ, _R.R4, 0, end)
+            asm.jump_if(Jump.JGT, _R.R4, _PAGE, whole)  # the verifier compares with constants
+            asm.jump_if(Jump.JGE, _R.R4, _R.R2, whole)
+            asm.mov(_R.R2, _R.R4)
+            asm.place(whole)
+        asm.mov(_R.R9, _R.R2)
+        for field, register in ((copied, _R.R1), (address, _R.R3)):
+            asm.alu(Alu.ADD, register, _R.R9)
+            asm.store(SCRATCH, field, register)
+        host.read_memory(arguments)
+        last = asm.label()
+        asm.jump_if(Jump.JEQ, _R.R0, 0, last)
+        asm.load(_R.R1, SCRATCH, copied)
+        asm.alu(Alu.SUB, _R.R1, _R.R9)
+        asm.store(SCRATCH, copied, _R.R1)
+        asm.jump(end)
+        asm.place(last)
+    asm.place(end)
+    asm.load(_R.R3, SCRATCH, copied)
+    asm.alu(Alu.AND, _R.R3, _MASK)
+    asm.alu(Alu.ADD, _R.R3, _STACK)
+    point_to(_R.R2)
+    host.output()
+    asm.jump_if(Jump.JEQ, _R.R0, 0, done)
+    asm.place(nobody)
+    if key is None:
+        asm.load(_R.R1, SCRATCH, Field.LP)
+        asm.alu(Alu.AND, _R.R1, log_mask)
+        asm.alu(Alu.ADD, _R.R1, SCRATCH)
+        asm.store(_R.R1, LOG + ITEM_PREFIX_SIZE, StackEnd.NO_COPY, Size.of(word_size))
+    else:
+        asm.mov(_R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, key)
+        asm.store(_R.R1, 0, StackEnd.NO_COPY)
+    asm.store(SCRATCH, kept, size)
+    asm.place(done)
+    asm.load(_R.R0, SCRATCH, kept)
+
+
+def _find_end(
+    asm: Assembler, host: SnapshotHost, layout: StackLayout, word: int, address: int, limit: int, word_size: int
+) -> None:
+    """
+    Lower ``limit`` to what is used of the stack from ``address`` on, where that can be told. Takes R0-R5 and R9.
+
+    The first stack of a process has its end in the kernel's memory; above that of another thread the C libraries have
+    what the register for thread-local data points to. The unused rest is up to ten kilobytes that others would have to
+    wait for. ``word`` is room for a word.
+    """
+    unknown = asm.label()
+    host.task()
+    asm.mov(_R.R9, _R.R0)
+    if word_size == 8:
+        _follow(asm, _R.R9, layout.base, word, unknown)
+        _lower(asm, address, limit)
+    _follow(asm, _R.R9, layout.mm, word, unknown)
+    _follow(asm, _R.R3, layout.bottom, word, unknown)
+    _lower(asm, address, limit)
+    asm.place(unknown)
+
+
+def _follow(asm: Assembler, base: Register, distance: int, word: int, unknown: Label) -> None:
+    """Load the word of the kernel's memory at a distance from an address to R3."""
+    asm.mov(_R.R3, base)
+    asm.alu(Alu.ADD, _R.R3, distance)
+    asm.mov(_R.R1, SCRATCH)
+    asm.alu(Alu.ADD, _R.R1, word)
+    asm.mov(_R.R2, 8)
+    asm.call(Helper.PROBE_READ_KERNEL)
+    asm.jump_if(Jump.JNE, _R.R0, 0, unknown)
+    asm.load(_R.R3, SCRATCH, word)
+
+
+def _lower(asm: Assembler, address: int, limit: int) -> None:
+    """Lower the limit to what is between the stack pointer and the address in R3, if that is not more."""
+    higher = asm.label()
+    asm.alu(Alu.ADD, _R.R3, _BEYOND)
+    asm.load(_R.R1, SCRATCH, address)
+    asm.alu(Alu.SUB, _R.R3, _R.R1)
+    asm.load(_R.R1, SCRATCH, limit)
+    asm.jump_if(Jump.JGE, _R.R3, _R.R1, higher)  # also where the address is below
+    asm.store(SCRATCH, limit, _R.R3)
+    asm.place(higher)
+
+
+# A copy of the program's stack behind the record, or the key, whose call stacks are found by it: one entry of a ring.
+#
+# Where each CPU has its own ring, and threads come from one to another, two entries would have to find each other. The
+# copy is made when all else is done: what the handler has logged of a stack is where it is to stand. No verifier sees
+# this code; ``layout.STACK_COPY`` says what it makes.
+
+
+_NAMES = tuple(name for name in REGISTER_OFFSETS if name not in ("cs", "ss", "eflags"))
+"""The registers by which frames are found."""
+_REGISTERS_SIZE = 8 * SNAPSHOT_REGISTERS
+
+STACK_COPY_SIZE = 8 + _REGISTERS_SIZE + STACK_COPY_MAX + 8 + STACK_COPY.size
+"""The bytes of a copy at most, with registers and what fills it up."""
+
+_FAR = 64 << 20
+"""The size of a stack that hardly any is larger than."""
+
+_BLIND = 16 << 10
+"""Bytes that are copied of a stack whose end is not known."""
+
+
+class CopyHost(Protocol):
+    """What is asked of a ``Host`` for a copy."""
+
+    def clear_memory(self) -> None:
+        """Set R2 bytes at R1 to zero."""
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a register of the program."""
+
+    def read_memory(self, arguments: Callable[[], None]) -> None:
+        """Read memory of the program."""
+
+    def global_pid(self) -> None:
+        """Load the process id."""
+
+
+def write_place(asm: Assembler, host: CopyHost, work: int) -> None:
+    """Note that a call stack is to stand in R2 bytes at R1, where LP is; R0 is R2. Takes R1-R5 and R9."""
+    asm.store(SCRATCH, work, _R.R2)
+    asm.mov(_R.R9, _R.R1)
+    host.clear_memory()
+    asm.load(_R.R1, SCRATCH, Field.STACKS)
+    asm.store(_R.R9, 0, _R.R1)
+    asm.load(_R.R1, SCRATCH, Field.LP)
+    asm.alu(Alu.ADD, _R.R1, 1)
+    asm.store(SCRATCH, Field.STACKS, _R.R1)
+    asm.load(_R.R0, SCRATCH, work)
+
+
+def write_stack_copy(asm: Assembler, host: CopyHost, entry: int, work: int, last: int | None) -> None:
+    """
+    Add the copy to R3 bytes of an entry at a place of the state; R3 is the size of all then. Takes R0-R5 and R9.
+
+    ``work`` are five words for that, and ``last`` is where it stands which call stack of the log is the last one.
+    """
+    size, place, first, address, limit = (work + 8 * n for n in range(5))
+    asm.store(SCRATCH, size, _R.R3)
+    asm.alu(Alu.ADD, _R.R3, 7)
+    asm.alu(Alu.AND, _R.R3, ~7)
+    asm.alu(Alu.ADD, _R.R3, entry)
+    asm.alu(Alu.ADD, _R.R3, SCRATCH)
+    asm.store(SCRATCH, place, _R.R3)
+    for name in _NAMES:
+        host.register(_R.R1, name)
+        asm.load(_R.R2, SCRATCH, place)
+        asm.store(_R.R2, REGISTER_OFFSETS[name], _R.R1)
+    asm.load(_R.R1, _R.R2, REGISTER_OFFSETS["esp"])
+    asm.alu(Alu.ADD, _R.R2, _REGISTERS_SIZE)
+    asm.store(SCRATCH, place, _R.R2)
+    asm.store(SCRATCH, first, _R.R2)
+    asm.store(SCRATCH, address, _R.R1)
+    _find_limit(asm, limit, address)
+    _copy(asm, host, place, address, limit)
+    host.global_pid()
+    asm.load(_R.R2, SCRATCH, place)
+    asm.load(_R.R1, SCRATCH, first)
+    asm.mov(_R.R3, _R.R2)
+    asm.alu(Alu.SUB, _R.R3, _R.R1)
+    asm.alu(Alu.ADD, _R.R2, 7)
+    asm.alu(Alu.AND, _R.R2, ~7)
+    asm.store(_R.R2, 0, _R.R0, Size.W)
+    asm.store(_R.R2, 12, _R.R3, Size.W)
+    if last is None:
+        asm.store(_R.R2, 4, 0, Size.W)
+    else:
+        asm.load(_R.R1, SCRATCH, last)
+        asm.store(_R.R2, 4, _R.R1, Size.W)
+    asm.load(_R.R1, SCRATCH, size)
+    asm.store(_R.R2, 8, _R.R1, Size.W)
+    asm.mov(_R.R3, _R.R2)
+    asm.alu(Alu.SUB, _R.R3, SCRATCH)
+    asm.alu(Alu.ADD, _R.R3, STACK_COPY.size - entry)
+
+
+def _find_limit(asm: Assembler, limit: int, address: int) -> None:
+    """
+    Let ``limit`` be how much is copied from the address in R1 on: what is used of a stack whose end is known.
+
+    An end that is far away is that of another stack.
+    """
+    known, less = asm.label(), asm.label()
+    asm.call(Helper.GET_CURRENT_TASK)  # of a process: the end of the stack that R1 is in
+    asm.alu(Alu.ADD, _R.R0, _BEYOND)
+    asm.load(_R.R1, SCRATCH, address)
+    asm.alu(Alu.SUB, _R.R0, _R.R1)
+    asm.mov(_R.R2, _R.R0)
+    asm.mov(_R.R0, STACK_COPY_MAX)
+    asm.jump_if(Jump.JGT, _R.R0, _R.R2, less)
+    asm.jump_if(Jump.JLE, _R.R2, _FAR, known)
+    asm.mov(_R.R0, _BLIND)
+    asm.jump(known)
+    asm.place(less)
+    asm.mov(_R.R0, _R.R2)
+    asm.place(known)
+    asm.store(SCRATCH, limit, _R.R0)
+
+
+def _copy(asm: Assembler, host: CopyHost, place: int, address: int, limit: int) -> None:
+    """Copy page by page, as far as there is memory; ``place`` is behind the copy then."""
+    again, whole, done = asm.label(), asm.label(), asm.label()
+    asm.place(again)
+    asm.load(_R.R4, SCRATCH, limit)
+    asm.jump_if(Jump.JEQ, _R.R4, 0, done)
+    asm.load(_R.R3, SCRATCH, address)
+    asm.mov(_R.R1, _R.R3)
+    asm.alu(Alu.AND, _R.R1, _PAGE - 1)
+    asm.mov(_R.R2, _PAGE)
+    asm.alu(Alu.SUB, _R.R2, _R.R1)
+    asm.jump_if(Jump.JLE, _R.R2, _R.R4, whole)
+    asm.mov(_R.R2, _R.R4)
+    asm.place(whole)
+    asm.mov(_R.R9, _R.R2)
+
+    def arguments() -> None:
+        asm.load(_R.R1, SCRATCH, place)
+        asm.mov(_R.R2, _R.R9)
+        asm.load(_R.R3, SCRATCH, address)
+
+    host.read_memory(arguments)
+    asm.jump_if(Jump.JNE, _R.R0, 0, done)
+    for field, operation in ((place, Alu.ADD), (address, Alu.ADD), (limit, Alu.SUB)):
+        asm.load(_R.R1, SCRATCH, field)
+        asm.alu(operation, _R.R1, _R.R9)
+        asm.store(SCRATCH, field, _R.R1)
+    asm.jump(again)
+    asm.place(done)

@@ -1,0 +1,652 @@
+"""
+From blocks of RPN to eBPF: what all templates share.
+
+The registers: R6 holds the context, R7 the state, R8 TSP in blocks where the depth is not known; R0-R5 belong to the
+instruction that is being written, and cache cells within a block; R9 is for a single number at a time.
+
+The rules that make the verifier's work linear:
+
+1. Between blocks everything is in the state. What is loaded from it is an unknown number, so nothing could differ
+   between two paths, and there is nothing to unroll.
+2. An index or a length is loaded, masked, and added to a base, in consecutive instructions.
+3. Every way back passes a guard (``loops``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import LOOPS_MAX, Alu, Helper, Jump, Register, Size
+from dprobes.bpf.lower.hosts.handler_host import CONTEXT
+from dprobes.bpf.lower.lowering_request import LoopForm
+from dprobes.bpf.lower.state.handler_state import (
+    ABORT,
+    CELLS,
+    FRAME_COUNT,
+    FRAME_SIZE,
+    FRAMES,
+    RANGE_SIZE,
+    SCRATCH,
+    TSP,
+    Field,
+    Frame,
+    Operand,
+    VirtualStack,
+    store_number,
+)
+from dprobes.rpn.instruction_set import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.bpf_assembler import Assembler, Label
+    from dprobes.bpf.lower.handler_flow import HandlerFlow
+    from dprobes.bpf.lower.hosts.handler_host import Host
+    from dprobes.bpf.lower.lowering_request import Abilities, Request
+    from dprobes.bpf.lower.state.handler_state import StateLayout
+    from dprobes.rpn.instruction_encoding import EncodedInstruction
+    from dprobes.rpn.rpn_program import Point
+
+__all__ = ["Writer", "frame_address", "ranges_address", "write_dispatch", "write_return"]
+
+# How a handler goes in circles, in each of the ways that kernels have for that (``LoopForm``).
+#
+# Every way back passes a guard, which gives a handler up that runs for too long. The budgets of the language end loops
+# long before. A guard stands at the place where the way back leads to, and not where it comes from: so all ways meet
+# there, and the verifier sees that it has been there.
+
+
+_R = Register
+
+_ITERATOR = -8
+"""Where on the stack the number iterator is."""
+
+_PASSING = tuple(register for register in Register if register not in (CONTEXT, SCRATCH, Register.R10))
+"""The registers that hold something within a block only."""
+
+
+def loops_of(asm: Assembler, abilities: Abilities, end: Label) -> Loops:
+    """Return how loops of a handler are written for a kernel; the handler goes to ``end`` when it has ended."""
+    return Steps(asm, end) if abilities.loops is LoopForm.CALLBACK else Guards(asm, end, abilities)
+
+
+def switch(asm: Assembler, register: Register, cases: list[tuple[int, Label]], default: Label) -> None:
+    """Go to the label of the number that a register holds; the numbers ascend."""
+    if len(cases) <= 3:
+        for value, label in cases:
+            asm.jump_if(Jump.JEQ, register, value, label)
+        asm.jump(default)
+        return
+    middle = len(cases) // 2
+    upper = asm.label()
+    asm.jump_if(Jump.JGE, register, cases[middle][0], upper)
+    switch(asm, register, cases[:middle], default)
+    asm.place(upper)
+    switch(asm, register, cases[middle:], default)
+
+
+class Loops(ABC):
+    """Write loops. Only R6 and R7 hold something at a head, at a junction, and where control goes to a head."""
+
+    def __init__(self, asm: Assembler, end: Label) -> None:
+        self._asm = asm
+        self._end = end
+
+    @abstractmethod
+    def write_inside(self, body: Callable[[], None]) -> None:
+        """Write what runs the handler, within the program; ``body`` writes the handler itself."""
+
+    @abstractmethod
+    def write_behind(self, body: Callable[[], None]) -> None:
+        """Write what stands behind the program, with the handler if that is a function of its own."""
+
+    @abstractmethod
+    def head(self, label: Label) -> None:
+        """Place a label to which control comes back through ``goto``."""
+
+    @abstractmethod
+    def goto(self, label: Label) -> None:
+        """Go to a label, be it a head that is placed already or not."""
+
+    @abstractmethod
+    def junction(self) -> None:
+        """Write where ways meet that lead on to any place."""
+
+    def _note_exhaustion(self) -> None:
+        """Show what lies beyond all jump budgets as JMP_MAX."""
+        self._asm.store(SCRATCH, Field.UNHANDLED, ExceptionCode.JMP_MAX)
+
+
+class Guards(Loops):
+    """Write loops as such, with ``may_goto`` or a number iterator."""
+
+    def __init__(self, asm: Assembler, end: Label, abilities: Abilities) -> None:
+        super().__init__(asm, end)
+        self._iterator = abilities.iterator if abilities.loops is LoopForm.ITERATOR else None
+        self._exhausted = asm.label()
+
+    def write_inside(self, body: Callable[[], None]) -> None:
+        """Write the handler, and around it what iterators need."""
+        asm = self._asm
+        if self._iterator is not None:
+            asm.mov(_R.R2, 0)
+            asm.mov(_R.R3, LOOPS_MAX)
+            self._call(self._iterator[0])
+        body()
+        asm.place(self._exhausted)
+        self._note_exhaustion()
+        asm.place(self._end)
+        if self._iterator is not None:
+            self._call(self._iterator[2])
+
+    def write_behind(self, body: Callable[[], None]) -> None:
+        """Write nothing."""
+
+    def head(self, label: Label) -> None:
+        """Place the label and a guard."""
+        self._asm.place(label)
+        self.junction()
+
+    def goto(self, label: Label) -> None:
+        """Jump."""
+        self._asm.jump(label)
+
+    def junction(self) -> None:
+        """Write a guard."""
+        asm = self._asm
+        # Before 6.15 the verifier compares these registers although nobody reads them.
+        for register in _PASSING:
+            asm.mov(register, 0, wide=False)
+        if self._iterator is None:
+            asm.may_goto(self._exhausted)
+            return
+        self._call(self._iterator[1])
+        asm.jump_if(Jump.JEQ, _R.R0, 0, self._exhausted)
+        asm.mov(_R.R0, 0)
+
+    def _call(self, function: int) -> None:
+        """Call a function on the iterator, its address in R1."""
+        self._asm.mov(_R.R1, _R.R10)
+        self._asm.alu(Alu.ADD, _R.R1, _ITERATOR)
+        self._asm.call_kfunc(function)
+
+
+class Steps(Loops):
+    """Write the handler as a callback of ``bpf_loop``: instead of going back it ends a step, and the next goes on."""
+
+    def __init__(self, asm: Assembler, end: Label) -> None:
+        super().__init__(asm, end)
+        self._callback = asm.label()
+        self._heads: set[Label] = set()
+        self._resumed: list[Label] = []
+
+    def write_inside(self, body: Callable[[], None]) -> None:  # noqa: ARG002 - it is written behind
+        """Write the call, which takes context and state to the callback."""
+        asm, ended = self._asm, self._asm.label()
+        asm.store(_R.R10, -8, CONTEXT)
+        asm.store(_R.R10, -16, SCRATCH)
+        asm.store(SCRATCH, Field.RESUME, 0)
+        asm.mov(_R.R1, LOOPS_MAX)
+        asm.load_function(_R.R2, self._callback)
+        asm.mov(_R.R3, _R.R10)
+        asm.alu(Alu.ADD, _R.R3, -16)
+        asm.mov(_R.R4, 0)
+        asm.call(Helper.LOOP)
+        asm.jump_if(Jump.JLT, _R.R0, LOOPS_MAX, ended)
+        self._note_exhaustion()
+        asm.place(ended)
+
+    def write_behind(self, body: Callable[[], None]) -> None:
+        """Write the callback, which goes first where the last step said."""
+        asm, resume = self._asm, self._asm.label()
+        asm.function(self._callback)
+        asm.load(SCRATCH, _R.R2, 0)
+        asm.load(CONTEXT, _R.R2, 8)
+        asm.load(_R.R1, SCRATCH, Field.RESUME)
+        asm.jump_if(Jump.JNE, _R.R1, 0, resume)
+        body()
+        asm.place(self._end)
+        asm.mov(_R.R0, 1)
+        asm.exit()
+        asm.place(resume)
+        asm.load(_R.R1, SCRATCH, Field.RESUME)
+        switch(asm, _R.R1, [(n, label) for n, label in enumerate(self._resumed, 1)], self._end)
+
+    def head(self, label: Label) -> None:
+        """Place the label."""
+        self._asm.place(label)
+        self._heads.add(label)
+
+    def goto(self, label: Label) -> None:
+        """Jump forwards, or end a step that is to go back."""
+        if label in self._heads:
+            self._step_to(label)
+        else:
+            self._asm.jump(label)
+
+    def junction(self) -> None:
+        """End a step that goes on here."""
+        following = self._asm.label()
+        self._step_to(following)
+        self._asm.place(following)
+
+    def _step_to(self, label: Label) -> None:
+        if label not in self._resumed:
+            self._resumed.append(label)
+        self._asm.store(SCRATCH, Field.RESUME, self._resumed.index(label) + 1)
+        self._asm.mov(_R.R0, 0)
+        self._asm.exit()
+
+
+if TYPE_CHECKING:
+    Template = Callable[["Writer", EncodedInstruction], None]
+
+_SIZE_MAX = 1 << 16
+"""The size at which nothing more is written: no jump reaches over so many instructions."""
+
+
+class Routine:
+    """A piece of code for all places that call it; where it returns to is a number in ``Field.RETURN``."""
+
+    def __init__(self, asm: Assembler) -> None:
+        self._asm = asm
+        self._start = asm.label()
+        self._returns: list[Label] = []
+
+    def call(self) -> None:
+        """Write a call; nothing is in registers, neither before nor behind it."""
+        label = self._asm.label()
+        self._returns.append(label)
+        self._asm.store(SCRATCH, Field.RETURN, len(self._returns))
+        self._asm.jump(self._start)
+        self._asm.place(label)
+
+    def write(self, body: Callable[[], None], writer: Writer) -> None:
+        """Write the routine, and the returns from it, if anything calls it."""
+        if not self._returns:
+            return
+        self._asm.place(self._start)
+        body()
+        writer.loops.junction()
+        self._asm.load(Register.R1, SCRATCH, Field.RETURN)
+        switch(self._asm, Register.R1, list(enumerate(self._returns, 1)), writer.end_label)
+
+
+class Writer:
+    """Write the code of one handler; templates are functions of the writer and an instruction."""
+
+    def __init__(
+        self,
+        asm: Assembler,
+        flow: HandlerFlow,
+        architecture: Architecture,
+        point: Point,
+        request: Request,
+        state: StateLayout,
+        host: Host,
+    ) -> None:
+        self.asm = asm
+        self.flow = flow
+        self.architecture = architecture
+        self.point = point
+        self.request = request
+        self.state = state
+        self.host = host
+        self.word_size = architecture.word_size
+        self.bits = architecture.word_bits
+        self.mask = architecture.word_mask
+        self.wide = self.word_size == 8
+        self.size = Size.DW if self.wide else Size.W
+        self.stack = VirtualStack(asm, self.word_size, None)
+        self.lp: int | None = None
+        """LP, if it is known."""
+        self.endings: set[tuple[int, int | None]] = set()
+        """How the code ends that has been written, each with LP, if that is known."""
+        self.raises = False
+        """Whether the code that has been written raises exceptions."""
+        self.is_small = False
+        """Whether the state is to be moved to the stack (``small_state``)."""
+        self.log_mask = state.log_mask
+        """The mask of the length of what is logged."""
+        self.cleared: list[int] = []
+        """The instructions that clear the log buffer of a small state, so that no part of a record is unknown."""
+        self.is_open = False
+        """Whether control can reach the next instruction to be written."""
+        self.end_label = asm.label()
+        self.raise_label = asm.label()
+        self.reraise_label = asm.label()
+        self.masked_label = asm.label()
+        self.return_label = asm.label()
+        self.counts_jumps = flow.has_cycle or flow.jumps > point.jmpmax
+        self.reads_unwritten = False
+        """Whether cells may be read that the handler has not written."""
+        self.relocated: dict[int, int] = {}
+        """Link addresses by the place in the encoded program where their run-time addresses belong."""
+        self.trace = Routine(asm)
+        self.loops = loops_of(asm, request.abilities, self.end_label)
+        self._blocks: dict[int, Label] = {}
+        self._looped = flow.loop_heads()
+        self._deferred: list[tuple[int, int | None, int, Callable[[], None]]] = []
+
+    # Blocks
+
+    def write_blocks(self, templates: dict[str, Template], invalid: Template) -> None:
+        """Write all blocks, in the order of the program; control comes in at the handler's first instruction."""
+        order = sorted(self.flow.leaders)
+        if order[0] != self.flow.start:
+            self.asm.jump(self.block(self.flow.start))
+        for number, offset in enumerate(order):
+            following = self._write_block(offset, templates, invalid)
+            if following is not None and (number + 1 == len(order) or order[number + 1] != following):
+                self.asm.jump(self.block(following))
+            self._write_deferred(following)
+        self.asm.origin = -1
+
+    def _write_block(self, offset: int, templates: dict[str, Template], invalid: Template) -> int | None:
+        """Write a block; return the offset of the one that follows it, if one does."""
+        self.asm.origin = offset
+        if offset in self._looped:
+            self.loops.head(self.block(offset))
+        else:
+            self.asm.place(self.block(offset))
+        depth, self.lp = self.flow.known[offset]
+        tsp = None if depth is None else RPN_STACK_CELLS - depth
+        self.stack = VirtualStack(self.asm, self.word_size, tsp)
+        if tsp is None:
+            self.asm.load(TSP, SCRATCH, Field.TSP)
+        self.is_open = True
+        while True:
+            instruction = self.flow.instructions[offset]
+            self.asm.origin = offset
+            if len(self.asm) > _SIZE_MAX:
+                raise OverflowError(f"it has more than {_SIZE_MAX} eBPF instructions")
+            row = instruction.row
+            template = invalid if row is None else templates[row.syntax]
+            template(self, instruction)
+            self.stack.release()
+            if not self.is_open:
+                return None
+            offset = instruction.end
+            if offset in self.flow.leaders:
+                self.settle_for(offset)
+                return offset
+
+    def _write_deferred(self, following: int | None) -> None:
+        """Write what was deferred, behind a jump over it if control runs on."""
+        if not self._deferred:
+            return
+        if following is not None and following in self.flow.leaders:
+            self.asm.jump(self.block(following))
+        while self._deferred:
+            origin, tsp, top, write = self._deferred.pop(0)
+            self.asm.origin = origin
+            self.stack = VirtualStack(self.asm, self.word_size, tsp)
+            self.stack.top = top
+            write()
+
+    def block(self, offset: int) -> Label:
+        """Return the label of the block at an offset of the program."""
+        if offset not in self._blocks:
+            self._blocks[offset] = self.asm.label()
+        return self._blocks[offset]
+
+    def defer(self, write: Callable[[], None]) -> None:
+        """Write something behind the block; the stack is in memory then and TSP what it is now."""
+        self._deferred.append((self.asm.origin, self.stack.tsp, self.stack.top, write))
+
+    # Control
+
+    def settle_for(self, *targets: int) -> None:
+        """Bring everything into the state that the blocks at ``targets`` presume."""
+        self.stack.settle()
+        if any(self.flow.known[target].depth is None for target in targets):
+            self.stack.store_tsp()
+
+    def goto_block(self, offset: int) -> None:
+        """Go to a block; all is settled for it."""
+        self.loops.goto(self.block(offset))
+
+    def end(self, ending: int) -> None:
+        """End the handler."""
+        if self.request.keeps_stack:
+            self.stack.settle()
+            self.stack.store_tsp()
+        self.endings.add((ending, self.lp))
+        if ending:
+            self.asm.store(SCRATCH, Field.ENDING, ending)
+        self.asm.jump(self.end_label)
+        self.is_open = False
+
+    @property
+    def logged(self) -> int | None:
+        """How much the code that has been written logs before each of its ends, where that is known."""
+        ends = {lp for ending, lp in self.endings if ending != ABORT}
+        return ends.pop() if self.is_small and not self.raises and len(ends) == 1 else None
+
+    # Exceptions
+
+    def is_enabled(self, code: ExceptionCode) -> bool:
+        """Return whether an exception goes to a handler."""
+        return bool(code & self.point.exception_mask)
+
+    def is_ignored(self, code: ExceptionCode) -> bool:
+        """Return whether a handler goes on after an exception as if there were none."""
+        return not self.is_enabled(code) and not code & NON_MASKABLE
+
+    @cached_property
+    def may_overflow(self) -> bool:
+        """Whether the log may lack room for an item, or there may not be a position that LP or STP is set to."""
+        bound = self.flow.log_bound(self.word_size)
+        is_once = not self.flow.has_cycle and not self.flow.uses("pop lp", "pop stp")
+        return bound is None or not is_once or bound > self.point.logmax
+
+    @property
+    def may_cut(self) -> bool:
+        """Whether the log may lack room for an item after which the handler goes on."""
+        return self.may_overflow and self.is_ignored(ExceptionCode.LOG_OVERFLOW)
+
+    def throw_if(
+        self,
+        condition: Jump,
+        register: Register,
+        operand: Operand,
+        code: ExceptionCode,
+        parm1: Operand = 0,
+        parm2: Operand = 0,
+        *,
+        wide: bool | None = None,
+    ) -> None:
+        """Raise an exception if a register compares so; the stack has been flushed. Not for one that is ignored."""
+        label = self.asm.label()
+
+        def throw() -> None:
+            self.asm.place(label)
+            self.throw(code, parm1, parm2)
+
+        self.asm.jump_if(condition, register, operand, label, wide=self.wide if wide is None else wide)
+        self.defer(throw)
+
+    def throw(self, code: ExceptionCode, parm1: Operand = 0, parm2: Operand = 0) -> None:
+        """Raise an exception, whose parameters may be in registers; the stack has been flushed."""
+        asm = self.asm
+        self.raises = True
+        if self.is_enabled(code):
+            for field, value in ((Field.PARM1, parm1), (Field.PARM2, parm2)):
+                store_number(asm, SCRATCH, field, value & self.mask if not isinstance(value, Register) else value)
+            asm.store(SCRATCH, Field.CODE, code)
+        asm.store(SCRATCH, Field.RAISED, code)
+        self.stack.store_tsp()
+        asm.jump(self.raise_label if self.is_enabled(code) else self.masked_label)
+
+    def charge_jump(self) -> None:
+        """Take one from the jump budget, if it can be used up at all; the stack has been flushed."""
+        if not self.counts_jumps:
+            return
+        register = self.stack.take()
+        self.asm.load(register, SCRATCH, Field.JUMPS)
+        limit = self.point.jmpmax
+        self.throw_if(Jump.JEQ, register, limit, ExceptionCode.JMP_MAX, limit, wide=True)
+        self.asm.alu(Alu.ADD, register, 1)
+        self.asm.store(SCRATCH, Field.JUMPS, register)
+
+    # Loops within an instruction
+
+    def open_loop(self) -> None:
+        """Get ready for a loop, from whose passes only memory, R6 and R7 are left; R8 is TSP from now on."""
+        self.stack.settle()
+        if self.stack.tsp is None:
+            self.stack.store_tsp()
+            self.reload_tsp()
+
+    def close_loop(self) -> None:
+        """Get TSP back behind a loop."""
+        if self.stack.tsp is None:
+            self.reload_tsp()
+
+    def reload_tsp(self) -> None:
+        """Take TSP from its field; nothing else is known of the stack any more."""
+        self.stack.settle()
+        self.stack.tsp, self.stack.top = None, 0
+        self.asm.load(TSP, SCRATCH, Field.TSP)
+
+    # Fields of the state
+
+    def field(self, which: int) -> Register:
+        """Return a new register with a field."""
+        register = self.stack.take()
+        self.asm.load(register, SCRATCH, which)
+        return register
+
+    def work(self, number: int) -> int:
+        """Return the offset of a word that the instruction may use."""
+        return Field.WORK + 8 * number
+
+    def cell(self, register: Register) -> None:
+        """Turn a position on the RPN stack into the address of the cell, as counted from ``CELLS``."""
+        self.asm.alu(Alu.AND, register, RPN_STACK_CELLS - 1)
+        self.asm.alu(Alu.LSH, register, 3)
+        self.asm.alu(Alu.ADD, register, SCRATCH)
+
+    def pointer(self, register: Register, area: int, mask: int) -> None:
+        """Turn a freshly loaded position into the address in an area of the state; positions are at most ``mask``."""
+        self.asm.alu(Alu.AND, register, mask)
+        self.asm.alu(Alu.ADD, register, SCRATCH)
+        if area:
+            self.asm.alu(Alu.ADD, register, area)
+
+
+# What happens when an exception is raised: the code that all places share (recovered reference 1.7).
+#
+# A place that raises has put code and parameters into the state and TSP into its field. It goes to ``raise_label``, or
+# to ``reraise_label`` if the three cells are on the stack already (``rx``), or to ``masked_label`` if the exception is
+# not enabled and ends the handler.
+
+
+def frame_address(w: Writer, dst: Register, depth: Register) -> None:
+    """Let ``dst`` point to the frame of a freshly loaded depth, which is changed; they may be one."""
+    asm = w.asm
+    if dst != depth:
+        asm.mov(dst, depth)
+    asm.alu(Alu.AND, dst, FRAME_COUNT - 1)
+    asm.alu(Alu.LSH, dst, FRAME_SIZE.bit_length() - 1)
+    asm.alu(Alu.ADD, dst, SCRATCH)
+
+
+def ranges_address(w: Writer, register: Register) -> None:
+    """Turn a freshly loaded depth into the address of what traces of its frame show, as counted from ``RANGES``."""
+    w.asm.alu(Alu.AND, register, FRAME_COUNT - 1)
+    w.asm.alu(Alu.LSH, register, RANGE_SIZE.bit_length() - 1)
+    w.asm.alu(Alu.ADD, register, SCRATCH)
+
+
+def write_dispatch(w: Writer, take_trace: Callable[[], None] | None) -> None:
+    """Write the way of an exception to its handler; ``take_trace`` writes the taking of a stack trace."""
+    asm, flow = w.asm, w.flow
+    ends = asm.label()
+    asm.place(w.raise_label)
+    if flow.catches or take_trace is not None:
+        _push_triple(w)
+    asm.place(w.reraise_label)
+    if flow.uses("push x") or w.state.ex_logmax:
+        for last, field in (
+            (Field.LAST_CODE, Field.CODE),
+            (Field.LAST_PARM1, Field.PARM1),
+            (Field.LAST_PARM2, Field.PARM2),
+        ):
+            asm.load(_R.R1, SCRATCH, field)
+            asm.store(SCRATCH, last, _R.R1)
+    if take_trace is not None:
+        take_trace()
+    if flow.catches:
+        _find_handler(w, ends)
+    asm.place(ends)
+    asm.load(_R.R1, SCRATCH, Field.RAISED)
+    asm.store(SCRATCH, Field.UNHANDLED, _R.R1)
+    asm.jump(w.end_label)
+    asm.place(w.masked_label)
+    if take_trace is not None:
+        take_trace()
+    asm.load(_R.R1, SCRATCH, Field.RAISED)
+    asm.store(SCRATCH, Field.UNHANDLED, _R.R1)
+    asm.jump(w.end_label)
+
+
+def _push_triple(w: Writer) -> None:
+    """Push parameter 2, parameter 1 and the code."""
+    asm = w.asm
+    asm.load(TSP, SCRATCH, Field.TSP)
+    for position, field in ((-1, Field.PARM2), (-2, Field.PARM1), (-3, Field.CODE)):
+        asm.load(_R.R1, SCRATCH, field)
+        asm.mov(_R.R0, TSP)
+        asm.alu(Alu.ADD, _R.R0, position)
+        w.cell(_R.R0)
+        asm.store(_R.R0, CELLS, _R.R1)
+    asm.alu(Alu.ADD, TSP, -3)
+    asm.store(SCRATCH, Field.TSP, TSP)
+
+
+def _find_handler(w: Writer, ends: int) -> None:
+    """Write the search for a handler: frames without one are left."""
+    asm = w.asm
+    search, found = asm.label(), asm.label()
+    if w.flow.returns:
+        w.loops.head(search)
+        asm.load(_R.R1, SCRATCH, Field.DEPTH)
+        frame_address(w, _R.R2, _R.R1)
+        asm.load(_R.R3, _R.R2, FRAMES + Frame.HANDLER)
+        asm.jump_if(Jump.JNE, _R.R3, 0, found)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, ends)
+        asm.load(_R.R3, _R.R2, FRAMES + Frame.SBP)
+        asm.store(SCRATCH, Field.SBP, _R.R3)
+        asm.alu(Alu.SUB, _R.R1, 1)
+        asm.store(SCRATCH, Field.DEPTH, _R.R1)
+        w.loops.goto(search)
+    else:
+        asm.mov(_R.R2, SCRATCH)
+        asm.load(_R.R3, _R.R2, FRAMES + Frame.HANDLER)
+        asm.jump_if(Jump.JEQ, _R.R3, 0, ends)
+    asm.place(found)
+    asm.load(_R.R1, SCRATCH, Field.DISPATCHES)
+    asm.jump_if(Jump.JEQ, _R.R1, HANDLER_DISPATCH_MAX, ends)
+    asm.alu(Alu.ADD, _R.R1, 1)
+    asm.store(SCRATCH, Field.DISPATCHES, _R.R1)
+    asm.mov(_R.R1, 0)
+    asm.store(_R.R2, FRAMES + Frame.HANDLER, _R.R1)
+    asm.store(SCRATCH, Field.CODE, _R.R3)  # free now: what is chosen by must come from memory
+    _choose(w, sorted(w.flow.catches), 1, ends)
+
+
+def write_return(w: Writer) -> None:
+    """Write the way of ``ret`` to the place behind the call, whose offset is in ``Field.CODE``."""
+    w.asm.place(w.return_label)
+    _choose(w, sorted(w.flow.returns), 0, w.end_label)
+
+
+def _choose(w: Writer, offsets: list[int], bias: int, default: int) -> None:
+    """Write a way to the block whose offset plus ``bias`` is in ``Field.CODE``."""
+    w.loops.junction()
+    w.asm.load(_R.R1, SCRATCH, Field.CODE)
+    switch(w.asm, _R.R1, [(offset + bias, w.block(offset)) for offset in offsets], default)

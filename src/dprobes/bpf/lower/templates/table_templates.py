@@ -1,0 +1,594 @@
+"""
+Templates of keyed tables: ``tally``, ``push table`` and ``delete``.
+
+The key is put together in the state. A value is changed by atomic instructions, so that no handler undoes what another
+one does; where the greatest number is kept, that is tried again until nobody was in between. ``table_layout`` says what
+is changed. A table without keys is memory that is addressed directly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.lower.state.handler_state import KEY_HEAD, SCRATCH, Field
+from dprobes.bpf.lower.state.stack_snapshot import write_stack_copy
+from dprobes.bpf.lower.templates.flow_templates import invalid_opcode
+from dprobes.bpf.lower.templates.world_templates import throw_fault
+from dprobes.bpf.map_layouts import ENTRY_HEAD, HEAD_CELLS, KIND_SHIFT, Entry, MapName, power_of_two, table_map
+from dprobes.keyed.table_layout import BIAS, HIST_ZERO
+from dprobes.rpn.instruction_set import ExceptionCode
+from dprobes.rpn.keyed_tables import STRING_SIZE_MAX, KeyKind, TableKind, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.lower.template_writer import Template, Writer
+    from dprobes.rpn.instruction_encoding import EncodedInstruction
+    from dprobes.rpn.keyed_tables import Key, Range, Table
+
+__all__ = ["TABLE_TEMPLATES", "retries"]
+
+# The key of a table, put together in the state of a handler (``StateLayout.key``) as ``keyed.table_layout`` says.
+
+
+_R = Register
+
+_ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
+"""
+The words of work: the addresses of up to 8 strings and bytes, of keys and what is kept; bytes of a string that are
+read, the address of the next one; four words for a snapshot.
+"""
+
+_POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
+
+
+def pop_keys(w: Writer, keys: Sequence[Key]) -> None:
+    """
+    Pop the cells of keys, and put the key together; nothing is in registers behind it. Work word 0 stays.
+
+    What a table keeps may be the last one of them: it comes behind the key.
+    """
+    asm = w.asm
+    places: list[int] = []
+    end = 0
+    for key in keys:
+        places.append(w.state.key + end)
+        end += key.bytes
+    parts = list(zip(keys, places, strict=True))
+    read = [place for key, place in parts if key.kind is KeyKind.BYTES or key.kind.is_string_in_memory]
+    has_strings = any(key.kind.is_string_in_memory for key in keys)
+    word_size = 8 if w.wide else 4
+    for key, place in reversed(parts):
+        for number in range(key.popped(word_size)):
+            cell = w.stack.pop_register()
+            if place in read:
+                asm.store(SCRATCH, w.work(_ADDRESS + read.index(place)), cell)
+            else:
+                asm.mov(_R.R9, SCRATCH)
+                asm.alu(Alu.ADD, _R.R9, place)
+                whole = key.kind in (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS)
+                if key.kind is KeyKind.SIGNED and not w.wide:
+                    asm.alu(Alu.LSH, cell, 32)
+                    asm.alu(Alu.ARSH, cell, 32)
+                asm.store(_R.R9, word_size * number, cell, Size.DW if whole else Size.of(word_size))
+            w.stack.release()
+    if has_strings:
+        w.open_loop()
+    else:
+        w.stack.settle()
+    for key, place in parts:
+        match key.kind:
+            case KeyKind.STRING | KeyKind.CUT_STRING:
+                clear(w, place, key.bytes)
+                _read_string(w, place, key.size, w.work(_ADDRESS + read.index(place)))
+            case KeyKind.BYTES:
+                clear(w, place, key.bytes)
+                _read_bytes(w, place, key.size, w.work(_ADDRESS + read.index(place)), in_loop=has_strings)
+            case KeyKind.COMM:
+                _point_to(w, _R.R1, place)
+                w.host.process_name()
+            case KeyKind.USER_STACK:
+                clear(w, place, key.bytes)
+                w.host.pid()
+                _point_to(w, _R.R1, place)
+                asm.store(_R.R1, 0, _R.R0)
+                _point_to(w, _R.R1, place + 8)
+                asm.mov(_R.R2, key.bytes - 8)
+                w.host.user_stack(w.state.snapshot, w.work(_SNAPSHOT), w.state.log_mask, place + 8)
+            case KeyKind.KERNEL_STACK:
+                clear(w, place, key.bytes)
+                _point_to(w, _R.R1, place)
+                asm.mov(_R.R2, key.bytes)
+                w.host.kernel_stack()
+    if has_strings:
+        w.close_loop()
+
+
+def _point_to(w: Writer, register: Register, place: int) -> None:
+    w.asm.mov(register, SCRATCH)
+    w.asm.alu(Alu.ADD, register, place)
+
+
+def clear(w: Writer, place: int, size: int) -> None:
+    """Clear bytes of the state; takes R1."""
+    _point_to(w, _R.R1, place)
+    for position in range(0, size, 8):
+        w.asm.store(_R.R1, position, 0)
+
+
+def _read_bytes(w: Writer, place: int, size: int, address: int, *, in_loop: bool) -> None:
+    """Read ``size`` bytes at the address that a field holds; zeros are behind them already."""
+    asm, fault = w.asm, w.asm.label()
+
+    def arguments() -> None:
+        _point_to(w, _R.R1, place)
+        asm.mov(_R.R2, size)
+        asm.load(_R.R3, SCRATCH, address)
+
+    w.host.read_memory(arguments)
+    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+    w.defer(lambda: throw_fault(w, fault, size, address, in_loop=in_loop))
+
+
+def _read_string(w: Writer, place: int, size: int, address: int) -> None:
+    """
+    Read up to ``size`` bytes of the string at the address that a field holds; zeros are there already.
+
+    A helper reads it at once, but neither pages in nor looks at fewer bytes than it may write, so where it fails the
+    string is read byte by byte.
+    """
+    asm, known, slow = w.asm, w.asm.label(), w.asm.label()
+    _point_to(w, _R.R1, place)
+    asm.mov(_R.R2, size + 1)
+    asm.load(_R.R3, SCRATCH, address)
+    w.host.read_string()
+    asm.jump_if(Jump.JSLT, _R.R0, 1, slow)
+    asm.place(known)
+
+    def by_bytes() -> None:
+        asm.place(slow)
+        _read_by_bytes(w, place, size, address, known)
+
+    w.defer(by_bytes)
+
+
+def _read_by_bytes(w: Writer, place: int, size: int, address: int, known: Label) -> None:
+    asm, read, position = w.asm, w.work(_READ), w.work(_POSITION)
+    head, fault, ended = asm.label(), asm.label(), asm.label()
+    clear(w, place, (size // 8 + 1) * 8)  # what was read before the helper failed
+    asm.store(SCRATCH, read, 0)
+    asm.load(_R.R1, SCRATCH, address)
+    asm.store(SCRATCH, position, _R.R1)
+    w.loops.head(head)
+    asm.load(_R.R1, SCRATCH, read)
+    asm.jump_if(Jump.JGE, _R.R1, size, ended)
+
+    def arguments() -> None:
+        _point_to_byte(w, place, read)
+        asm.mov(_R.R2, 1)
+        asm.load(_R.R3, SCRATCH, position)
+
+    w.host.read_memory(arguments)
+    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+    _point_to_byte(w, place, read)
+    asm.load(_R.R1, _R.R1, 0, Size.B)
+    asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
+    for field in (read, position):
+        asm.load(_R.R1, SCRATCH, field)
+        asm.alu(Alu.ADD, _R.R1, 1, wide=w.wide)
+        asm.store(SCRATCH, field, _R.R1)
+    w.loops.goto(head)
+    asm.place(fault)
+    w.close_loop()
+    asm.load(_R.R1, SCRATCH, position)
+    w.throw(ExceptionCode.INVALID_ADDR, _R.R1)
+    asm.place(ended)
+    w.loops.goto(known)
+
+
+def _point_to_byte(w: Writer, place: int, read: int) -> None:
+    w.asm.load(_R.R1, SCRATCH, read)
+    w.pointer(_R.R1, place, _POSITION_MASK)
+
+
+# What a number does to the value of a table's key, and the number that a value shows (``keyed.table_layout``).
+#
+# Work word 0 holds the number; what is made of it before the value is looked up comes to the words behind it. The
+# buckets are found without branches, so that there is one path for the verifier.
+
+
+_VALUE, _LEAST, _LARGEST, _BUCKET = 0, 11, 12, 13
+"""The words of work: the number, the numbers of which the greater one wins, the bucket."""
+
+_GREATEST = {
+    TableKind.MIN: ((0, _LEAST),),
+    TableKind.MAX: ((0, _LARGEST),),
+    TableKind.STATS: ((2, _LEAST), (3, _LARGEST)),
+}
+"""The cells that keep the greatest number, with the word that it is in."""
+
+
+def retries(table: Table) -> bool:
+    """Return whether a change may have to be tried again."""
+    return table.kind in _GREATEST
+
+
+def prepare_value(w: Writer, table: Table) -> None:
+    """Make of the number in work word 0 what ``write_value`` takes. Takes R0-R5."""
+    asm = w.asm
+    if not table.kind.takes_value or table.keeps_bytes:
+        return
+    asm.load(_R.R1, SCRATCH, w.work(_VALUE))
+    if not w.wide and table.value is None:
+        asm.alu(Alu.LSH, _R.R1, 32)
+        asm.alu(Alu.ARSH, _R.R1, 32)
+        asm.store(SCRATCH, w.work(_VALUE), _R.R1)
+    if retries(table):
+        asm.mov(_R.R2, BIAS)
+        asm.alu(Alu.XOR, _R.R1, _R.R2)
+        asm.store(SCRATCH, w.work(_LARGEST), _R.R1)
+        asm.alu(Alu.XOR, _R.R1, -1)
+        asm.store(SCRATCH, w.work(_LEAST), _R.R1)
+    elif table.kind is TableKind.HIST:
+        _find_power(w)
+        asm.store(SCRATCH, w.work(_BUCKET), _R.R1)
+    elif table.kind is TableKind.LHIST:
+        assert table.range is not None
+        _find_step(w, table.range)
+
+
+def _find_power(w: Writer) -> None:
+    """Turn the number in R1 into that of its bucket by powers of two."""
+    asm, sign, count = w.asm, _R.R4, _R.R5
+    asm.mov(sign, _R.R1)
+    asm.alu(Alu.ARSH, sign, 63)
+    asm.alu(Alu.XOR, _R.R1, sign)
+    asm.alu(Alu.SUB, _R.R1, sign)
+    asm.mov(count, 0)
+    for power in reversed(range(6)):
+        # R2 is the number of bits to shift by, if anything is left then.
+        _set_if_not_zero(w, 1 << power)
+        asm.alu(Alu.LSH, _R.R2, power)
+        asm.alu(Alu.RSH, _R.R1, _R.R2)
+        asm.alu(Alu.ADD, count, _R.R2)
+    asm.alu(Alu.ADD, count, _R.R1)  # what is left is 0 or 1
+    asm.alu(Alu.XOR, count, sign)
+    asm.alu(Alu.SUB, count, sign)
+    asm.alu(Alu.ADD, count, HIST_ZERO)
+    asm.mov(_R.R1, count)
+
+
+def _set_if_not_zero(w: Writer, shift: int) -> None:
+    """Set R2 to 1 if R1 is not 0 without its low bits, else to 0; takes R3."""
+    asm = w.asm
+    asm.mov(_R.R2, _R.R1)
+    asm.alu(Alu.RSH, _R.R2, shift)
+    asm.mov(_R.R3, _R.R2)
+    asm.neg(_R.R3)
+    asm.alu(Alu.OR, _R.R2, _R.R3)
+    asm.alu(Alu.RSH, _R.R2, 63)
+
+
+def _find_step(w: Writer, bounds: Range) -> None:
+    """Store the number of the bucket of the number in R1."""
+    asm, known, below, above = w.asm, w.asm.label(), w.asm.label(), w.asm.label()
+    asm.mov(_R.R2, bounds.low & (1 << 64) - 1)
+    asm.jump_if(Jump.JSLT, _R.R1, _R.R2, below)
+    asm.mov(_R.R3, bounds.high & (1 << 64) - 1)
+    asm.jump_if(Jump.JSGE, _R.R1, _R.R3, above)
+    asm.alu(Alu.SUB, _R.R1, _R.R2)
+    asm.mov(_R.R2, bounds.step)
+    asm.alu(Alu.DIV, _R.R1, _R.R2)
+    asm.alu(Alu.ADD, _R.R1, 1)
+    asm.store(SCRATCH, w.work(_BUCKET), _R.R1)
+    asm.jump(known)
+    asm.place(below)
+    asm.store(SCRATCH, w.work(_BUCKET), 0)
+    asm.jump(known)
+    asm.place(above)
+    asm.store(SCRATCH, w.work(_BUCKET), 1 + bounds.buckets)
+    asm.place(known)
+
+
+def _offset(table: Table, cell: int) -> int:
+    return 8 * (cell if table.keys else HEAD_CELLS + cell)
+
+
+def write_value(w: Writer, table: Table, again: Label | None) -> None:
+    """Change the value that R0 points to; go to ``again`` if somebody else has changed it meanwhile. Takes R0-R5."""
+    asm = w.asm
+    asm.mov(_R.R5, _R.R0)
+    for cell, word in _GREATEST.get(table.kind, ()):
+        assert again is not None
+        _keep_greatest(w, _offset(table, cell), word, again)
+    match table.kind:
+        case TableKind.COUNT:
+            _add(w, _offset(table, 0), 1)
+        case TableKind.SUM:
+            _add(w, _offset(table, 0), None)
+        case TableKind.AVG | TableKind.STATS:
+            _add(w, _offset(table, 0), 1)
+            _add(w, _offset(table, 1), None)
+        case TableKind.HIST | TableKind.LHIST:
+            _count_in_bucket(w, table)
+        case TableKind.LAST if table.keeps_bytes:
+            asm.mov(_R.R2, SCRATCH)
+            asm.alu(Alu.ADD, _R.R2, w.state.key + table.key_size)
+            for place in range(0, table.kept_bytes, 8):
+                asm.load(_R.R1, _R.R2, place)
+                asm.store(_R.R5, _offset(table, 0) + place, _R.R1)
+        case TableKind.LAST:
+            asm.load(_R.R1, SCRATCH, w.work(_VALUE))
+            asm.store(_R.R5, _offset(table, 0), _R.R1)
+
+
+def _add(w: Writer, offset: int, amount: int | None) -> None:
+    """Add a number, or the one that was tallied, to a cell of the value that R5 points to."""
+    if amount is None:
+        w.asm.load(_R.R1, SCRATCH, w.work(_VALUE))
+    else:
+        w.asm.mov(_R.R1, amount)
+    w.asm.atomic(Atomic.ADD, _R.R5, offset, _R.R1)
+
+
+def _count_in_bucket(w: Writer, table: Table) -> None:
+    asm, beyond = w.asm, w.asm.label()
+    asm.load(_R.R1, SCRATCH, w.work(_BUCKET))
+    asm.jump_if(Jump.JGE, _R.R1, table.value_cells, beyond)  # for the verifier: there are no other numbers
+    asm.alu(Alu.LSH, _R.R1, 3)
+    asm.alu(Alu.ADD, _R.R5, _R.R1)
+    asm.mov(_R.R1, 1)
+    asm.atomic(Atomic.ADD, _R.R5, _offset(table, 0), _R.R1)
+    asm.place(beyond)
+
+
+def _keep_greatest(w: Writer, offset: int, word: int, again: Label) -> None:
+    asm, kept = w.asm, w.asm.label()
+    asm.load(_R.R1, SCRATCH, w.work(word))
+    asm.load(_R.R0, _R.R5, offset)
+    asm.jump_if(Jump.JGE, _R.R0, _R.R1, kept)
+    asm.mov(_R.R2, _R.R0)
+    asm.atomic(Atomic.CMPXCHG, _R.R5, offset, _R.R1)
+    asm.jump_if(Jump.JEQ, _R.R0, _R.R2, kept)
+    w.loops.goto(again)
+    asm.place(kept)
+
+
+def load_shown(w: Writer, table: Table) -> None:
+    """Load the number that a value shows, which R0 points to, to R1. Takes R2-R4."""
+    asm = w.asm
+    asm.load(_R.R1, _R.R0, _offset(table, 0))
+    match table.kind:
+        case TableKind.MIN | TableKind.MAX:
+            asm.mov(_R.R2, BIAS)
+            asm.alu(Alu.XOR, _R.R1, _R.R2)
+            if table.kind is TableKind.MIN:
+                asm.alu(Alu.XOR, _R.R1, -1)
+        case TableKind.AVG:
+            asm.mov(_R.R4, _R.R1)
+            asm.load(_R.R1, _R.R0, _offset(table, 1))
+            asm.mov(_R.R3, _R.R1)
+            asm.alu(Alu.ARSH, _R.R3, 63)
+            asm.alu(Alu.XOR, _R.R1, _R.R3)
+            asm.alu(Alu.SUB, _R.R1, _R.R3)
+            asm.alu(Alu.DIV, _R.R1, _R.R4)  # which gives 0 where nothing was counted
+            asm.alu(Alu.XOR, _R.R1, _R.R3)
+            asm.alu(Alu.SUB, _R.R1, _R.R3)
+        case TableKind.HIST | TableKind.LHIST:
+            for cell in range(1, table.value_cells):
+                asm.load(_R.R2, _R.R0, _offset(table, cell))
+                asm.alu(Alu.ADD, _R.R1, _R.R2)
+
+
+_COPY = 14
+"""The first of the work words for a copy of the stack."""
+
+_EXISTS = -17
+"""What the kernel answers if a key is there already (-EEXIST)."""
+
+
+def _of_table(write: Callable[[Writer, Table, int], None]) -> Template:
+    """Return a template for the table that the operand numbers."""
+
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        number = int(i.operand)
+        table = table_of(number, w.flow.tables)
+        if table is None:
+            assert i.row is not None
+            invalid_opcode(w, replace(i, operand=i.row.opcode))
+            return
+        write(w, table, number)
+
+    return template
+
+
+def _tally(w: Writer, table: Table, number: int) -> None:
+    asm, lost, done = w.asm, w.asm.label(), w.asm.label()
+    if not table.keeps_bytes:
+        for cell in range(table.tallied_cells(8 if w.wide else 4)):
+            size = Size.DW if w.wide or table.value is None else Size.W
+            asm.store(SCRATCH, w.work(0) + 4 * cell, w.stack.pop_register(), size)
+            w.stack.release()
+    pop_keys(w, table.parts if table.keeps_bytes else table.keys)
+    if table.has_user_stack:
+        _send(w, table, number, Entry.TALLY)
+        return
+    prepare_value(w, table)
+    again = None
+    if retries(table):
+        w.open_loop()
+        again = asm.label()
+        w.loops.head(again)
+    _point_to_value(w, table, number, lost)
+    write_value(w, table, again)
+    asm.place(done)
+    if again is not None:
+        w.close_loop()
+    if not table.keys:
+        return
+
+    def count_lost() -> None:
+        asm.place(lost)
+        _count_lost(w, number)
+        asm.jump(done)
+
+    w.defer(count_lost)
+
+
+def _send(w: Writer, table: Table, number: int, kind: Entry) -> None:
+    """Put key and value into the ring: the reader follows the stack, and takes the value in, or the key out."""
+    asm, done = w.asm, w.asm.label()
+    entry = w.state.key - KEY_HEAD
+
+    def point_to_entry() -> None:
+        asm.mov(_R.R2, SCRATCH)
+        asm.alu(Alu.ADD, _R.R2, entry)
+
+    has_number = kind is Entry.TALLY and table.kind.takes_value and not table.keeps_bytes
+    if has_number:
+        asm.load(_R.R1, SCRATCH, w.work(0))
+        if not w.wide and table.value is None:
+            asm.alu(Alu.LSH, _R.R1, 32)
+            asm.alu(Alu.ARSH, _R.R1, 32)
+    point_to_entry()
+    asm.store(_R.R2, 0, kind << KIND_SHIFT, Size.W)
+    asm.store(_R.R2, 4, 0, Size.W)
+    asm.store(_R.R2, ENTRY_HEAD.size, number, Size.W)
+    asm.store(_R.R2, ENTRY_HEAD.size + 8, _R.R1 if has_number else 0)
+    asm.load(_R.R1, SCRATCH, Field.NUMBER)
+    asm.alu(Alu.ADD, _R.R1, 1)
+    asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
+    asm.mov(_R.R3, KEY_HEAD + table.key_size + (table.kept_bytes if kind is Entry.TALLY else 0))
+    if w.state.stack_copy:
+        write_stack_copy(asm, w.host, entry, w.work(_COPY), None)
+        point_to_entry()
+    w.host.output()
+    asm.jump_if(Jump.JEQ, _R.R0, 0, done)
+    _count_lost(w, number)
+    asm.place(done)
+
+
+def _count_lost(w: Writer, number: int) -> None:
+    w.asm.load_value(_R.R1, MapName.TABLES_LOST, 8 * number)
+    w.asm.mov(_R.R2, 1)
+    w.asm.atomic(Atomic.ADD, _R.R1, 0, _R.R2)
+
+
+def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:
+    """Let R0 point to the value under the key, which is made if it is not there yet; go to ``lost`` without room."""
+    asm = w.asm
+    if not table.keys:
+        _point_to_cells(w, table, number)
+        asm.store(_R.R0, 0, 1)
+        return
+    there, made = asm.label(), asm.label()
+    _call(w, number, Helper.MAP_LOOKUP_ELEM)
+    asm.jump_if(Jump.JNE, _R.R0, 0, there)
+    asm.load_value(_R.R3, MapName.ZEROS)
+    asm.mov(_R.R4, NO_OVERWRITE)
+    _call(w, number, Helper.MAP_UPDATE_ELEM)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, made)
+    asm.jump_if(Jump.JNE, _R.R0, _EXISTS, lost)
+    asm.place(made)
+    _call(w, number, Helper.MAP_LOOKUP_ELEM)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, lost)
+    asm.place(there)
+
+
+def _call(w: Writer, number: int, helper: Helper) -> None:
+    """Call a helper with the map and the key; R3 and R4 are the caller's."""
+    w.asm.load_map(_R.R1, table_map(number))
+    w.asm.mov(_R.R2, SCRATCH)
+    w.asm.alu(Alu.ADD, _R.R2, w.state.key)
+    w.asm.call(helper)
+
+
+def _point_to_cells(w: Writer, table: Table, number: int) -> None:
+    """Let R0 point to the memory of a table without keys."""
+    asm = w.asm
+    if number in w.request.shared_tables:
+        asm.load_value(_R.R0, table_map(number))
+        return
+    w.host.cpu()
+    asm.mov(_R.R1, _R.R0)
+    asm.alu(Alu.AND, _R.R1, w.request.tables.cpus - 1)
+    asm.alu(Alu.MUL, _R.R1, 8 * (HEAD_CELLS + table.value_cells))
+    asm.load_value(_R.R0, table_map(number))
+    asm.alu(Alu.ADD, _R.R0, _R.R1)
+
+
+def _push_table(w: Writer, table: Table, number: int) -> None:
+    if table.keeps_bytes:
+        _push_kept(w, table, number)
+        return
+    asm, shown, nothing = w.asm, w.work(0), w.asm.label()
+    pop_keys(w, table.keys)
+    asm.store(SCRATCH, shown, 0)
+    if table.keys:
+        _call(w, number, Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, nothing)
+    else:
+        _point_to_cells(w, table, number)
+        asm.load(_R.R1, _R.R0, 0)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, nothing)
+    load_shown(w, table)
+    asm.store(SCRATCH, shown, _R.R1)
+    asm.place(nothing)
+    for place in reversed(range(0, 8 if table.value is not None else 1, 8 if w.wide else 4)):
+        value = w.stack.take()
+        asm.load(value, SCRATCH, shown + place, Size.DW if w.wide else Size.W)
+        w.stack.push(value)
+
+
+def _push_kept(w: Writer, table: Table, number: int) -> None:
+    """Push what is kept, which is copied to the place of the key, so that there are zeros where nothing is."""
+    asm, nothing, known, place = w.asm, w.asm.label(), w.asm.label(), w.state.key
+    pop_keys(w, table.keys)
+    head = 0
+    if table.keys:
+        _call(w, number, Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, nothing)
+    else:
+        head = 8 * HEAD_CELLS
+        _point_to_cells(w, table, number)
+    asm.mov(_R.R2, SCRATCH)
+    asm.alu(Alu.ADD, _R.R2, place)
+    for offset in range(0, table.kept_bytes, 8):
+        asm.load(_R.R1, _R.R0, head + offset)
+        asm.store(_R.R2, offset, _R.R1)
+    if table.keys:
+        asm.jump(known)
+        asm.place(nothing)
+        clear(w, place, table.kept_bytes)
+        asm.place(known)
+    asm.mov(_R.R9, SCRATCH)
+    asm.alu(Alu.ADD, _R.R9, place)
+    size = 8 if w.wide else 4
+    for offset in reversed(range(0, table.kept_bytes, size)):
+        value = w.stack.take()
+        asm.load(value, _R.R9, offset, Size.of(size))
+        w.stack.push(value)
+        w.stack.release()
+
+
+def _delete(w: Writer, table: Table, number: int) -> None:
+    pop_keys(w, table.keys)
+    if table.has_user_stack:
+        _send(w, table, number, Entry.UNTALLY)
+        return
+    if table.keys:
+        _call(w, number, Helper.MAP_DELETE_ELEM)
+        return
+    _point_to_cells(w, table, number)
+    for cell in range(HEAD_CELLS + table.value_cells):
+        w.asm.store(_R.R0, 8 * cell, 0)
+
+
+TABLE_TEMPLATES: dict[str, Template] = {
+    "tally <table>": _of_table(_tally),
+    "push table, <table>": _of_table(_push_table),
+    "delete <table>": _of_table(_delete),
+}

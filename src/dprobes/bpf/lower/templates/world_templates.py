@@ -1,0 +1,563 @@
+"""Templates of what the probed world shows: registers, memory, identities, the clock."""
+
+# ruff: noqa: ARG001 - all templates have the same two parameters
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch.usdt_arguments import RegisterPart
+from dprobes.bpf.bpf_instructions import Alu, Jump, Register, Size
+from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
+from dprobes.bpf.lower.hosts.vma_lookup import BUSY, VM_WRITE
+from dprobes.bpf.lower.state.handler_state import ABORT, KEPT, SCRATCH, Field
+from dprobes.bpf.map_layouts import ProbeField
+from dprobes.errors import NotSupportedError
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, UNSEEN_ENTRY, ExceptionCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.arch import Register as CpuRegister
+    from dprobes.arch.usdt_arguments import MemoryPlace
+    from dprobes.bpf.bpf_assembler import Label
+    from dprobes.bpf.lower.hosts.handler_host import Host
+    from dprobes.bpf.lower.template_writer import Template, Writer
+    from dprobes.rpn.instruction_encoding import EncodedInstruction
+
+__all__ = [
+    "MATCH_TEMPLATES",
+    "PAGE",
+    "USDT_TEMPLATES",
+    "WORLD_TEMPLATES",
+    "next_page",
+    "read_byte",
+    "read_value",
+    "throw_fault",
+]
+
+PAGE = 4096
+_R = Register
+
+
+def accessed_register(w: Writer, i: EncodedInstruction) -> CpuRegister | None:
+    """Return the register that an instruction names; None if the processor has none that may be accessed so."""
+    assert i.row is not None
+    register = w.architecture.register(i.operand)
+    allowed = register is not None and register.may_be(i.row.syntax.partition(",")[0])
+    return register if allowed else None
+
+
+def _push_register(w: Writer, i: EncodedInstruction) -> None:
+    register = accessed_register(w, i)
+    if register is None:
+        w.stack.push(0)
+    elif register.memory_offset is not None:
+        address = w.stack.take()
+        w.host.register(address, "esp")
+        w.asm.alu(Alu.ADD, address, register.memory_offset, wide=w.wide)
+        _read(w, address, w.word_size)
+    else:
+        value = w.stack.take()
+        w.host.register(value, register.name)
+        w.stack.push(value)
+
+
+def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
+    register = accessed_register(w, i)
+    if register is None or not w.host.has_user_context:
+        _push_register(w, i)
+        return
+    nothing = nobody(w)
+    if register.memory_offset is None:
+        w.host.user_register(register.name, nothing)
+        w.stack.push(w.stack.copy(_R.R0))
+    else:
+        w.host.user_register("esp", nothing)
+        address = w.stack.copy(_R.R0)
+        w.asm.alu(Alu.ADD, address, register.memory_offset, wide=w.wide)
+        _read(w, address, w.word_size)
+
+
+def nobody(w: Writer, address: int = 0) -> Label:
+    """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR at ``address`` is raised."""
+    nothing = w.asm.label()
+    w.stack.settle()
+
+    def throw() -> None:
+        w.asm.place(nothing)
+        w.throw(ExceptionCode.INVALID_ADDR, address)
+
+    w.defer(throw)
+    return nothing
+
+
+def _push_traced_field(w: Writer, i: EncodedInstruction) -> None:
+    w.host.traced_field(str(i.operand), nobody(w))
+    value = w.stack.copy(_R.R0)
+    if not w.wide:
+        w.asm.mov(value, value, wide=False)
+    w.stack.push(value)
+
+
+def _pop_register(w: Writer, i: EncodedInstruction) -> None:
+    value = w.stack.pop_register()
+    register = accessed_register(w, i)
+    if register is not None:
+        assert register.name in REGISTER_OFFSETS
+        w.host.set_register(register.name, value)
+
+
+def _read(w: Writer, address: Register, size: int) -> None:
+    """Push ``size`` bytes of memory at an address."""
+    read_value(w, address, size)
+    for cell in reversed(range(-(-size // w.word_size))):
+        value = w.stack.take()
+        w.asm.load(value, SCRATCH, w.work(1) + cell * w.word_size, Size.of(min(size, w.word_size)))
+        w.stack.push(value)
+
+
+def read_value(w: Writer, address: Register, size: int) -> None:
+    """Read up to 8 bytes of memory at an address to the start of work word 1, or raise INVALID_ADDR."""
+    asm = w.asm
+    asm.store(SCRATCH, w.work(0), address)
+    asm.store(SCRATCH, w.work(1), 0)
+    w.stack.settle()
+
+    def arguments() -> None:
+        asm.mov(_R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, w.work(1))
+        asm.mov(_R.R2, size)
+        asm.load(_R.R3, SCRATCH, w.work(0))
+
+    w.host.read_memory(arguments)
+    fault = asm.label()
+    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+    w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
+
+
+def throw_fault(w: Writer, label: int, size: int, address: int, *, in_loop: bool = False) -> None:
+    """Raise INVALID_ADDR for the first byte that is not there, of up to a page of bytes at the address in a field."""
+    asm = w.asm
+    asm.place(label)
+    if in_loop:
+        w.close_loop()
+    if size > 1:
+        # It is the second page that is not there only if the access reaches into it, and the first one can be read.
+        first = asm.label()
+        asm.load(_R.R1, SCRATCH, address)
+        asm.alu(Alu.AND, _R.R1, PAGE - 1)
+        asm.jump_if(Jump.JLE, _R.R1, PAGE - size, first)
+        read_byte(w, address)
+        asm.jump_if(Jump.JNE, _R.R0, 0, first)
+        next_page(w, _R.R1, address)
+        asm.store(SCRATCH, address, _R.R1)
+        asm.place(first)
+    asm.load(_R.R1, SCRATCH, address)
+    w.throw(ExceptionCode.INVALID_ADDR, _R.R1)
+
+
+def next_page(w: Writer, register: Register, field: int) -> None:
+    """Load the address of the page behind that of the address in a field; behind the largest address comes 0."""
+    w.asm.load(register, SCRATCH, field)
+    w.asm.alu(Alu.OR, register, PAGE - 1)
+    w.asm.alu(Alu.ADD, register, 1, wide=w.wide)
+
+
+def read_byte(w: Writer, field: int) -> None:
+    """Read the byte at the address that a field holds; R0 is 0 if it could be read."""
+    asm = w.asm
+
+    def arguments() -> None:
+        asm.mov(_R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, w.work(15))
+        asm.mov(_R.R2, 1)
+        asm.load(_R.R3, SCRATCH, field)
+
+    w.host.read_memory(arguments)
+
+
+def _push_memory(size: int) -> Template:
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        _read(w, w.stack.pop_register(), size)
+
+    return template
+
+
+def _pop_memory(size: int) -> Template:
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        asm = w.asm
+        for cell in range(-(-size // w.word_size)):
+            asm.store(SCRATCH, w.work(1) + cell * w.word_size, w.stack.pop_register(), w.size)
+            w.stack.release()
+        asm.store(SCRATCH, w.work(0), w.stack.pop_register())
+        w.stack.settle()
+        asm.load(_R.R1, SCRATCH, w.work(0))
+        asm.mov(_R.R2, SCRATCH)
+        asm.alu(Alu.ADD, _R.R2, w.work(1))
+        asm.mov(_R.R3, size)
+        w.host.write_memory()
+        fault = asm.label()
+        asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+        w.defer(lambda: throw_fault(w, fault, size, w.work(0)))
+
+    return template
+
+
+def _vfyr(w: Writer, i: EncodedInstruction) -> None:
+    w.asm.store(SCRATCH, w.work(0), w.stack.pop_register())
+    w.stack.settle()
+    read_byte(w, w.work(0))
+    value = w.stack.copy(_R.R0)
+    w.asm.alu(Alu.RSH, value, 63)  # an error is negative
+    w.stack.push(value)
+
+
+_VERIFICATION_TRIES = 4
+"""How often the kernel is asked for a mapping while somebody else changes the process's mappings."""
+
+
+def _vfyrw(w: Writer, i: EncodedInstruction) -> None:
+    """Write it without a write: a byte can be written if it can be read and its mapping allows writes."""
+    asm, address, answer = w.asm, w.work(0), w.work(1)
+    asm.store(SCRATCH, address, w.stack.pop_register())
+    w.stack.settle()
+    asm.store(SCRATCH, answer, 1)
+    known, done, busy = asm.label(), asm.label(), asm.label()
+    read_byte(w, address)
+    asm.jump_if(Jump.JNE, _R.R0, 0, done)
+    for _ in range(_VERIFICATION_TRIES):
+        asm.load(_R.R2, SCRATCH, address)
+        w.host.vma_flags()
+        asm.jump_if(Jump.JNE, _R.R0, BUSY, known)
+    asm.jump(busy)
+    asm.place(known)
+    asm.alu(Alu.RSH, _R.R1, VM_WRITE.bit_length() - 1)
+    asm.alu(Alu.AND, _R.R1, 1)
+    asm.alu(Alu.XOR, _R.R1, 1)
+    asm.store(SCRATCH, answer, _R.R1)
+    asm.place(done)
+    w.stack.push(w.field(answer))
+
+    def miss() -> None:
+        asm.place(busy)
+        w.host.count(ProbeField.MISSED)
+        asm.store(SCRATCH, Field.ENDING, ABORT)
+        asm.jump(w.end_label)
+
+    w.defer(miss)
+
+
+def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
+    """Return the template that pushes the answer to a question of so many bits."""
+
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        w.stack.settle()
+        question(w.host)
+        _push_answer(w, bits)
+
+    return template
+
+
+def _push_answer(w: Writer, bits: int) -> None:
+    """Push so many bits of R0."""
+    value = w.stack.copy(_R.R0)
+    if bits > 32 and not w.wide:
+        if bits == 64:
+            high = w.stack.copy(value)
+            w.asm.alu(Alu.RSH, high, 32)
+            w.stack.push(high)
+        w.asm.mov(value, value, wide=False)
+    w.stack.push(value)
+
+
+def _push_elapsed(w: Writer, i: EncodedInstruction) -> None:
+    if _is_entered(w):  # where the prologue has put the time since then
+        w.asm.mov(_R.R0, _R.R1)
+        _push_answer(w, 64)
+
+
+def _push_entry(w: Writer, i: EncodedInstruction) -> None:
+    register = accessed_register(w, i)
+    if register is None:
+        w.stack.push(0)
+        return
+    kept = [] if w.request.entry is None else [index for _, index, _ in w.request.entry.registers]
+    if _is_entered(w, is_kept=register.index in kept):
+        if w.request.placement.is_trampoline:
+            value = w.stack.take()
+            w.host.register(value, register.name)
+        else:
+            value = w.field(KEPT + 8 * (1 + kept.index(register.index)))
+        w.stack.push(value)
+
+
+def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
+    """Write the exception for a call whose entry was not seen; return False if that is so for all calls."""
+    if not w.state.entry_words or not is_kept:
+        w.stack.flush()
+        w.throw(ExceptionCode.INVALID_ADDR, UNSEEN_ENTRY)
+        w.is_open = False
+        return False
+    unseen = nobody(w, UNSEEN_ENTRY)
+    w.asm.load(_R.R1, SCRATCH, KEPT)
+    w.asm.jump_if(Jump.JEQ, _R.R1, 0, unseen)
+    return True
+
+
+def _push_width(w: Writer, i: EncodedInstruction) -> None:
+    w.stack.push(-w.bits)  # eBPF is compiled for little endian machines
+
+
+WORLD_TEMPLATES: dict[str, Template] = {
+    "push r, <register>": _push_register,
+    "push u, <register>": _push_user_register,
+    "pop r, <register>": _pop_register,
+    "pop u, <register>": _pop_register,
+    **{f"push mem, u{8 << n}": _push_memory(1 << n) for n in range(4)},
+    **{f"pop mem, u{8 << n}": _pop_memory(1 << n) for n in range(4)},
+    "vfyr": _vfyr,
+    "vfyrw": _vfyrw,
+    "push tp, <field>": _push_traced_field,
+    "push task": _ask(lambda host: host.task(), bits=63),
+    "push pid": _ask(lambda host: host.pid()),
+    "push tid": _ask(lambda host: host.tid()),
+    "push uid": _ask(lambda host: host.uid()),
+    "push procid": _ask(lambda host: host.cpu()),
+    "push elapsed": _push_elapsed,
+    "push entry, <register>": _push_entry,
+    "push time": _ask(lambda host: host.time(), bits=64),
+    "push wid": _push_width,
+}
+
+
+# The template that pushes an argument of a USDT probe; ``vm.world_rules`` defines what the value is.
+
+
+def _push_argument(w: Writer, i: EncodedInstruction) -> None:
+    arguments, number = w.point.arguments, int(i.operand)
+    if not 1 <= number <= len(arguments) or (operand := (argument := arguments[number - 1]).operand) is None:
+        nothing = nobody(w)
+        w.asm.mov(Register.R1, 0)
+        w.asm.jump_if(Jump.JEQ, Register.R1, 0, nothing)  # always, but what follows can still be reached
+        w.stack.push(0)
+        return
+    bits = 8 * argument.size
+    if isinstance(operand, int):
+        number = operand & ((1 << bits) - 1)
+        w.stack.push(number - (1 << bits) if argument.signed and number >> (bits - 1) else number)
+        return
+    if isinstance(operand, RegisterPart):
+        bits = operand.bits
+        value = w.stack.take()
+        w.host.register(value, operand.name)
+        if operand.shift:
+            w.asm.alu(Alu.RSH, value, operand.shift)
+    else:
+        read_value(w, _address(w, operand), argument.size)
+        value = w.stack.take()
+        w.asm.load(value, SCRATCH, w.work(1), Size.of(argument.size))
+    _extend(w, value, bits, signed=argument.signed)
+    w.stack.push(value)
+
+
+def _address(w: Writer, place: MemoryPlace) -> Register:
+    """Return a new register with the address of a place."""
+    if place.symbol:
+        w.stack.settle()
+        link = w.request.symbols.get(place.symbol)
+        if link is None:
+            raise NotSupportedError(f"the address of '{place.symbol}' is not known")
+        address = w.stack.take()
+        w.host.load_bias(address)
+        _add(w, address, link + place.displacement)
+    else:
+        address = w.stack.copy(place.displacement)
+    for name, factor in ((place.base, 1), (place.index, place.scale)):
+        if name:
+            register = w.stack.take()
+            w.host.register(register, name)
+            w.asm.alu(Alu.LSH, register, factor.bit_length() - 1)
+            w.asm.alu(Alu.ADD, address, register)
+    if not w.wide:
+        w.asm.mov(address, address, wide=False)
+    return address
+
+
+def _add(w: Writer, register: Register, number: int) -> None:
+    constant = w.stack.copy(number & (1 << 64) - 1)
+    w.asm.alu(Alu.ADD, register, constant)
+
+
+def _extend(w: Writer, value: Register, bits: int, *, signed: bool) -> None:
+    """Extend the lower bits of a register to a word."""
+    if bits < 64:
+        w.asm.alu(Alu.LSH, value, 64 - bits)
+        w.asm.alu(Alu.ARSH if signed else Alu.RSH, value, 64 - bits)
+    if not w.wide:
+        w.asm.mov(value, value, wide=False)
+
+
+USDT_TEMPLATES: dict[str, Template] = {"push usdt, <argument>": _push_argument}
+
+
+# Templates that compare a process name or a string with a text, and push a process name.
+#
+# What is compared comes to a buffer among the words of work. It has room for the longest text, its NUL, and one byte
+# more, which tells that a string goes on. Whether bytes are the same is worked out without a branch, so that there is
+# one path for the verifier.
+
+
+_ADDRESS, _LENGTH, _POSITION, _BUFFER = 0, 1, 2, 4
+"""The words of work: where the string is, its length with the NUL, the byte that is looked at; then the buffer."""
+
+_POSITION_MASK = 255
+"""The mask of positions in a string: a power of two above the longest text."""
+
+
+def _point_to_buffer(w: Writer) -> None:
+    w.asm.mov(_R.R1, SCRATCH)
+    w.asm.alu(Alu.ADD, _R.R1, w.work(_BUFFER))
+
+
+def _load_process_name(w: Writer) -> None:
+    w.stack.settle()
+    _point_to_buffer(w)
+    w.host.process_name()
+
+
+def _push_process_name(w: Writer, i: EncodedInstruction) -> None:
+    _load_process_name(w)
+    for start in reversed(range(0, PROCESS_NAME_SIZE, w.word_size)):
+        value = w.stack.take()
+        w.asm.load(value, SCRATCH, w.work(_BUFFER) + start, w.size)
+        w.stack.push(value)
+
+
+def _match_process_name(*, whole: bool) -> Template:
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        wanted = str(i.operand).encode()
+        if len(wanted) >= PROCESS_NAME_SIZE:
+            w.stack.push(1)
+            return
+        _load_process_name(w)
+        differs = w.stack.copy(0)
+        _compare(w, differs, wanted + b"\0" * whole)
+        _push_whether(w, differs)
+
+    return template
+
+
+def _match_string(*, whole: bool) -> Template:
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        wanted = str(i.operand).encode()
+        limit = len(wanted) + whole
+        if not limit:
+            w.stack.drop(1)
+            w.stack.push(0)
+            return
+        _read_string(w, limit)
+        differs = w.field(w.work(_LENGTH))
+        w.asm.alu(Alu.XOR, differs, len(wanted) + 1)
+        _compare(w, differs, wanted)
+        _push_whether(w, differs)
+
+    return template
+
+
+def _compare(w: Writer, differs: Register, wanted: bytes) -> None:
+    """Set bits of ``differs`` unless the buffer begins with ``wanted``."""
+    part = w.stack.take()
+    for start in range(0, len(wanted), 8):
+        piece = wanted[start : start + 8]
+        unused = 64 - 8 * len(piece)
+        w.asm.load(part, SCRATCH, w.work(_BUFFER) + start)
+        if unused:
+            w.asm.alu(Alu.LSH, part, unused)
+        w.asm.mov(_R.R9, int.from_bytes(piece, "little") << unused)
+        w.asm.alu(Alu.XOR, part, _R.R9)
+        w.asm.alu(Alu.OR, differs, part)
+
+
+def _push_whether(w: Writer, bits: Register) -> None:
+    """Push 1 if a register is not 0, else 0: the highest bit of ``bits | -bits``."""
+    negative = w.stack.copy(0)
+    w.asm.alu(Alu.SUB, negative, bits)
+    w.asm.alu(Alu.OR, bits, negative)
+    w.asm.alu(Alu.RSH, bits, 63)
+    w.stack.push(bits)
+
+
+def _read_string(w: Writer, limit: int) -> None:
+    """
+    Pop an address, and read up to ``limit`` bytes of the string there to the buffer.
+
+    Its length with the NUL comes to a word of work, ``limit + 1`` if it has none so far. A helper reads it at once,
+    but neither pages in nor looks at fewer bytes than it may write, so where it fails the string is read byte by byte.
+    """
+    asm, known, slow = w.asm, w.asm.label(), w.asm.label()
+    asm.store(SCRATCH, w.work(_ADDRESS), w.stack.pop_register())
+    w.open_loop()
+    _point_to_buffer(w)
+    asm.mov(_R.R2, limit + 1)
+    asm.load(_R.R3, SCRATCH, w.work(_ADDRESS))
+    w.host.read_string()
+    asm.jump_if(Jump.JSLT, _R.R0, 1, slow)
+    asm.store(SCRATCH, w.work(_LENGTH), _R.R0)
+    asm.place(known)
+
+    def by_bytes() -> None:
+        asm.place(slow)
+        _read_by_bytes(w, limit, known)
+
+    w.defer(by_bytes)
+
+
+def _read_by_bytes(w: Writer, limit: int, known: Label) -> None:
+    asm, address, length, position = w.asm, w.work(_ADDRESS), w.work(_LENGTH), w.work(_POSITION)
+    head, fault, ended = asm.label(), asm.label(), asm.label()
+    asm.store(SCRATCH, length, 1)
+    asm.load(_R.R1, SCRATCH, address)
+    asm.store(SCRATCH, position, _R.R1)
+    w.loops.head(head)
+    asm.load(_R.R1, SCRATCH, length)
+    asm.jump_if(Jump.JGT, _R.R1, limit, ended)
+
+    def arguments() -> None:
+        _point_to_byte(w)
+        asm.mov(_R.R2, 1)
+        asm.load(_R.R3, SCRATCH, position)
+
+    w.host.read_memory(arguments)
+    asm.jump_if(Jump.JNE, _R.R0, 0, fault)
+    _point_to_byte(w)
+    asm.load(_R.R1, _R.R1, 0, Size.B)
+    asm.jump_if(Jump.JEQ, _R.R1, 0, ended)
+    for field in (length, position):
+        asm.load(_R.R1, SCRATCH, field)
+        asm.alu(Alu.ADD, _R.R1, 1, wide=w.wide)
+        asm.store(SCRATCH, field, _R.R1)
+    w.loops.goto(head)
+    asm.place(fault)
+    w.close_loop()
+    asm.load(_R.R1, SCRATCH, position)
+    w.throw(ExceptionCode.INVALID_ADDR, _R.R1)
+    asm.place(ended)
+    w.close_loop()
+    w.loops.goto(known)
+
+
+def _point_to_byte(w: Writer) -> None:
+    """Let R1 point to the byte of the buffer that is to be read: the length counts the NUL that may be there."""
+    w.asm.load(_R.R1, SCRATCH, w.work(_LENGTH))
+    w.asm.alu(Alu.SUB, _R.R1, 1)
+    w.pointer(_R.R1, w.work(_BUFFER), _POSITION_MASK)
+
+
+MATCH_TEMPLATES: dict[str, Template] = {
+    "push comm": _push_process_name,
+    "match comm, <text>": _match_process_name(whole=True),
+    "match commn, <text>": _match_process_name(whole=False),
+    "match str, <text>": _match_string(whole=True),
+    "match strn, <text>": _match_string(whole=False),
+}

@@ -1,0 +1,429 @@
+"""Expressions of bpftrace: those of C, with maps, variables with a dollar sign, strings and tuples."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dprobes.bpftrace import script_tree
+from dprobes.c_tokens import ParseError, TextTokens, Token, TokenCursor, TokenKind
+from dprobes.source_text import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source_text import SourceFile
+
+__all__ = ["parse", "parts_of"]
+
+# The tokens of a script of bpftrace, as the parser asks for them; names of probes are words of their own.
+
+
+_TOKEN = re.compile(
+    r"""(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<number>[0-9][A-Za-z0-9_.]*)
+      | (?P<string>"(?:[^"\\\n]|\\.)*")
+      | (?P<table>@[A-Za-z0-9_]*)
+      | (?P<variable>\$[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<parameter>\$[0-9#]+)
+      | (?P<punctuation><<=|>>=|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||\*=|/=|%=|\+=|-=|&=|\^=|\|=|\.\.
+                        |[\[\](){}.&*+\-~!/%<>^|?:;=,])""",
+    re.VERBOSE,
+)
+
+# A path has slashes; elsewhere a slash begins the condition behind a probe.
+_POINT = re.compile(
+    r"""(?:uprobe|uretprobe|usdt|u|ur|U):(?:"[^"\n]*"|[^\s,{":])*(?::(?:"[^"\n]*"|[^\s,{"/])*)?
+      | [A-Za-z_]\w*(?::(?:"[^"\n]*"|[^\s,{"/])*)*""",
+    re.VERBOSE,
+)
+
+
+class TokenStream(TextTokens):
+    """Give the tokens of a text, in which comments are blank; ``source`` is where they come from."""
+
+    def __init__(self, source: SourceFile, text: str, diagnostics: Diagnostics) -> None:
+        super().__init__(text, _TOKEN, partial(Span, source), diagnostics, "the end of the script")
+
+    def take_point(self) -> Token | None:
+        """Take the name of a probe; None if none comes next."""
+        return self.take_match(_POINT)
+
+    def take_block(self) -> Token | None:
+        """Take the text from here to the ``;`` behind the next ``}``; None if there is none."""
+        depth = 0
+        for position in range(self.peek().start, len(self.text)):
+            depth += {"{": 1, "}": -1}.get(self.text[position], 0)
+            if depth == 0 and self.text[position] == ";":
+                return self.take_to(position + 1)
+        return None
+
+
+_DEPTH_MAX = 60
+_PRECEDENCE = {
+    "||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, ">": 7, "<=": 7, ">=": 7, "<<": 8, ">>": 8,
+    "+": 9, "-": 9, "*": 10, "/": 10, "%": 10,
+}  # fmt: skip
+_UNARY = ("!", "~", "-", "*", "&", "+")
+_TAGS = ("struct", "union", "enum")
+_TYPES = re.compile(r"u?int(?:8|16|32|64)(?:_t)?|void|char|short|int|long|unsigned|signed|bool|size_t|u(?:8|16|32|64)")
+_NUMBER = re.compile(
+    r"(?P<hex>0[xX][0-9a-fA-F_]+)|(?P<digits>[0-9][0-9_]*)(?:e(?P<exponent>[0-9]+))?(?P<unit>ns|us|ms|s|m|h|d)?"
+)
+_UNITS = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_SUFFIX = re.compile(r"(?i:u|l|ul|ll|ull)\Z")
+_DIGITS_MAX = 24
+"""Of a number of 64 bits, octal ones included."""
+_EXPONENT_MAX = 18
+
+
+class Cursor(TokenCursor[TokenStream]):
+    """Walk through the tokens of a script."""
+
+    def __init__(self, tokens: TokenStream, diagnostics: Diagnostics) -> None:
+        super().__init__(tokens, diagnostics, _DEPTH_MAX)
+
+
+class ExpressionParser:
+    """Parse expressions. The condition of a probe stands between slashes: there a slash does not divide."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._divides = True
+
+    def condition(self) -> script_tree.Expression:
+        """Parse the condition of a probe; its first slash has been taken."""
+        self._divides = False
+        try:
+            found = self.expression()
+        finally:
+            self._divides = True
+        self._cursor.expect("/", "behind the condition")
+        return found
+
+    def expression(self) -> script_tree.Expression:
+        """Parse an expression."""
+        with self._cursor:
+            first = self._cursor.peek()
+            condition = self._binary(1)
+            if height_of(condition) > _DEPTH_MAX:
+                raise self._cursor.wrong(f"this has more than {_DEPTH_MAX} levels", condition.span)
+            if self._cursor.accept("?") is None:
+                return condition
+            then = self.expression()
+            self._cursor.expect(":", "between the two values")
+            otherwise = self.expression()
+            return script_tree.Conditional(condition, then, otherwise, self._cursor.span_from(first))
+
+    def arguments(self, end: str) -> tuple[script_tree.Expression, ...]:
+        """Parse expressions between commas up to a bracket, which is taken."""
+        divides, self._divides = self._divides, True
+        found: list[script_tree.Expression] = []
+        if not self._cursor.sees(end):
+            found.append(self.expression())
+            while self._cursor.accept(","):
+                found.append(self.expression())
+        self._cursor.expect(end, "behind the values")
+        self._divides = divides
+        return tuple(found)
+
+    def _binary(self, least: int) -> script_tree.Expression:
+        first = self._cursor.peek()
+        left = self._unary()
+        while True:
+            token = self._cursor.peek()
+            precedence = _PRECEDENCE.get(token.text, 0) if token.kind is TokenKind.PUNCTUATION else 0
+            if precedence < least or (token.text == "/" and not self._divides):
+                return left
+            self._cursor.take()
+            right = self._binary(precedence + 1)
+            left = script_tree.Binary(token.text, left, right, self._cursor.span_from(first))
+
+    def _unary(self) -> script_tree.Expression:
+        cursor = self._cursor
+        with cursor:
+            first = cursor.peek()
+            if cursor.accept("++", "--") is not None:
+                operand = self._unary()
+                return script_tree.Step(first.text, operand, is_postfix=False, span=cursor.span_from(first))
+            if cursor.accept(*_UNARY) is not None:
+                operand = self._unary()
+                return script_tree.Unary(first.text, operand, cursor.span_from(first))
+            if (length := self._cast_length()) > 0:
+                type_ = self._type(length)
+                operand = self._unary()
+                return script_tree.Cast(type_, operand, cursor.span_from(first))
+            return self._postfix()
+
+    def _cast_length(self) -> int:
+        """Return how many tokens a type in brackets has that comes next; 0 if none does."""
+        cursor = self._cursor
+        if not cursor.sees("("):
+            return 0
+        distance = 1
+        if cursor.sees(*_TAGS, distance=1):
+            distance = 3
+        elif cursor.peek(1).kind is TokenKind.NAME:
+            is_known = True
+            while cursor.peek(distance).kind is TokenKind.NAME:
+                is_known = is_known and _TYPES.fullmatch(cursor.peek(distance).text) is not None
+                distance += 1
+            if not is_known and not cursor.sees("*", distance=distance):
+                return 0
+        else:
+            return 0
+        while cursor.sees("*", distance=distance):
+            distance += 1
+        if not cursor.sees(")", distance=distance):
+            return 0
+        # (name *) is a type only if something follows that it can be applied to.
+        return distance + 1
+
+    def _type(self, length: int) -> str:
+        words = [self._cursor.take().text for _ in range(length)][1:-1]
+        return " ".join(words).replace("* *", "**")
+
+    def _postfix(self) -> script_tree.Expression:
+        cursor = self._cursor
+        first = cursor.peek()
+        found = self._primary()
+        while True:
+            if (operator := cursor.accept("->", ".")) is not None:
+                if cursor.peek().kind is TokenKind.NUMBER:
+                    raise cursor.wrong("tuples have no like in DProbes C")
+                name = cursor.expect_name("the name of a field").text
+                found = script_tree.Field(found, name, operator.text == "->", cursor.span_from(first))
+            elif cursor.accept("["):
+                (index,) = self._one(self.arguments("]"))
+                found = script_tree.Index(found, index, cursor.span_from(first))
+            elif (operator := cursor.accept("++", "--")) is not None:
+                found = script_tree.Step(operator.text, found, is_postfix=True, span=cursor.span_from(first))
+            else:
+                return found
+
+    def _one(self, values: tuple[script_tree.Expression, ...]) -> tuple[script_tree.Expression]:
+        if len(values) != 1:
+            raise self._cursor.wrong("an array has one index", self._cursor.tokens.span(self._cursor.last))
+        return (values[0],)
+
+    def _primary(self) -> script_tree.Expression:
+        cursor = self._cursor
+        token = cursor.take()
+        span = cursor.tokens.span(token)
+        match token.kind:
+            case TokenKind.NUMBER:
+                return script_tree.Number(self._number(token), span)
+            case TokenKind.STRING:
+                return script_tree.String(token.text[1:-1], span)
+            case TokenKind.VARIABLE:
+                return script_tree.Variable(token.text[1:], span)
+            case TokenKind.PARAMETER:
+                return script_tree.Parameter(token.text, span)
+            case TokenKind.TABLE:
+                keys = self.arguments("]") if cursor.accept("[") else ()
+                return script_tree.Map(token.text[1:], keys, cursor.span_from(token))
+            case TokenKind.NAME:
+                if token.text == "sizeof" and (length := self._cast_length()) > 0:
+                    return script_tree.SizeOf(self._type(length), cursor.span_from(token))
+                if not cursor.accept("("):
+                    return script_tree.Name(token.text, span)
+                arguments = self.arguments(")")
+                return script_tree.Call(token.text, arguments, cursor.span_from(token))
+        if token.text == "(":
+            values = self.arguments(")")
+            if len(values) == 1:
+                return values[0]
+            return script_tree.Tuple(values, cursor.span_from(token))
+        raise cursor.wrong(f"expected a value, found {token.described}", span)
+
+    def _number(self, token: Token) -> int:
+        text = token.text
+        match = _NUMBER.fullmatch(text if text[:2] in ("0x", "0X") else _SUFFIX.sub("", text))
+        if match is None or len(match["exponent"] or "") > 2 or int(match["exponent"] or 0) > _EXPONENT_MAX:
+            raise self._cursor.wrong(f"'{text}' is no number", self._cursor.tokens.span(token))
+        if match["hex"]:
+            return int(match["hex"].replace("_", ""), 16)
+        digits = match["digits"].replace("_", "")
+        if len(digits.lstrip("0")) > _DIGITS_MAX:
+            raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
+        if len(digits) > 1 and digits[0] == "0" and digits.isdigit() and not set(digits) & {"8", "9"}:
+            value = int(digits, 8)
+        else:
+            value = int(digits)
+        value = value * int(10 ** int(match["exponent"] or 0)) * _UNITS[match["unit"] or ""]
+        if value >= 1 << 64:
+            raise self._cursor.wrong(f"'{text}' has more than 64 bits", self._cursor.tokens.span(token))
+        return value
+
+
+def parts_of(expression: script_tree.Expression) -> Iterator[script_tree.Expression]:
+    """Return an expression and all that it is made of."""
+    left = [expression]
+    while left:
+        each = left.pop()
+        yield each
+        left += _inner(each)
+
+
+def height_of(expression: script_tree.Expression) -> int:
+    """Return how many levels an expression has: a chain of operators grows as well."""
+    height, level = 0, [expression]
+    while level:
+        height += 1
+        level = [inner for each in level for inner in _inner(each)]
+    return height
+
+
+def _inner(expression: script_tree.Expression) -> tuple[script_tree.Expression, ...]:
+    match expression:
+        case script_tree.Map(_, keys):
+            return keys
+        case script_tree.Call(_, arguments):
+            return arguments
+        case script_tree.Tuple(values):
+            return values
+        case script_tree.Field(base):
+            return (base,)
+        case script_tree.Index(base, index):
+            return (base, index)
+        case script_tree.Unary(_, operand) | script_tree.Step(_, operand) | script_tree.Cast(_, operand):
+            return (operand,)
+        case script_tree.Binary(_, left, right):
+            return (left, right)
+        case script_tree.Conditional(condition, then, otherwise):
+            return (condition, then, otherwise)
+    return ()
+
+
+# A script of bpftrace to its tree: probes, their conditions and statements. Several errors are found in one run.
+
+
+_ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
+_JUMPS = ("return", "break", "continue")
+
+
+def parse(source: SourceFile, text: str, diagnostics: Diagnostics) -> script_tree.Script:
+    """Parse a script; ``text`` is that of ``source`` without comments and directives. Errors are reported."""
+    return _ScriptParser(Cursor(TokenStream(source, text, diagnostics), diagnostics)).script()
+
+
+class _ScriptParser:
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._expressions = ExpressionParser(cursor)
+
+    def script(self) -> script_tree.Script:
+        cursor = self._cursor
+        probes: list[script_tree.Probe] = []
+        structures: list[str] = []
+        while cursor.peek().kind is not TokenKind.END:
+            try:
+                if cursor.sees("struct", "union", "enum"):
+                    first = cursor.peek()
+                    definition = cursor.tokens.take_block()
+                    if definition is None:
+                        raise cursor.wrong("this definition does not end with '};'", cursor.tokens.span(first))
+                    structures.append(definition.text)
+                else:
+                    probes.append(self._probe())
+            except ParseError:
+                self._skip_probe()
+        return script_tree.Script(tuple(probes), tuple(structures))
+
+    def _probe(self) -> script_tree.Probe:
+        cursor = self._cursor
+        first = cursor.peek()
+        points = [self._point()]
+        while cursor.accept(","):
+            if cursor.sees("{", "/"):
+                break
+            points.append(self._point())
+        condition = self._expressions.condition() if cursor.accept("/") else None
+        body = self._block("of a probe")
+        return script_tree.Probe(tuple(points), condition, body, cursor.span_from(first))
+
+    def _point(self) -> script_tree.Point:
+        cursor = self._cursor
+        word = cursor.tokens.take_point()
+        if word is None:
+            raise cursor.wrong(f"expected a probe, found {cursor.peek().described}")
+        cursor.last = word
+        return script_tree.Point(tuple(word.text.replace('"', "").split(":")), cursor.tokens.span(word))
+
+    def _block(self, what: str) -> tuple[script_tree.Statement, ...]:
+        cursor = self._cursor
+        with cursor:
+            cursor.expect("{", f"at the beginning of the block {what}")
+            found: list[script_tree.Statement] = []
+            while not cursor.sees("}"):
+                if cursor.peek().kind is TokenKind.END:
+                    raise cursor.wrong(f"expected '}}' at the end of the block {what}, found the end of the script")
+                if cursor.accept(";"):
+                    continue
+                try:
+                    found.append(self._statement())
+                except ParseError:
+                    self._cursor.skip_statement()
+            cursor.take()
+            return tuple(found)
+
+    def _statement(self) -> script_tree.Statement:
+        cursor = self._cursor
+        first = cursor.peek()
+        found: script_tree.Statement
+        if cursor.accept("if"):
+            return self._if(first)
+        if cursor.accept("while"):
+            condition = self._in_brackets("of the loop")
+            return script_tree.While(condition, self._block("of a loop"), cursor.span_from(first))
+        if cursor.accept("unroll"):
+            count = self._in_brackets("of 'unroll'")
+            return script_tree.Unroll(count, self._block("of 'unroll'"), cursor.span_from(first))
+        if cursor.sees("let") and cursor.peek(1).kind is TokenKind.VARIABLE:
+            cursor.take()
+            first = cursor.peek()
+        if cursor.sees("for"):
+            raise cursor.wrong("loops over maps have no like in DProbes C")
+        if (jump := cursor.accept(*_JUMPS)) is not None:
+            found = script_tree.Jump(jump.text, cursor.tokens.span(jump))
+        else:
+            found = self._expression_statement(first)
+        if not cursor.sees("}"):
+            cursor.expect(";", "behind a statement")
+        return found
+
+    def _if(self, first: Token) -> script_tree.If:
+        cursor = self._cursor
+        with cursor:
+            condition = self._in_brackets("of 'if'")
+            then = self._block("of 'if'")
+            otherwise: tuple[script_tree.Statement, ...] = ()
+            if cursor.accept("else"):
+                second = cursor.peek()
+                otherwise = (self._if(second),) if cursor.accept("if") else self._block("of 'else'")
+            return script_tree.If(condition, then, otherwise, cursor.span_from(first))
+
+    def _in_brackets(self, where: str) -> script_tree.Expression:
+        self._cursor.expect("(", f"before the condition {where}")
+        found = self._expressions.expression()
+        self._cursor.expect(")", f"behind the condition {where}")
+        return found
+
+    def _expression_statement(self, first: Token) -> script_tree.Statement:
+        cursor = self._cursor
+        target = self._expressions.expression()
+        operator = cursor.accept(*_ASSIGNMENTS)
+        if operator is None:
+            return script_tree.Do(target, cursor.span_from(first))
+        if not isinstance(target, (script_tree.Variable, script_tree.Map)):
+            raise cursor.wrong("only a variable or a map can be assigned to", target.span)
+        value = self._expressions.expression()
+        return script_tree.Assignment(target, operator.text[:-1], value, cursor.span_from(first))
+
+    def _skip_probe(self) -> None:
+        """Go on behind the block of a probe in error."""
+        self._cursor.skip_statement()
+        while self._cursor.sees("}"):
+            self._cursor.take()

@@ -1,0 +1,253 @@
+"""Where a probe of a script is, as DProbes C writes it."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dprobes.bpftrace import script_tree
+    from dprobes.diagnostics import Diagnostics
+
+__all__ = ["LONG_NAMES", "Machine", "Place", "PlaceKind", "places_of"]
+
+# What a conversion asks about the machine that the script is for.
+
+
+class Machine(Protocol):
+    """A machine, or one of which nothing is known (``NoMachine``)."""
+
+    def library(self, name: str) -> str:
+        """Return the name of the library that ``libc`` or the like is; the same name if there is none."""
+
+    def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:
+        """Return the names of tracepoints that match a pattern of a shell."""
+
+    def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
+        """Return the fields of a tracepoint that are arrays, with their sizes in bytes; 0 if a record says the size."""
+
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:
+        """Return the fields of a tracepoint that are pointers to structures, with their types in C."""
+
+
+class NoMachine:
+    """A machine of which nothing is known."""
+
+    def library(self, name: str) -> str:
+        """Return the name."""
+        return name
+
+    def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:  # noqa: ARG002 - what the protocol says
+        """Return none."""
+        return ()
+
+    def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:  # noqa: ARG002 - what the protocol says
+        """Return none."""
+        return {}
+
+    def pointers(self, subsystem: str, name: str) -> Mapping[str, str]:  # noqa: ARG002 - what the protocol says
+        """Return none."""
+        return {}
+
+
+LONG_NAMES = {
+    "k": "kprobe", "kr": "kretprobe", "u": "uprobe", "ur": "uretprobe", "U": "usdt", "t": "tracepoint", "p": "profile",
+    "i": "interval", "s": "software", "h": "hardware", "w": "watchpoint", "f": "kfunc", "fr": "kretfunc",
+    "fentry": "kfunc", "fexit": "kretfunc", "rt": "rawtracepoint", "it": "iter", "begin": "BEGIN", "end": "END",
+}  # fmt: skip
+"""Kinds of probes by their short and new names."""
+
+_ABSENT = {
+    "software": "events of the kernel are no probepoints, but for page faults and switches of context",
+    "hardware": "counters of the processor are no probepoints",
+    "rawtracepoint": "raw tracepoints are no probepoints",
+    "iter": "iterators are no probepoints",
+    "asyncwatchpoint": "watchpoints on arguments are no probepoints",
+}
+_HINTS = {
+    "rawtracepoint": "write tracepoint:SUBSYSTEM:NAME",
+}
+_DIGITS_MAX = 20
+_SYSTEM_CALL = re.compile(r"sys_(enter|exit)_(.+)")
+_CALLS = {
+    "newstat": "stat", "newlstat": "lstat", "newfstat": "fstat", "newuname": "uname", "sendfile64": "sendfile",
+    "umount": "umount2",
+}  # fmt: skip
+"""System calls whose tracepoints have other names on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl of the kernel)."""
+
+_FAULTS = (("exceptions", "page_fault_user"), ("exceptions", "page_fault_kernel"))
+_EVENTS = {
+    "page-faults": _FAULTS, "faults": _FAULTS,
+    "context-switches": (("sched", "sched_switch"),), "cs": (("sched", "sched_switch"),),
+}  # fmt: skip
+"""Events of the kernel (perf_event_open(2), PERF_TYPE_SOFTWARE), and the tracepoints where each of them happens."""
+
+_PERIODS = {"s": 1, "ms": 10**3, "us": 10**6}
+_TYPES = {1: "char", 2: "short", 4: "int", 8: "long"}
+_WILD = re.compile(r"[*?\[]")
+
+
+class PlaceKind(enum.Enum):
+    """Say what a probe can know: arguments, a returned value, fields."""
+
+    ENTRY = "entry"
+    RETURN = "return"
+    CALL_ENTRY = "entry of a system call"
+    CALL_RETURN = "return of a system call"
+    TRACEPOINT = "tracepoint"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """
+    A place: its text in DProbes C, and what bpftrace calls it.
+
+    ``function`` is its name without what is before it; ``subsystem`` is that of a tracepoint. ``has_names`` says that
+    the script calls arguments by the names of the function's parameters.
+    """
+
+    text: str
+    kind: PlaceKind
+    written: str = ""
+    function: str = ""
+    subsystem: str = ""
+    has_names: bool = False
+
+    @property
+    def is_usdt(self) -> bool:
+        """Whether it is a statically defined probe, which has more arguments than registers hold."""
+        return self.text.startswith("usdt ")
+
+    @property
+    def knows_kernel(self) -> bool:
+        """Whether the types of the kernel are known there: in its code, at its tracepoints and calls, in samplers."""
+        return self.text.removeprefix("return ").startswith(("kernel:", "kmod ", "tracepoint ", "syscall ", "sample "))
+
+
+def places_of(point: script_tree.Point, machine: Machine, diagnostics: Diagnostics) -> list[Place]:
+    """Return the places of a point; report one that has no like."""
+    return list(_Places(point, machine, diagnostics).found())
+
+
+class _Places:
+    def __init__(self, point: script_tree.Point, machine: Machine, diagnostics: Diagnostics) -> None:
+        self._point = point
+        self._machine = machine
+        self._diagnostics = diagnostics
+
+    def found(self) -> Iterator[Place]:
+        word, *rest = self._point.parts
+        kind = LONG_NAMES.get(word, word)
+        match kind, rest:
+            case "kprobe" | "kretprobe", [function]:
+                yield self._function("kernel", function, is_return=kind == "kretprobe")
+            case "kprobe" | "kretprobe", [module, function]:
+                yield self._function(f"kmod {_quoted(module)}", function, is_return=kind == "kretprobe")
+            case "kfunc" | "kretfunc", [function]:
+                yield replace(self._function("kernel", function, is_return=kind == "kretfunc"), has_names=True)
+            case "kfunc" | "kretfunc", [module, function]:
+                where = "kernel" if module == "vmlinux" else f"kmod {_quoted(module)}"
+                yield replace(self._function(where, function, is_return=kind == "kretfunc"), has_names=True)
+            case "software", [event, *count] if event in _EVENTS and count in ([], [""], ["1"]):
+                if _EVENTS[event] is _FAULTS:
+                    faults = "page faults are the processor's; bpftrace counts some of the kernel's own, too"
+                    self._diagnostics.note(self._point.span, faults)
+                for subsystem, name in _EVENTS[event]:
+                    yield Place(f"tracepoint {subsystem}:{name}", PlaceKind.TRACEPOINT, self._written, name, subsystem)
+            case "uprobe" | "uretprobe", [path, function] if function:
+                yield from self._of_program(path, function, is_return=kind == "uretprobe")
+            case "usdt", [path, provider, name] if provider and name and not _WILD.search(path):
+                yield Place(
+                    f"usdt {_quoted(self._library(path))}:{provider}:{name}", PlaceKind.ENTRY, self._written, name
+                )
+            case "usdt", _:
+                self._wrong(f"'{self._written}' names no program and provider", "write usdt:PROGRAM:PROVIDER:NAME")
+            case "tracepoint", ["syscalls", name]:
+                yield from self._system_calls(name)
+            case "tracepoint", [subsystem, name]:
+                yield from self._tracepoints(subsystem, name)
+            case "profile", [unit, number] if number.isdigit() and len(number) < _DIGITS_MAX and int(number):
+                yield from self._sampler(unit, int(number))
+            case "watchpoint", [address, size, access]:
+                yield from self._watchpoint(address, size, access)
+            case _ if kind in _ABSENT:
+                self._wrong(f"'{self._written}' has no like in DProbes C: {_ABSENT[kind]}", _HINTS.get(kind))
+            case _:
+                self._wrong(f"'{self._written}' is no probe of bpftrace that is known here")
+
+    @property
+    def _written(self) -> str:
+        return ":".join(self._point.parts)
+
+    def _wrong(self, message: str, hint: str | None = None) -> None:
+        self._diagnostics.error(self._point.span, message, hint=hint)
+
+    def _library(self, path: str) -> str:
+        return path if "/" in path or ".so" in path or path == "*" else self._machine.library(path)
+
+    def _function(self, module: str, function: str, *, is_return: bool) -> Place:
+        kind = PlaceKind.RETURN if is_return else PlaceKind.ENTRY if "+" not in function else PlaceKind.OTHER
+        return Place(f"{'return ' if is_return else ''}{module}:{function}", kind, self._written, function.strip('"'))
+
+    def _of_program(self, path: str, function: str, *, is_return: bool) -> Iterator[Place]:
+        if path == "*" or _WILD.search(path):
+            self._wrong(
+                "a pattern of programs has no like in DProbes C", "name the library: its probes are in all programs"
+            )
+        elif function[0].isdigit():
+            self._wrong("an address of a program has no like in DProbes C", "write FUNCTION+OFFSET")
+        else:
+            yield self._function(_quoted(self._library(path)), _quoted(function), is_return=is_return)
+
+    def _system_calls(self, pattern: str) -> Iterator[Place]:
+        names = self._machine.tracepoints("syscalls", pattern) if _WILD.search(pattern) else [pattern]
+        for name in names:
+            match = _SYSTEM_CALL.fullmatch(name)
+            if match is None:
+                self._wrong(f"'{name}' is no tracepoint of a system call", "write sys_enter_NAME or sys_exit_NAME")
+            else:
+                is_return = match[1] == "exit"
+                call = _CALLS.get(match[2], match[2])
+                kind = PlaceKind.CALL_RETURN if is_return else PlaceKind.CALL_ENTRY
+                yield Place(
+                    f"{'return ' if is_return else ''}syscall {call}", kind, f"tracepoint:syscalls:{name}", name
+                )
+        if not names:
+            self._none_match()
+
+    def _tracepoints(self, subsystem: str, pattern: str) -> Iterator[Place]:
+        names = self._machine.tracepoints(subsystem, pattern) if _WILD.search(pattern) else [pattern]
+        for name in names:
+            written = f"tracepoint:{subsystem}:{name}"
+            yield Place(f"tracepoint {subsystem}:{name}", PlaceKind.TRACEPOINT, written, name, subsystem)
+        if not names:
+            self._none_match()
+
+    def _none_match(self) -> None:
+        self._wrong(f"no tracepoint of this machine matches '{self._written}'")
+
+    def _sampler(self, unit: str, number: int) -> Iterator[Place]:
+        rate, rest = (number, 0) if unit == "hz" else divmod(_PERIODS.get(unit, 0), number)
+        if rest or not rate:
+            self._wrong(f"'{self._written}' is no whole number of samples a second", "write profile:hz:99")
+        else:
+            yield Place(f"sample {rate}hz", PlaceKind.OTHER)
+
+    def _watchpoint(self, address: str, size: str, access: str) -> Iterator[Place]:
+        type_ = _TYPES.get(int(size) if size.isdigit() and len(size) < 3 else 0)
+        if type_ is None or access not in ("w", "rw", "x"):
+            self._wrong(f"'{self._written}' is no watchpoint", "write watchpoint:ADDRESS:8:w, with 1, 2, 4 or 8 bytes")
+        else:
+            yield Place(f"watch {access} ({type_}){address}", PlaceKind.OTHER)
+
+
+def _quoted(name: str) -> str:
+    """Return a name as a place has it: in quotes if it has brackets or blanks."""
+    return f'"{name}"' if re.search(r"[\s(){},;]", name) else name

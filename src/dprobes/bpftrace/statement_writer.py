@@ -1,0 +1,472 @@
+"""Statements of a script as DProbes C has them. What has no like is reported and left out."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.bpftrace import script_tree
+from dprobes.bpftrace.expression_writer import AGGREGATIONS, PREFIX, Form, Kept, expressions_in, statements_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.bpftrace.expression_writer import ExpressionWriter, MapUses
+    from dprobes.source_text import Span
+
+__all__ = ["StatementWriter", "asked_variable"]
+
+# ``printf`` of a script as DProbes C has it: one for each line, without the end of the line.
+
+
+_CONVERSION = re.compile(
+    r"%(?:(?P<percent>%)|(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>(?:\.\d+)?)"
+    r"(?:hh|h|ll|l|z|j|t)?(?P<letter>[a-zA-Z]))"
+)
+_NUMBERS = "diuxXocp"
+_JOINED_MAX = 6
+_WIDTH_MAX = 4095
+"""The largest width and precision that DProbes C takes."""
+
+
+def _number(digits: str) -> int:
+    """Return a width or precision; one of many digits is a number that is too large."""
+    return (
+        int(digits[-len(str(_WIDTH_MAX)) :] or 0) if not digits[: -len(str(_WIDTH_MAX))].strip("0") else _WIDTH_MAX + 1
+    )
+
+
+class PrintWriter:
+    """Collect what is printed up to the end of a line."""
+
+    def __init__(self, values: ExpressionWriter) -> None:
+        self._values = values
+        self._format = ""
+        self._arguments: list[str] = []
+        self._joins = 0
+
+    def add(self, call: script_tree.Call) -> str | None:
+        """Take a ``printf``; return the statement if it ends a line."""
+        if not call.arguments or not isinstance(call.arguments[0], script_tree.String):
+            self._values.wrong(call.span, "'printf' needs a format in quotes")
+            return None
+        format_, arguments = call.arguments[0], list(call.arguments[1:])
+        position = 0
+        for match in _CONVERSION.finditer(format_.text):
+            self._format += format_.text[position : match.start()]
+            position = match.end()
+            if match["percent"]:
+                self._format += "%%"
+            elif max(_number(match["width"]), _number(match["precision"][1:])) > _WIDTH_MAX:
+                message = f"a width or precision is at most {_WIDTH_MAX}: '{match.group()}'"
+                self._values.wrong(call.span, message)
+                return None
+            elif arguments:
+                self._format += self._converted(match, arguments.pop(0))
+            else:
+                self._values.wrong(call.span, f"there is no value for '{match.group()}'")
+        self._format += format_.text[position:]
+        if arguments:
+            self._values.wrong(arguments[0].span, "the format has no conversion for this value")
+        return self.flush() if self._format.endswith("\\n") else None
+
+    def join(self, call: script_tree.Call) -> list[str]:
+        """Return what prints the strings that an array of pointers has, up to a null pointer."""
+        array, *separator = call.arguments
+        between = separator[0].text if separator and isinstance(separator[0], script_tree.String) else " "
+        self._values.note(call.span, f"'join' prints at most {_JOINED_MAX} strings")
+        self._joins += 1
+        words = f"words{self._joins}"
+        lines = [f"char **{words} = (char **){self._values.number(array, PREFIX)};"]
+        format_, arguments = self._format.replace("\\n", " "), self._arguments
+        self._format, self._arguments = "", []
+        for count in range(1, _JOINED_MAX + 1):
+            whole = format_ + between.join(["%s"] * count)
+            values = ", ".join([*arguments, *(f"{words}[{number}]" for number in range(count))])
+            test = f"if (!{words}[{count}]) " if count < _JOINED_MAX else ""
+            lines.append(f'{"else " if count > 1 else ""}{test}printf("{whole}", {values});')
+        return lines
+
+    def flush(self) -> str | None:
+        """Return the statement for what has been collected; None if that is nothing."""
+        format_, arguments = self._format.removesuffix("\\n"), self._arguments
+        self._format, self._arguments = "", []
+        if not format_.strip():
+            return None
+        return f'printf("{format_}"{"".join(f", {each}" for each in arguments)});'
+
+    def _converted(self, match: re.Match[str], argument: script_tree.Expression) -> str:
+        value = self._values.value(argument)
+        letter, layout = match["letter"], f"{match['flags'].translate(_FLAGS)}{match['width']}{match['precision']}"
+        text = value.text
+        match value.form:
+            case Form.LITERAL:
+                return text[1:-1].replace("%", "%%").ljust(int(match["width"] or 0) if "-" in match["flags"] else 0)
+            case Form.SYMBOL if letter == "s":
+                layout, letter = "", "s" if text in ("func", "probe") else "a"
+            case Form.SYMBOL:
+                text = self._values.number(argument)
+            case Form.STACK:
+                layout, letter = "", "k"
+            case Form.BYTES:
+                letter = "s"
+            case Form.NETWORK if letter == "s":
+                layout = layout.partition(".")[0]
+            case Form.NETWORK:
+                return self._misfit(argument.span, match.group(), value.form)
+            case Form.TEXT if letter != "s":
+                return self._misfit(argument.span, match.group(), value.form)
+            case Form.NUMBER if letter == "s":
+                letter, text = self._as_text(argument, text)
+            case Form.NUMBER if letter not in _NUMBERS:
+                return self._misfit(argument.span, match.group(), value.form)
+        self._arguments.append(text)
+        return f"%{layout}{letter}"
+
+    def _as_text(self, argument: script_tree.Expression, text: str) -> tuple[str, str]:
+        """Return how what seems a number is printed as a string: as an array of characters, if it is a field."""
+        if isinstance(argument, script_tree.Variable) and argument.name in self._values.fields:
+            return "s", self._values.fields[argument.name]
+        if isinstance(argument, script_tree.Field):
+            return "s", f"str({text}, 16)" if text.startswith("args.") else text
+        return "d", text  # a name that a table does not keep
+
+    def _misfit(self, span: Span, conversion: str, form: Form) -> str:
+        self._values.wrong(span, f"'{conversion}' does not print {form.value}")
+        return ""
+
+
+_FLAGS = str.maketrans("", "", "+ #")
+
+
+_ABSENT = {
+    "clear": ("a table is cleared as a whole", None),
+    "zero": ("a table is cleared as a whole", None),
+    "system": ("no commands are run", None),
+    "cat": ("the path of a file is written as it is", None),
+    "signal": ("a hit cannot send signals", "hand the process to a debugger with debugger()"),
+}
+_ASKED = ("exit", "clear", "zero", "print", "cat")
+"""What a hit can only ask the tool for."""
+
+_UNROLLED_MAX = 20
+_WAYS_MAX = 16
+"""How often what follows an ``if`` is written at most."""
+
+
+class StatementWriter:
+    """
+    Write the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``).
+
+    ``asked`` gets what hits ask the tool for: each of them sets the variable ``asked_variable`` of its number.
+    """
+
+    def __init__(
+        self, values: ExpressionWriter, maps: MapUses, asked: list[str] | None = None, *, in_tool: bool = False
+    ) -> None:
+        self._asked = [] if asked is None else asked
+        self._values = values
+        self._maps = maps
+        self._declared: set[str] = set()
+        self._pointers: frozenset[str] = frozenset()
+        """Variables that are pointers, by what is done with them."""
+        self._in_tool = in_tool
+        self._loops = 0
+        self._ways = 1
+
+    def block(self, body: Sequence[script_tree.Statement]) -> list[str]:
+        """Return the lines of a block; what is assigned first within a block of its own is declared before."""
+        outer = {
+            s.target.name
+            for s in body
+            if isinstance(s, script_tree.Assignment) and isinstance(s.target, script_tree.Variable)
+        }
+        inner: list[str] = []
+        for statement in statements_of(body):
+            match statement:
+                case script_tree.Assignment(script_tree.Variable(name), _, value) if (
+                    name not in outer and name not in inner
+                ):
+                    if self._is_number(value):
+                        inner.append(name)
+        first = self._first_uses(body, outer)
+        self._pointers = frozenset(_pointers_in(body))
+        hoisted = [*inner, *sorted(outer - first)]
+        self._declared |= {name for name in hoisted if name not in self._values.variables}
+        types = self._types_of_pointers(body)
+        lines = [f"{types.get(name, 'long ')}{self._values.variable_name(name)} = 0;" for name in hoisted]
+        return [*lines, *self._statements(body)]
+
+    @staticmethod
+    def _types_of_pointers(body: Sequence[script_tree.Statement]) -> dict[str, str]:
+        """Return the types to which variables are cast where they are assigned, if these are pointers to structures."""
+        found: dict[str, str] = {}
+        for statement in statements_of(body):
+            match statement:
+                case script_tree.Assignment(script_tree.Variable(name), "", script_tree.Cast(type_)) if "*" in type_:
+                    words = type_.replace("*", " ").split()
+                    if words[0] in ("struct", "union"):
+                        found.setdefault(name, f"{' '.join(words)} {'*' * type_.count('*')}")
+        return found
+
+    def _first_uses(self, body: Sequence[script_tree.Statement], outer: set[str]) -> set[str]:
+        """Return the variables whose first assignment is a statement of the block itself."""
+        first: set[str] = set()
+        nested: set[str] = set()
+        for statement in body:
+            if isinstance(statement, script_tree.Assignment) and isinstance(statement.target, script_tree.Variable):
+                if statement.target.name not in nested:
+                    first.add(statement.target.name)
+            else:
+                for each in statements_of([statement]):
+                    if isinstance(each, script_tree.Assignment) and isinstance(each.target, script_tree.Variable):
+                        nested.add(each.target.name)
+        return first & outer
+
+    def _is_number(self, value: script_tree.Expression) -> bool:
+        match value:
+            case script_tree.String() | script_tree.Name("comm" | "func" | "probe" | "kstack" | "ustack"):
+                return False
+            case script_tree.Call("str" | "buf" | "ksym" | "usym" | "kstack" | "ustack" | "ntop"):
+                return False
+            case script_tree.Map(name):
+                return self._maps.kept.get(name) not in (Kept.TEXT, Kept.NAMES, Kept.STACK, Kept.USER_STACK)
+            case script_tree.Variable(name):
+                return name not in self._values.variables
+        return True
+
+    def _statements(self, body: Sequence[script_tree.Statement]) -> list[str]:
+        lines: list[str] = []
+        printed = PrintWriter(self._values)
+        for number, statement in enumerate(body):
+            match statement:
+                case script_tree.If(condition, then, otherwise) if body[number + 1 :] and self._chooses_strings(
+                    statement
+                ):
+                    if (line := printed.flush()) is not None:
+                        lines.append(line)
+                    return [*lines, *self._both_ways(condition, then, otherwise, body[number + 1 :])]
+                case script_tree.Do(script_tree.Call("printf") as call):
+                    line = printed.add(call)
+                    if line is not None:
+                        lines.append(line)
+                    continue
+                case script_tree.Do(script_tree.Call("join", arguments) as call) if arguments:
+                    lines += printed.join(call)
+                    continue
+                case script_tree.Do(script_tree.Call("time")):
+                    self._values.note(statement.span, "'time' is left out: the lines of records begin with the time")
+                    continue
+            if (line := printed.flush()) is not None:
+                lines.append(line)
+            lines += self._statement(statement)
+        if (line := printed.flush()) is not None:
+            lines.append(line)
+        return lines
+
+    def _statement(self, statement: script_tree.Statement) -> Iterator[str]:
+        values = self._values
+        match statement:
+            case script_tree.Assignment(script_tree.Variable() as target, operator, value):
+                yield from self._variable(target, operator, value)
+            case script_tree.Assignment(script_tree.Map() as target, operator, value):
+                yield from self._map(target, operator, value)
+            case script_tree.Do(script_tree.Call() as call):
+                yield from self._call(call)
+            case script_tree.Do(script_tree.Step(operator, script_tree.Map() as target)):
+                yield f"{values.table(target)}{operator};" if operator == "++" else f"{values.table(target)} -= 1;"
+            case script_tree.Do(script_tree.Step(operator, script_tree.Variable(name))):
+                yield f"{values.variable_name(name)}{operator};"
+            case script_tree.Do(expression):
+                values.wrong(expression.span, "this expression does nothing")
+            case script_tree.If(condition, then, otherwise):
+                yield f"if ({values.number(condition)}) {{"
+                yield from self._indented(then)
+                if otherwise:
+                    yield "} else {"
+                    yield from self._indented(otherwise)
+                yield "}"
+            case script_tree.While(condition, body):
+                yield f"while ({values.number(condition)}) {{"
+                yield from self._indented(body)
+                yield "}"
+            case script_tree.Unroll(script_tree.Number(count), body) if 1 <= count <= _UNROLLED_MAX and _prints(body):
+                for _ in range(count):
+                    yield from self._statements(body)
+            case script_tree.Unroll(count, body):
+                self._loops += 1
+                turn = f"turn{self._loops}"
+                yield f"for (int {turn} = 0; {turn} < {values.number(count, 10)}; {turn}++) {{"
+                yield from self._indented(body)
+                yield "}"
+            case script_tree.Jump(word):
+                yield f"{word};"
+
+    def _chooses_strings(self, statement: script_tree.If) -> bool:
+        """Return whether it depends on a condition what variables stand for."""
+        return any(
+            isinstance(each, script_tree.Assignment)
+            and isinstance(each.target, script_tree.Variable)
+            and not self._is_number(each.value)
+            for each in statements_of([statement])
+        )
+
+    def _both_ways(
+        self,
+        condition: script_tree.Expression,
+        then: Sequence[script_tree.Statement],
+        otherwise: Sequence[script_tree.Statement],
+        rest: Sequence[script_tree.Statement],
+    ) -> list[str]:
+        """Return an ``if`` whose branches have all that follows it: there each variable stands for one string."""
+        lines = [f"if ({self._values.number(condition)}) {{"]
+        self._ways *= 2
+        if self._ways > _WAYS_MAX:
+            self._values.wrong(
+                condition.span, "strings depend on too many conditions", "print them where they are known"
+            )
+            return []
+        state = dict(self._values.variables), set(self._declared)
+        for branch in (then, otherwise):
+            self._values.variables, self._declared = dict(state[0]), set(state[1])
+            lines += [f"    {line}" for line in self._statements([*branch, *rest])]
+            if branch is then:
+                lines.append("} else {")
+        self._ways //= 2
+        return [*lines, "}"]
+
+    def _indented(self, body: Sequence[script_tree.Statement]) -> list[str]:
+        return [f"    {line}" for line in self._statements(body)]
+
+    def _variable(self, target: script_tree.Variable, operator: str, value: script_tree.Expression) -> Iterator[str]:
+        values = self._values
+        found = values.value(value)
+        if found.form is not Form.NUMBER:
+            if operator or target.name in self._declared:
+                hint = "use another variable for each"
+                values.wrong(
+                    target.span, f"'${target.name}' stands for {found.form.value}, and for something else", hint
+                )
+            values.variables[target.name] = found
+            return
+        name = values.variable_name(target.name)
+        if isinstance(value, script_tree.Field) and not operator:
+            values.fields[target.name] = found.text
+        if target.name in self._pointers and not found.type and not operator and target.name not in self._declared:
+            values.variables[target.name] = found  # whose type only the compiler knows
+        elif target.name in values.variables:
+            values.wrong(target.span, f"'${target.name}' stands for a string or symbol, and for something else")
+        elif target.name in self._declared or operator:
+            yield f"{name} {operator}= {found.text};"
+        else:
+            self._declared.add(target.name)
+            type_ = found.type or "long "
+            yield f"{type_}{name} = {found.text};"
+
+    def _map(self, target: script_tree.Map, operator: str, value: script_tree.Expression) -> Iterator[str]:
+        values = self._values
+        table = values.table(target)
+        if operator not in ("", "+", "-"):
+            values.wrong(target.span, f"a table has no '{operator}='", "write '=', '+=' or '-='")
+        match value:
+            case script_tree.Call(function, arguments) if function in AGGREGATIONS and not operator:
+                if len(arguments) != AGGREGATIONS[function]:
+                    values.wrong(value.span, f"'{function}' takes {AGGREGATIONS[function]} values in DProbes C")
+                    return
+                yield f"{table} = {function}({', '.join(values.number(each) for each in arguments)});"
+                return
+        match self._maps.kept[target.name]:
+            case Kept.NUMBER | Kept.SYMBOL:
+                yield f"{table} {operator}= {values.number(value)};"
+            case Kept.TEXT | Kept.NAMES | Kept.STACK | Kept.USER_STACK if not operator:
+                yield f"{table} = {self._kept(value)};"
+            case kept:
+                values.wrong(value.span, f"a table keeps numbers, strings and call stacks, not {kept.value}")
+
+    def _kept(self, value: script_tree.Expression) -> str:
+        """Return a string or a call stack that a table keeps."""
+        found = self._values.value(value)
+        if found.form is Form.NUMBER:  # an array of characters
+            return f"str({found.text})"
+        if found.form not in (Form.TEXT, Form.LITERAL, Form.STACK):
+            self._values.wrong(value.span, f"a table does not keep {found.form.value}")
+        return found.text
+
+    def _call(self, call: script_tree.Call) -> Iterator[str]:
+        values = self._values
+        match call.function, call.arguments:
+            case "delete", [script_tree.Map() as map_]:
+                yield f"delete({values.table(map_)});"
+            case "delete", [script_tree.Map(name, ()) as map_, *keys]:
+                yield f"delete({values.table(script_tree.Map(name, tuple(keys), map_.span))});"
+            case "override", [value]:
+                number = values.number(value)
+                values.options.append("--allow-write")
+                yield f"skip({number});"
+            case "print", [value] if not isinstance(value, script_tree.Map):
+                yield from filter(None, [PrintWriter(values).add(_printed(value, values.value(value).form, call))])
+            case name, arguments if name in _ASKED and not self._in_tool and _is_for_tool(name, arguments):
+                yield self._ask(call)
+            case "exit", _ if self._in_tool:
+                yield "exit();"
+            case "cat", [script_tree.String(path)] if self._in_tool:
+                yield f'cat("{path}");'
+            case "clear" | "zero", [script_tree.Map(_, ()) as map_] if self._in_tool:
+                yield f"clear({values.table(map_)});"
+            case "print", [script_tree.Map(_, ()) as map_, *rows] if self._in_tool:
+                yield f"print({', '.join([values.table(map_), *(values.number(each) for each in rows[:1])])});"
+            case "print", _:
+                values.wrong(call.span, "a table is printed as a whole")
+            case name, _ if name in _ABSENT:
+                message, hint = _ABSENT[name]
+                values.wrong(call.span, message, hint)
+            case _:
+                values.value(call)  # which says what is wrong
+
+    def _ask(self, call: script_tree.Call) -> str:
+        """Return the statement by which a hit asks the tool for something."""
+        (text,) = StatementWriter(self._values, self._maps, in_tool=True).block([script_tree.Do(call, call.span)])
+        if text not in self._asked:
+            self._asked.append(text)
+        self._values.note(call.span, f"'{call.function}' is done by the tool, up to 100 ms after the hit")
+        return f"{asked_variable(self._asked.index(text))} = 1;"
+
+
+def asked_variable(number: int) -> str:
+    """Return the variable that says whether the tool is asked for something."""
+    return f"asked_of_tool{number + 1}"
+
+
+def _is_for_tool(name: str, arguments: Sequence[script_tree.Expression]) -> bool:
+    match name, arguments:
+        case "exit", _:
+            return True
+        case "cat", [script_tree.String()]:
+            return True
+        case "clear" | "zero", [script_tree.Map(_, ())]:
+            return True
+        case "print", [script_tree.Map(_, ()), *_]:
+            return True
+    return False
+
+
+def _printed(value: script_tree.Expression, form: Form, call: script_tree.Call) -> script_tree.Call:
+    """Return a ``printf`` of a value."""
+    letter = "d" if form is Form.NUMBER else "s"
+    return script_tree.Call("printf", (script_tree.String(f"%{letter}\\n", call.span), value), call.span)
+
+
+def _prints(body: Sequence[script_tree.Statement]) -> bool:
+    return any(isinstance(each, script_tree.Do) and _is_print(each.expression) for each in statements_of(body))
+
+
+def _is_print(expression: script_tree.Expression) -> bool:
+    return isinstance(expression, script_tree.Call) and expression.function == "printf"
+
+
+def _pointers_in(body: Sequence[script_tree.Statement]) -> Iterator[str]:
+    """Return the variables that ``->`` is applied to, or what it reads."""
+    for expression in expressions_in(body):
+        match expression:
+            case script_tree.Field(script_tree.Variable(name), _, True):
+                yield name

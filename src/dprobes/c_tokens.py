@@ -1,0 +1,250 @@
+"""
+A text to tokens, one after the other, as a parser asks for them.
+
+What tokens there are, a language says by a regular expression. Names of places are no tokens of C: where one may stand,
+a parser asks for a word of its own instead.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source_text import Span
+
+__all__ = ["ParseError", "TextTokens", "Token", "TokenCursor", "TokenKind"]
+
+
+class TokenKind(Enum):
+    """Classify a token; the values are the names of groups in a language's expression."""
+
+    NAME = "name"
+    NUMBER = "number"
+    STRING = "string"
+    CHARACTER = "character"
+    TABLE = "table"
+    VARIABLE = "variable"
+    PARAMETER = "parameter"
+    PUNCTUATION = "punctuation"
+    PLACE = "place"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Hold a token: its text as written and its place in the text; that of the end is what messages call it."""
+
+    kind: TokenKind
+    text: str
+    start: int
+    end: int
+
+    @property
+    def described(self) -> str:
+        """The token in a message."""
+        return self.text if self.kind is TokenKind.END else f"'{self.text}'"
+
+
+_OTHER_QUOTES = re.compile(
+    r"""['\u2018](?P<single>[^'\u2019"\n]*)['\u2019]|[\u201c\u201d](?P<text>[^\u201c\u201d"\n]*)[\u201c\u201d]"""
+)
+"""A text in single or typographic quotes."""
+_BLANK = re.compile(r"\s*")
+_KINDS = {kind.value: kind for kind in TokenKind}
+
+
+class TextTokens:
+    """
+    Give the tokens of a text.
+
+    ``pattern`` has a group for each kind of them, ``span_of`` makes the place in the user's files of two offsets, and
+    messages call the end ``end``. ``diagnostics`` is told of characters that begin no token, which are left out.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        pattern: re.Pattern[str],
+        span_of: Callable[[int, int], Span],
+        diagnostics: Diagnostics,
+        end: str,
+    ) -> None:
+        self.text = text
+        self._pattern = pattern
+        self._span_of = span_of
+        self._diagnostics = diagnostics
+        self._end = Token(TokenKind.END, end, len(text), len(text))
+        self._position = 0
+        self._ahead: list[Token] = []
+
+    def peek(self, distance: int = 0) -> Token:
+        """Return the next token, or one behind it, without taking it."""
+        while len(self._ahead) <= distance:
+            self._ahead.append(self._scan())
+        return self._ahead[distance]
+
+    def take(self) -> Token:
+        """Take the next token; at the end it is END, as often as one likes."""
+        token = self.peek()
+        if token.kind is not TokenKind.END:
+            self._ahead.pop(0)
+        return token
+
+    def take_match(self, pattern: re.Pattern[str]) -> Token | None:
+        """Take what an expression matches where the next token begins, as one word; None if it matches nothing."""
+        match = pattern.match(self.text, self.peek().start)
+        return None if match is None else self.take_to(match.end())
+
+    def take_to(self, end: int) -> Token:
+        """Take all from the start of the next token to an offset, as one word."""
+        start = self.peek().start
+        self._ahead.clear()
+        self._position = end
+        return Token(TokenKind.PLACE, self.text[start:end], start, end)
+
+    def span(self, first: Token, last: Token | None = None) -> Span:
+        """Return the place in the user's files of the tokens from ``first`` to ``last``."""
+        return self._span_of(first.start, (last or first).end)
+
+    def _scan(self) -> Token:
+        text = self.text
+        while True:
+            blank = _BLANK.match(text, self._position)
+            assert blank is not None
+            self._position = blank.end()
+            if self._position >= len(text):
+                return self._end
+            match = self._pattern.match(text, self._position)
+            if match is not None:
+                self._position = match.end()
+                return Token(_KINDS[match.lastgroup or ""], match.group(), match.start(), match.end())
+            if (quoted := _OTHER_QUOTES.match(text, self._position)) is not None:
+                return self._string_in_other_quotes(quoted)
+            self._report(text[self._position])
+            self._position += 1
+
+    def _string_in_other_quotes(self, match: re.Match[str]) -> Token:
+        """Report a text in quotes of another kind, and return it as the string that is meant."""
+        self._position = match.end()
+        string = f'"{match["single"] or match["text"] or ""}"'
+        span = self._span_of(match.start(), match.end())
+        self._diagnostics.error(span, "a text stands in double quotes", hint=f"write {string}")
+        return Token(TokenKind.STRING, string, match.start(), match.end())
+
+    def _report(self, character: str) -> None:
+        span = self._span_of(self._position, self._position + 1)
+        if character in "\"'":
+            self._diagnostics.error(span, f"a {character} without its partner on the same line")
+            end = self.text.find("\n", self._position)
+            self._position = end if end >= 0 else len(self.text)
+        else:
+            shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
+            hint = "a comment begins with //" if character == "#" else None
+            self._diagnostics.error(span, f"unexpected character {shown}", hint=hint)
+
+
+# What the parts of a parser share: the next token, what is expected of it, and how to go on after an error.
+
+
+Tokens = TypeVar("Tokens", bound=TextTokens)
+
+
+class ParseError(Exception):
+    """Leave what is being parsed; the error has been reported."""
+
+
+class TokenCursor(Generic[Tokens]):
+    """Walk through the tokens of a text; what is nested deeper than ``depth_max`` is an error."""
+
+    def __init__(self, tokens: Tokens, diagnostics: Diagnostics, depth_max: int) -> None:
+        self.tokens = tokens
+        self.diagnostics = diagnostics
+        self.last = Token(TokenKind.END, "", 0, 0)
+        """The token that was taken last."""
+        self._depth = 0
+        self._depth_max = depth_max
+
+    def peek(self, distance: int = 0) -> Token:
+        """Return the next token, or one behind it."""
+        return self.tokens.peek(distance)
+
+    def take(self) -> Token:
+        """Take the next token."""
+        self.last = self.tokens.take()
+        return self.last
+
+    def sees(self, *words: str, distance: int = 0) -> bool:
+        """Return whether the next token, or one behind it, is one of these names or punctuation marks."""
+        token = self.peek(distance)
+        return token.kind in (TokenKind.NAME, TokenKind.PUNCTUATION) and token.text in words
+
+    def accept(self, *words: str) -> Token | None:
+        """Take the next token if it is one of these."""
+        return self.take() if self.sees(*words) else None
+
+    def expect(self, text: str, where: str) -> Token:
+        """Take the next token, which has to be this one."""
+        token = self.accept(text)
+        if token is None:
+            raise self.wrong(f"expected '{text}' {where}, found {self.peek().described}")
+        return token
+
+    def expect_name(self, what: str) -> Token:
+        """Take a name."""
+        if self.peek().kind is not TokenKind.NAME:
+            raise self.wrong(f"expected {what}, found {self.peek().described}")
+        return self.take()
+
+    def wrong(self, message: str, span: Span | None = None, hint: str | None = None) -> ParseError:
+        """Report an error, by default at the next token, and return what leaves what is being parsed."""
+        self.diagnostics.error(span or self.tokens.span(self.peek()), message, hint=hint)
+        return ParseError()
+
+    def span_from(self, first: Token) -> Span:
+        """Return the place of all that was taken from ``first`` on."""
+        return self.tokens.span(first, self.last)
+
+    def span_of(self, span: Span) -> Span:
+        """Return the place of all that was taken from a place on."""
+        return span.to(self.tokens.span(self.last))
+
+    def __enter__(self) -> None:
+        """Go a level deeper; what is too deep is an error."""
+        if self._depth >= self._depth_max:
+            raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
+        self._depth += 1
+
+    def check_depth(self, levels: int) -> None:
+        """Report what is so many levels deep in itself, if that is too deep here."""
+        if self._depth + levels > self._depth_max:
+            raise self.wrong(f"this is nested more than {self._depth_max} levels deep")
+
+    def __exit__(self, *exception: object) -> None:
+        self._depth -= 1
+
+    def skip_statement(self) -> None:
+        """Go on behind the ``;`` that ends a statement in error, or before the ``}`` of the block that it is in."""
+        depth = 0
+        while (token := self.peek()).kind is not TokenKind.END:
+            if token.kind is TokenKind.PUNCTUATION:
+                if token.text == "}" and depth == 0:
+                    return
+                depth += (token.text == "{") - (token.text == "}")
+                if depth == 0 and token.text in (";", "}"):
+                    self.take()
+                    return
+            self.take()
+
+    def skip_item(self) -> None:
+        """Go on behind the ``;`` or the block that ends a part of the text in error."""
+        before = self.peek().start
+        self.skip_statement()
+        if self.sees("}") and self.peek().start == before:
+            self.take()  # one that closes nothing

@@ -1,0 +1,223 @@
+"""Where the source of a function is that is probed: what the debug information of its module says, if it is here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.cli.languageserver.edited_program import is_c, position_at, word_at
+from dprobes.errors import DprobesError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.cli.languageserver.edited_program import Analysis
+    from dprobes.dwarf.debug_entries import Entry
+
+__all__ = ["definition_of", "entries_known_at", "source_at", "source_of_name"]
+
+# Where a name is defined: in the program, or of a function that is probed in the source of its module.
+
+
+_TYPE = r"(?:static|global|percpu|thread|extern|typedef|struct|union|enum|const|volatile|unsigned|signed|[A-Za-z_]\w*)"
+
+
+class Definition(NamedTuple):
+    """Where something is defined in a text."""
+
+    start: int
+    end: int
+
+
+def definition_of(name: str, text: str, offset: int) -> Definition | None:
+    """Return where the word at an offset is defined; None if that is not found."""
+    start, end = word_at(text, offset)
+    word = text[start:end]
+    if not word:
+        return None
+    plain = _without_comments(text)
+    for pattern in _patterns(word) if is_c(name) else _rpn_patterns(word):
+        # What is nearest above it, else the first one below.
+        found = [match.start("name") for match in re.finditer(pattern, plain, re.MULTILINE)]
+        before = [place for place in found if place <= start]
+        if found:
+            place = before[-1] if before else found[0]
+            return Definition(place, place + len(word))
+    return None
+
+
+def _patterns(word: str) -> list[str]:
+    name = rf"(?P<name>{re.escape(word)})"
+    if word.startswith("@"):
+        return [rf"{name}\b\s*(?:\[[^\]\n]*\]\s*)?(?:=(?!=)|\+=|-=|\+\+)"]
+    return [
+        rf"^[ \t]*#[ \t]*define[ \t]+{name}\b",
+        rf"\b(?:struct|union|enum)\s+{name}\s*\{{",
+        rf"\b(?!return\b|else\b|case\b){_TYPE}(?:\s+{_TYPE})*[\s*]+{name}\s*(?=[=;,\[])",
+        rf"\b(?!return\b|else\b){_TYPE}[\s*]+{name}\s*\([^)]*\)\s*\{{",
+        rf"[(,]\s*(?:[\w\s*]*?[\s*])?{name}\s*(?=[,)])(?=[^;{{]*\{{)",
+    ]
+
+
+def _rpn_patterns(word: str) -> list[str]:
+    name = rf"(?P<name>{re.escape(word)})"
+    return [
+        rf"^[ \t]*#[ \t]*define[ \t]+{name}\b",
+        rf"^[ \t]*{name}[ \t]*:",
+        rf"^[ \t]*proc[ \t]+{name}\b",
+        rf"^[ \t]*table[ \t]*=[ \t]*{name}\b",
+    ]
+
+
+def _without_comments(text: str) -> str:
+    pattern = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+    return pattern.sub(lambda match: "".join(c if c == "\n" else " " for c in match.group()), text)
+
+
+# The names that a handler knows from debug information: of the function that is probed, and of the file around it.
+
+
+_POINT = re.compile(r'(?:\breturn\s+)?(?:(?P<module>"[^"]+"|[^\s,(:"]+):)?(?P<function>"[^"]+"|[^\s,(+:]+)')
+_MODULE = re.compile(r'\bmodule\s+(?P<module>"[^"]+"|[^\s,;]+)')
+_DEPTH_MAX = 16
+
+
+def entries_known_at(text: str, head: str) -> Iterator[Entry]:
+    """
+    Give the parameters and variables of a function, then those of its file: entries that have a name.
+
+    The function is that of the first place of ``head``, the text before a block; nothing is given of other places.
+    """
+    point = _POINT.match(head.strip())
+    if point is None:
+        return
+    default = _MODULE.search(text)
+    module = point["module"] or (default["module"] if default is not None else None)
+    if module is None:
+        return
+    try:
+        yield from _entries(module.strip('"'), point["function"].strip('"'))
+    except (DprobesError, OSError):
+        return  # what is wrong with it, diagnostics say
+
+
+def _entries(module_name: str, function: str) -> Iterator[Entry]:
+    from dprobes.dwarf.debug_file import debug_file_of
+    from dprobes.dwarf.dwarf_numbers import Tag
+    from dprobes.dwarf.entry_search import function_at
+    from dprobes.target.module_lookup import find_module
+    from dprobes.target.probed_module import Module
+
+    if (path := find_module(module_name)) is None:
+        return
+    module = Module.load(Path(path))
+    symbols = module.symbols.lookup(function)
+    debug = debug_file_of(module.elf)
+    entry = function_at(debug, symbols[0].address) if symbols and debug is not None else None
+    if entry is None:
+        return
+    yield from _own(entry, 0)
+    yield from (child for child in entry.unit.root.children() if child.tag == Tag.VARIABLE and child.name)
+
+
+def _own(entry: Entry, depth: int) -> Iterator[Entry]:
+    """Give what a function, or a block in it, declares."""
+    from dprobes.dwarf.dwarf_numbers import Tag
+
+    for child in entry.children():
+        if child.tag in (Tag.FORMAL_PARAMETER, Tag.VARIABLE) and child.name:
+            yield child
+        elif child.tag == Tag.LEXICAL_BLOCK and depth < _DEPTH_MAX:
+            yield from _own(child, depth + 1)
+
+
+_FUNCTION = re.compile(r'"?(?P<function>[^"+:*?\s]+)"?\s*(?:\+\s*\w+)?')
+_ORIGINS_MAX = 4
+_TEXT_SECTIONS = (".debug_line", ".debug_str", ".debug_line_str")
+
+
+class SourcePlace(NamedTuple):
+    """A file on this machine, and a line of it."""
+
+    path: Path
+    line: int
+
+
+def source_at(analysis: Analysis, offset: int) -> SourcePlace | None:
+    """Return where the function is defined that is probed by what stands at an offset; None if that is not known."""
+    from dprobes.rpn.program_text import print_header
+
+    for program in analysis.programs:
+        for definition in program.definitions:
+            span = definition.span("offset")
+            if span is not None and span.file is analysis.source and span.start <= offset < span.end:
+                place = next((line for line in print_header(definition) if line.startswith("offset = ")), "")
+                match = _FUNCTION.fullmatch(place.removeprefix("offset = "))
+                return None if match is None else source_of(program.name, match["function"])
+    return None
+
+
+def source_of(module_name: str, function: str) -> SourcePlace | None:
+    """Return where a function of a module is defined; None if nobody says so, or the source is not here."""
+    from dprobes.dwarf.debug_file import debug_file_of
+    from dprobes.dwarf.entry_search import function_at
+    from dprobes.target.module_lookup import find_module
+    from dprobes.target.probed_module import Module
+
+    try:
+        if (path := find_module(module_name)) is None:
+            return None
+        module = Module.load(Path(path))
+        symbols = module.symbols.lookup(function)
+        debug = debug_file_of(module.elf)
+        if not symbols or debug is None:
+            return None
+        entry = function_at(debug, symbols[0].address)
+        return None if entry is None else _declared(entry)
+    except (DprobesError, OSError):
+        return None
+
+
+def source_of_name(name: str, text: str, offset: int) -> SourcePlace | None:
+    """Return where the module of a handler declares the variable that is named at an offset."""
+    if not is_c(name) or not (position := position_at(text, offset)).in_block or position.is_text:
+        return None
+    start, end = word_at(text, offset)
+    if text[:start].rstrip().endswith(("->", ".")):
+        return None  # a member
+    found = next((entry for entry in entries_known_at(text, position.head) if entry.name == text[start:end]), None)
+    try:
+        return None if found is None else _declared(found)
+    except (DprobesError, OSError):
+        return None
+
+
+def _declared(entry: Entry) -> SourcePlace | None:
+    from dprobes.dwarf.dwarf_numbers import At
+    from dprobes.dwarf.line_table import LineProgram, LineSections
+
+    for _ in range(_ORIGINS_MAX):
+        line, file = entry.number(At.DECL_LINE), entry.number(At.DECL_FILE)
+        if line and file is not None:
+            break
+        origin = entry.reference(At.ABSTRACT_ORIGIN) or entry.reference(At.SPECIFICATION)
+        if origin is None:
+            return None
+        entry = origin
+    else:
+        return None
+    root = entry.unit.root
+    offset = root.offset_in_section(At.STMT_LIST)
+    if offset is None:
+        return None
+    debug = entry.unit.file
+    sections = (debug.section(name) for name in _TEXT_SECTIONS)
+    lines, strings, line_strings = (bytes(each.data[each.start : each.end]) for each in sections)
+    files = LineProgram(
+        LineSections(lines, strings, line_strings, is_big_endian=debug.elf.byte_order == "big"), offset
+    ).files
+    if not 0 <= file < len(files):
+        return None
+    path = Path(root.text(At.COMP_DIR) or "/", files[file])
+    return SourcePlace(path, line) if path.is_file() else None

@@ -1,0 +1,163 @@
+"""The example programs that come with DProbes: in a checkout ``examples/``, of a wheel ``share/dprobes/examples``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.rpn.compilation_passes import CompileOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from click import Context, UsageError
+
+__all__ = [
+    "all_examples",
+    "compile_options",
+    "example_directory",
+    "example_templates",
+    "find_example",
+    "names_of",
+    "note_word",
+    "program_of",
+    "seconds_of",
+    "usage_error",
+    "word_of_program",
+]
+
+# Errors of usage, made without click where none occurs: importing it takes a tenth of a start.
+
+
+def usage_error(message: str) -> UsageError:
+    """Return the error to raise for a line that cannot be meant."""
+    from click import UsageError
+
+    return UsageError(message)
+
+
+# Times on the command line: ``10s``, ``500ms``, ``2m``.
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TEXT = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
+
+
+def seconds_of(text: str) -> float:
+    """Return a time in seconds, which they are without a unit; ``ValueError`` says what is wrong with the text."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is no time: write it like 10s, 500ms, 2m or 1h")
+    seconds = float(match["number"]) * _UNITS[match["unit"] or "s"]
+    if seconds <= 0:
+        raise ValueError("a time of 0 never passes")
+    return seconds
+
+
+# What the values of options mean that several verbs share.
+
+
+_WORD = "dprobes.program"
+
+
+def note_word(context: Context, word: str) -> None:
+    """Keep the word that ``PROGRAM`` was given."""
+    context.meta[_WORD] = word
+
+
+def word_of_program() -> str:
+    """Return the word of the command line that ``PROGRAM`` took: that of a command where the program is a text."""
+    from click import get_current_context
+
+    return str(get_current_context().meta[_WORD])
+
+
+def program_of(file: Path | None, text: str | None) -> Path | str:
+    """Return the file of a program, or its text; it is a usage error if there is neither, or both."""
+    if text is None and file is None:
+        raise usage_error("name the file of a program, or give its text with -e TEXT")
+    if text is not None and file is not None:
+        raise usage_error(f"'{word_of_program()}' is too much: the program is the text of -e")
+    return file if file is not None else text or ""
+
+
+def names_of(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in the values of ``selection_options``, separated by blanks or commas."""
+    return tuple(" ".join(values).replace(",", " ").split())
+
+
+def compile_options(
+    defines: tuple[str, ...], includes: tuple[Path, ...], cpp: str | None, *, allow_write: bool
+) -> CompileOptions:
+    """Return the values of ``program_options``; a macro without value is 1, as for a C compiler."""
+    external = None
+    if cpp is not None:
+        from dprobes.cli.external_cpp import external_preprocessor
+
+        external = external_preprocessor(cpp)
+    pairs = tuple(
+        (key.strip(), value.strip() if equals else "1")
+        for key, equals, value in (define.partition("=") for define in defines)
+    )
+    return CompileOptions(pairs, includes, external, allow_write)
+
+
+SUFFIXES = (".rpn", ".dpc")
+"""Of programs in RPN, which have templates in a directory of their own, and in DProbes C, which print themselves."""
+
+_TEMPLATES = "templates"
+
+
+class Example(NamedTuple):
+    """An example program: its name, its file, and what it is for in a line."""
+
+    name: str
+    path: Path
+    summary: str
+
+
+def example_directory() -> Path | None:
+    """Return the directory of the examples; None if this installation has none."""
+    for root in (Path(__file__).parents[3], Path(sys.prefix) / "share" / "dprobes"):
+        if (root / "examples" / "malloc.rpn").is_file():
+            return root / "examples"
+    return None
+
+
+def find_example(name: str) -> Path | None:
+    """Return the file of the example of this name, with or without its suffix; None if there is none."""
+    directory = example_directory()
+    if directory is None or "/" in name:
+        return None
+    names = (name,) if name.endswith(SUFFIXES) else tuple(f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for each in names if (path := directory / each).is_file()), None)
+
+
+def example_templates(path: Path) -> Path | None:
+    """Return the directory of templates of the examples in RPN if ``path`` is one of them that has some."""
+    directory = example_directory()
+    if directory is None or path.parent != directory or path.suffix != ".rpn":
+        return None
+    templates = directory / _TEMPLATES
+    return templates if (templates / f"{path.stem}.fmt").is_file() else None
+
+
+def all_examples() -> Iterator[Example]:
+    """Return the examples in the order of their names."""
+    directory = example_directory()
+    paths = () if directory is None else (path for path in directory.iterdir() if path.suffix in SUFFIXES)
+    for path in sorted(paths, key=lambda path: path.stem):
+        yield Example(path.stem, path, _summary(path.read_text(encoding="utf-8")))
+
+
+def _summary(text: str) -> str:
+    """Return the first sentence of the comment that a program begins with."""
+    comment = []
+    for line in text.splitlines():
+        if not line.startswith("//"):
+            break
+        comment.append(line.removeprefix("//").strip())
+    sentence = re.match(r".*?[.?](?=\s|\Z)|.*?(?=:\s*dprobes|\s{2,}|\Z)", " ".join(comment))
+    return sentence.group().rstrip(".:") if sentence is not None else ""

@@ -1,0 +1,300 @@
+"""What there is to probe, as ``list`` shows it: the modules of a process, the functions of a module or the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import TargetError
+from dprobes.escapes import escaped
+from dprobes.globs import compile_glob, is_pattern
+from dprobes.target.code.machine_code import first_instructions, unprobeable
+from dprobes.target.matching_functions import matching_functions, written_names
+from dprobes.target.process_maps import code_mappings, command_name
+from dprobes.target.usdt import matching_sites, near_probes, usdt_sites
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.target.code.machine_code import DecodedInstruction
+    from dprobes.target.kernel.running_kernel import RunningKernel
+    from dprobes.target.probed_module import Module
+    from dprobes.target.usdt import UsdtSite
+
+__all__ = [
+    "FUNCTION_HEADER",
+    "KERNEL_HEADER",
+    "MODULE_HEADER",
+    "USDT_HEADER",
+    "PlaceCost",
+    "costs_at",
+    "describe_lines",
+    "describe_usdt",
+    "described_site",
+    "function_rows",
+    "guard_of",
+    "kernel_rows",
+    "module_rows",
+    "required_usdt_rows",
+    "split_lines",
+    "split_usdt",
+    "usdt_rows",
+]
+
+# What a hit at a place costs: **the** definition of "cheap", for all verbs that say so.
+
+
+class PlaceCost(NamedTuple):
+    """
+    What a hit costs, in words; it ``is_cheap`` if it is with each engine.
+
+    With the ptrace engine a cheap hit stops the thread once, with the ebpf engine it needs no single step.
+    """
+
+    text: str
+    is_cheap: bool
+
+
+def costs_at(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceCost]:
+    """Give what a hit costs at each of some instructions of a module."""
+    from dprobes.engines.engine_registry import rows
+
+    notes = {row.name: found for row in rows() if (found := list(row.notes_on(module, instructions)))}
+    for number, instruction in enumerate(instructions):
+        cheap = [name for name, found in notes.items() if found[number].is_cheap]
+        if (reason := unprobeable(instruction)) is not None:
+            yield PlaceCost(f"none: {reason}", is_cheap=False)
+        elif not cheap:
+            yield PlaceCost("slow: single-stepped", is_cheap=False)
+        elif len(cheap) == len(notes):
+            yield PlaceCost("cheap", is_cheap=True)
+        else:
+            others = [name for name in notes if name not in cheap]
+            yield PlaceCost(f"cheap with {' and '.join(cheap)}, slow with {' and '.join(others)}", is_cheap=False)
+
+
+# Lines of the source as ``locate`` shows them: the instructions that begin them, as programs name them.
+
+
+class LinesOfSource(NamedTuple):
+    """Lines of a source file of a module."""
+
+    module: str
+    path: str
+    first: int
+    last: int
+
+
+def split_lines(place: str) -> LinesOfSource | None:
+    """Take ``MODULE:FILE:LINE`` or ``MODULE:FILE:LINE-LINE`` apart; None if that is something else."""
+    from dprobes.dpc.modules.debug_places import SOURCE_LINES
+
+    module, _, text = place.partition(":")
+    lines = SOURCE_LINES.fullmatch(text)
+    if not module or lines is None or Path(place.rpartition(":")[0]).is_file():
+        return None  # a path may have a colon in it, and a file offset behind it
+    first = int(lines["first"])
+    return LinesOfSource(module, lines["path"], first, int(lines["last"] or first))
+
+
+def describe_lines(module: Module, lines: LinesOfSource, symbols: Path | None) -> Iterator[str]:
+    """
+    Give the instructions that begin lines; those that are cheap to probe are marked with '+'.
+
+    Raise ``TargetError`` if there are none.
+    """
+    from dprobes.dpc.modules.debug_places import DebugPlaces, place_of
+    from dprobes.target.code.machine_code import decode_at
+    from dprobes.target.probed_module import FileSymbols
+
+    finder = DebugPlaces(lambda _name: module.elf, FileSymbols(symbols))
+    found, by_line = finder.addresses_of_lines(lines.module, lines.path, lines.first, lines.last)
+    rows = [(line, address) for line, addresses in by_line.items() for address in addresses]
+    decoded = [decode_at(found, found.file_offset(address)) for _, address in rows]
+    costs = list(costs_at(found, decoded))
+    file = lines.path.rpartition("/")[2]
+    for number, ((line, address), instruction, cost) in enumerate(zip(rows, decoded, costs, strict=True)):
+        if not number or rows[number - 1][0] != line:
+            yield ""
+            yield f"{file}:{line}"
+        mark = "+" if cost.is_cheap else " "
+        place = f"offset = {place_of(found, address)}"
+        yield f"   {instruction.offset:8x} {mark} {place:<34} {instruction.text}"
+
+
+# USDT probes of a module, as ``list``, ``locate`` and ``show`` print them.
+
+
+PREFIX = "usdt"
+USDT_HEADER = ("usdt probe", "sites", "arguments", "guarded by a semaphore")
+
+
+def split_usdt(place: str) -> tuple[str, str, str] | None:
+    """Return module, provider and name (patterns, or ``*``) of ``MODULE:usdt[:PROVIDER[:NAME]]``; None for others."""
+    module, colon, rest = place.partition(f":{PREFIX}")
+    if not colon or (rest and not rest.startswith(":")) or rest.startswith("::"):
+        return None
+    provider, _, name = rest.removeprefix(":").partition(":")
+    return module, provider or "*", name or "*"
+
+
+def usdt_rows(module: Module, provider: str = "*", name: str = "*") -> list[tuple[str, ...]]:
+    """Return the USDT probes of a module that match the patterns, each with its arguments."""
+    by_probe: dict[str, list[UsdtSite]] = {}
+    for site in matching_sites(module.elf, provider, name):
+        by_probe.setdefault(site.probe, []).append(site)
+    return [
+        (
+            f"{PREFIX}:{escaped(probe)}",
+            str(len(sites)),
+            _types(sites),
+            "yes" if any(site.semaphore for site in sites) else "no",
+        )
+        for probe, sites in sorted(by_probe.items())
+    ]
+
+
+def _types(sites: Sequence[UsdtSite]) -> str:
+    """Return the types of arguments, of each form that sites have."""
+    forms = dict.fromkeys(", ".join(argument.type_name for argument in site.arguments) or "none" for site in sites)
+    return " or ".join(forms)
+
+
+def describe_usdt(module: Module, provider: str, name: str) -> Iterator[str]:
+    """Iterate over lines with the sites of USDT probes; raise ``TargetError`` if there are none."""
+    sites = matching_sites(module.elf, provider, name)
+    if not sites:
+        if not usdt_sites(module.elf):
+            raise TargetError(f"'{module.path}' has no USDT probes")
+        near = near_probes(module.elf, provider, name)
+        hint = f"did you mean '{PREFIX}:{near[0]}'?" if near else None
+        raise TargetError(f"'{module.path}' has no USDT probe '{PREFIX}:{provider}:{name}'", hint=hint)
+    last = ""
+    for site in sorted(sites, key=lambda site: (site.probe, site.address)):
+        if site.probe != last:
+            last = site.probe
+            yield ""
+            yield f"offset = {PREFIX}:{escaped(site.probe)}"
+        yield from (f"    {line}" for line in _site_lines(module, site))
+
+
+def _site_lines(module: Module, site: UsdtSite) -> Iterator[str]:
+    if site.offset is None:
+        yield f"at address {site.address:#x}, which is not in the code of the file"
+        return
+    symbol = module.symbol_at(site.offset)
+    where = f" in {symbol[0]}+{symbol[1]:#x}" if symbol is not None else ""
+    yield f"at file offset {site.offset:#x}{where}"
+    yield from (f"    {line}" for line in described_site(site))
+
+
+def described_site(site: UsdtSite) -> Iterator[str]:
+    """Iterate over lines with the arguments of a site, and whether a semaphore guards it."""
+    for number, argument in enumerate(site.arguments, 1):
+        obstacle = f": cannot be pushed, {argument.obstacle}" if argument.obstacle else ""
+        yield f"push usdt, {number:<3} {argument.type_name:<4} {escaped(argument.text.rpartition('@')[2])}{obstacle}"
+    if site.semaphore:
+        yield "guarded by a semaphore, which is raised as long as the probe is there"
+
+
+def guard_of(module: Module, offset: int) -> str | None:
+    """Return what is to be said of a file offset if a semaphore decides whether the program comes by."""
+    for site in usdt_sites(module.elf):
+        if site.offset == offset:
+            probe = f"{PREFIX}:{escaped(site.probe)}"
+            if site.semaphore:
+                return (
+                    f"This is a place of '{probe}', which is guarded by a semaphore: a probe with a number is hit only "
+                    f"while somebody raises it, as 'offset = {probe}' does."
+                )
+            return f"This is a place of '{probe}': 'offset = {probe}' knows its arguments."
+    return None
+
+
+MODULE_HEADER = ("module", "usdt probes", "path")
+FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start", "reads as")
+KERNEL_HEADER = ("function", "a hit at its start")
+
+
+def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
+    """Return the files whose code a process maps, with the names that ``name =`` takes; raise ``TargetError``."""
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.module_lookup import module_name, root_of
+
+    root, called = root_of(pid), (_started_as(pid), command_name(pid))
+    paths = dict.fromkeys(mapping.path for mapping in code_mappings(pid)[0] if mapping.is_file)
+    matches = compile_glob(pattern).match
+    rows: list[tuple[str, ...]] = []
+    for path in paths:
+        soname, probes = None, 0
+        with contextlib.suppress(TargetError):  # what is not there any more has its name still
+            elf = ElfFile.open(root + path)
+            soname = elf.soname
+            probes = len({site.probe for site in usdt_sites(elf)})
+        name = module_name(path, soname, called, root)
+        if matches(name):
+            rows.append((name, str(probes or "-"), path))
+    return rows
+
+
+def _started_as(pid: int) -> str:
+    """Return the name with which a process was started, as far as it says; see proc(5), ``cmdline``."""
+    with contextlib.suppress(OSError):
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0])
+    return ""
+
+
+def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
+    """
+    Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none.
+
+    The first column is what a program says for exactly that function. Where that is not how people read its name, that
+    stands in the last column.
+    """
+    named = [] if is_pattern(pattern) else [symbol.name for _, symbol in module.symbols.readable(pattern)]
+    found = [matching_functions(module, each) for each in named or [pattern]]
+    functions = [function for functions, _ in found for function in functions]
+    if not functions and (of_file := {symbol.address for symbol in module.symbols.lookup(pattern)}):
+        same, _ = matching_functions(module, pattern.rpartition(":")[2])
+        functions = [function for function in same if function.address in of_file]
+    left_out = [left for _, others in found for left in others]
+    if not functions:
+        if not left_out and not is_pattern(pattern):
+            module.address_of(pattern)  # which says what may be meant
+        reasons = {one.name: one.reason for one in left_out}
+        why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
+        raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
+    instructions = list(first_instructions(module, [each.offset for each in functions]))
+    names = written_names(module, functions)
+    return [
+        (written, str(each.size or "?"), f"{each.offset:#x}", cost.text, "" if written.endswith(name) else name)
+        for (written, name), each, cost in zip(names, functions, costs_at(module, instructions), strict=True)
+    ]
+
+
+def required_usdt_rows(module: Module, provider: str, name: str) -> list[tuple[str, ...]]:
+    """Return the USDT probes of a module that match the patterns; raise ``TargetError`` if there is none."""
+    if rows := usdt_rows(module, provider, name):
+        return rows
+    what = "no USDT probes" if (provider, name) == ("*", "*") else f"no USDT probe 'usdt:{provider}:{name}'"
+    raise TargetError(f"'{module.path}' has {what}")
+
+
+def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[str, ...]]:
+    """Return the functions of the kernel or a module of it that match a pattern; raise ``TargetError``."""
+    rows: list[tuple[str, ...]] = []
+    for symbol in kernel.symbols.matching(pattern, module):
+        if kernel.is_blacklisted(symbol.address):
+            cost = "none: the kernel excludes it (kprobe blacklist)"
+        elif kernel.is_traceable(symbol.address):
+            cost = "cheap: ftrace calls the handler"
+        else:
+            cost = "a kprobe"
+        rows.append((symbol.name, cost))
+    if not rows:
+        if not is_pattern(pattern):
+            kernel.symbol(pattern, module, is_code=True)  # which says what may be meant
+        raise TargetError(f"'{pattern}' matches no function of {f'the module {module!r}' if module else 'the kernel'}")
+    return rows

@@ -1,0 +1,276 @@
+"""The keyed tables of a run on standard output: at its end, and while it goes on every so many seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.cli import console
+from dprobes.cli.console import print_lines
+from dprobes.engines.engine_registry import engine_row
+from dprobes.errors import reason_of
+from dprobes.keyed.key_parts import NO_NAMES
+from dprobes.keyed.table_text import quantity, shown_rows
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_record import Item
+from dprobes.rpn.keyed_tables import TableKind, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from dprobes.cli.output.aggregation import HandlerAggregates
+    from dprobes.cli.output.stack_profiles import StacksOptions
+    from dprobes.cli.output.top_view import TopView
+    from dprobes.cli.shared_options import WantedFields
+    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.keyed.key_parts import Names
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.sinks.record_aggregates import Aggregates
+    from dprobes.sinks.sink_interface import Sink
+    from dprobes.sinks.stacks.stack_profile import StackCollector
+
+__all__ = ["TableOptions", "TableOutput", "Views", "lines_of", "short_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """
+    Hold what the command line says of tables.
+
+    ``rows`` is how many rows of each are shown, ``interval`` is in seconds. With ``as_json`` each row
+    is an object in a line; with ``aside`` standard output is others', and tables go to standard error. ``prometheus``
+    is a file that gets them as well.
+    """
+
+    rows: int | None = None
+    interval: float | None = None
+    as_json: bool = False
+    aside: bool = False
+    prometheus: Path | None = None
+
+
+class TableOutput:
+    """Print the first ``count`` tables of a session, but those with the names in ``left_out``."""
+
+    def __init__(
+        self,
+        options: TableOptions,
+        session: ControlledSession,
+        count: int,
+        names: Names = NO_NAMES,
+        left_out: Container[str] = (),
+    ) -> None:
+        self._left_out = left_out
+        self._names = names
+        self._count = count
+        self._options = options
+        self._session = session
+        self._over = threading.Event()
+        self.also: Callable[[Sequence[TableContents]], None] | None = None
+        """What gets the tables besides every so many seconds."""
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Print the tables every so many seconds, until the end of the context."""
+        interval = self._options.interval
+        if interval is None:
+            yield
+            return
+        timer = threading.Thread(target=self._repeat, args=(interval,), daemon=True)
+        timer.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            timer.join()
+
+    def _repeat(self, seconds: float) -> None:
+        while not self._over.wait(seconds):
+            with contextlib.suppress(BrokenPipeError):
+                self.print()
+            if self.also is not None and self._count:
+                self.also(self._session.tables()[: self._count])
+
+    def print(self) -> None:
+        """Print what the tables hold now."""
+        if not self._count:
+            return
+        contents = self._session.tables()[: self._count]
+        if self._options.prometheus is not None:
+            self._write_exposition(self._options.prometheus, contents, self._names)
+        self._print([each for each in contents if each.table.name not in self._left_out], self._options.rows)
+
+    def note_short_times(self, engine: str) -> None:
+        """Print a note if what tables keep of ``elapsed`` is of the order of what hits cost the engine."""
+        row = engine_row(engine)
+        found = short_time(self._session.tables()[: self._count] if self._count else (), row.hit_time)
+        if found is not None:
+            console.note(
+                f"times such as {quantity(found, Unit.NANOSECONDS)} are of the order of what hits cost with the "
+                f"{engine} engine, which is in them",
+                "'--engine inline' costs a hundredth of it, with -c or -p and in programs and libraries"
+                if row.candidacy is not None
+                else None,
+            )
+
+    def show(self, number: int, rows: int | None) -> None:
+        """Print at most ``rows`` rows of a table, or as many as the command line says."""
+        self._print([self._session.tables()[number]], self._options.rows if rows is None else rows)
+
+    def _print(self, contents: Sequence[TableContents], rows: int | None) -> None:
+        lines = lines_of(contents, rows=rows, as_json=self._options.as_json, names=self._names)
+        if not lines:
+            return
+        if self._options.aside:
+            console.write("\n".join(lines))
+        else:
+            print_lines(lines)
+
+    @staticmethod
+    def _write_exposition(path: Path, contents: Sequence[TableContents], names: Names) -> None:
+        """Replace a file as a whole: whoever reads it sees all of the old text, or all of the new one."""
+        from dprobes.keyed.prometheus_text import exposition
+
+        new = path.with_name(f".{path.name}.new")
+        try:
+            new.write_text(exposition(contents, names), encoding="utf-8")
+            new.replace(path)
+        except OSError as error:
+            console.error(f"'{path}' cannot be written: {reason_of(error)}")
+
+
+def short_time(contents: Sequence[TableContents], most: int) -> int | None:
+    """Return the shortest time of a call that tables of times have, if it is at most ``most`` nanoseconds."""
+    found: list[int] = []
+    for each in contents:
+        if each.table.unit is not Unit.NANOSECONDS or each.table.kind is TableKind.SUM:
+            continue
+        for row in shown_rows(each):
+            match row.value:
+                case {"buckets": [(low, high, *_), *_]}:
+                    found.append(low if high is None else high)
+                case {"min": least}:
+                    found.append(least)
+                case {"average": time} | {"value": time}:
+                    found.append(int(time))
+    shortest = min(found, default=most + 1)
+    return shortest if shortest <= most else None
+
+
+def lines_of(
+    contents: Sequence[TableContents], *, rows: int | None = None, as_json: bool = False, names: Names = NO_NAMES
+) -> list[str]:
+    """Return the lines that show tables."""
+    if as_json:
+        from dprobes.keyed.table_text import table_json_lines
+
+        return [line for each in contents for line in table_json_lines(each, rows, names)]
+    from dprobes.keyed.table_text import table_lines
+
+    return [line for each in contents for line in table_lines(each, rows, names)]
+
+
+# The views of a run that replace records: ``--top``, ``--count``, ``--hist``, ``--sum`` and ``--stacks``.
+
+
+class Views:
+    """Hold what was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
+
+    def __init__(
+        self,
+        counted: Sequence[str],
+        measured: Sequence[str],
+        summed: Sequence[str] = (),
+        by: Sequence[str] = (),
+        *,
+        top: bool,
+        stacks: StacksOptions | None = None,
+    ) -> None:
+        self.items = Item(0)
+        self.sinks: list[Sink] = []
+        self._aggregates: Aggregates | None = None
+        self._top: TopView | None = None
+        self._stacks: StackCollector | None = None
+        self._stacks_options = stacks
+        self._at_hits: HandlerAggregates | None = None
+        self._wanted: WantedFields | None = None
+        if counted or measured or summed or by:
+            from dprobes.cli.output.aggregation import aggregates_of
+            from dprobes.cli.shared_options import WantedFields
+
+            self._wanted = WantedFields.of_options(counted, measured, summed, by)
+            self.items = self._wanted.items
+            self._aggregates = aggregates_of(self._wanted)
+            self.sinks.append(self._aggregates)
+        if stacks is not None:
+            from dprobes.cli.output.stack_profiles import check_stacks_target, is_perfetto
+            from dprobes.sinks.stacks.stack_profile import StackCollector
+
+            check_stacks_target(stacks.target)
+            self.items |= Item.PID | Item.PROCESS_NAME | Item.CS | Item.IP
+            if is_trace := is_perfetto(stacks.target):
+                self.items |= Item.TIME | Item.TID | Item.CPU
+            self._stacks = StackCollector(stacks.weight, keeps_samples=is_trace)
+            self.sinks.append(self._stacks)
+        if top:
+            from dprobes.cli.output.top_view import TopView
+
+            self._top = TopView()
+            self.sinks.append(self._top)
+
+    @property
+    def names_functions(self) -> bool:
+        """Whether the functions of records are counted."""
+        return self._wanted is not None and "function" in self._wanted.all
+
+    def check(self, source: RecordSource) -> None:
+        """Raise ``FormatError`` if the program's records can have none of the fields that are asked for."""
+        if self._aggregates is not None:
+            self._aggregates.check(source)
+
+    def at_the_hit(self, program: Program, source: RecordSource, *, carries: bool, verbose: bool) -> Program:
+        """
+        Return a program that counts what is to be counted at the hit, or the same one where records are needed.
+
+        ``carries`` says that somebody else gets the records; ``verbose`` has it said which way is taken.
+        """
+        if self._wanted is None:
+            return program
+        from dprobes.cli.output.aggregation import HandlerAggregates, NotAtTheHitError
+
+        carries = carries or self._top is not None or self._stacks is not None
+        try:
+            self._at_hits = HandlerAggregates(program, source, self._wanted, carries=carries)
+        except NotAtTheHitError as error:
+            if verbose:
+                console.note(f"records are carried to count them: {error}")
+            return program
+        if verbose:
+            console.note("handlers count what records would hold; none is carried")
+        return self._at_hits.program
+
+    def collect(self, session: ControlledSession, word_size: Literal[4, 8]) -> None:
+        """Take what handlers have counted of a program with words of so many bytes."""
+        if self._at_hits is not None and self._aggregates is not None:
+            self._at_hits.collect(session, self._aggregates, word_size)
+
+    def shown(self, program: Program, session: ControlledSession) -> AbstractContextManager[None]:
+        """Return the context in which the live table is drawn, if it was asked for."""
+        return nullcontext() if self._top is None else self._top.shown(program, session)
+
+    def print(self) -> None:
+        """Print what was counted, if anything was to be."""
+        if self._aggregates is not None:
+            from dprobes.cli.output.aggregation import print_aggregates
+
+            print_aggregates(self._aggregates)
+        if self._stacks is not None and self._stacks_options is not None:
+            from dprobes.cli.output.stack_profiles import write_profile
+
+            write_profile(self._stacks, self._stacks_options)

@@ -1,0 +1,193 @@
+"""``--stacks``: the profile of call stacks that stands for records at the end, of a run or of trace files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from dprobes.cli import console
+from dprobes.errors import FormatError, reason_of
+from dprobes.sinks.target_kinds import is_trace_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.sinks.stacks.stack_profile import StackCollector, StackProfile
+    from dprobes.trace.trace_content import LostRecords, TraceProgram, TraceRecord
+
+__all__ = ["StacksOptions", "check_stacks_target", "is_perfetto", "profile_traces", "stacks_of", "write_profile"]
+
+FOLDED = "folded"
+"""The value of ``--stacks`` that prints folded stacks."""
+
+
+class StacksOptions(NamedTuple):
+    """What ``--stacks`` says: where the profile goes, the field that stacks weigh, and what it is compared with."""
+
+    target: str
+    weight: str | None = None
+    baseline: Path | None = None
+
+
+def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
+    """Return what the options of profiles say; raise ``UsageError`` if they do not go together."""
+    if target is None:
+        if weight is not None or baseline is not None:
+            raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
+        return None
+    if baseline is not None and not target.lower().endswith((".html", ".htm")):
+        raise click.UsageError("--baseline is about flame graphs: --stacks FILE.html")
+    return StacksOptions(target, weight, baseline)
+
+
+def check_stacks_target(target: str) -> None:
+    """Raise ``UsageError`` if ``--stacks`` names nothing that a profile can be written to."""
+    if target != FOLDED and not is_perfetto(target):
+        _writer_of(target)
+
+
+def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOptions) -> Counter[str]:
+    """
+    Write the profile of the records of trace files; return how many were lost of each program.
+
+    Raise ``FormatError`` if there are records, but none of any program can have the field that stacks weigh.
+    """
+    collector, lost = _collect(found, options.weight, keeps_samples=is_perfetto(options.target))
+    write_profile(collector, options)
+    return lost
+
+
+def _collect(
+    found: Iterable[TraceRecord | LostRecords], weight: str | None, *, keeps_samples: bool = False
+) -> tuple[StackCollector, Counter[str]]:
+    from dprobes.record.boot_clock import boot_id
+    from dprobes.sinks.sink_interface import Batch
+    from dprobes.sinks.stacks.stack_profile import StackCollector
+    from dprobes.trace.trace_content import LostRecords
+
+    collector = StackCollector(weight, keeps_samples=keeps_samples)
+    sources: dict[TraceProgram, RecordSource | None] = {}
+    refusals: list[FormatError] = []
+    lost: Counter[str] = Counter()
+    own = boot_id()
+    for each in found:
+        program = each.program
+        if isinstance(each, LostRecords):
+            lost[program.name] += each.count
+            continue
+        if program not in sources:
+            # The numbers of several files may be the same.
+            source = replace(program.source, number=len(sources))
+            is_live = bool(own) and program.origin.boot_id == own
+            try:
+                collector.create_event_of(source, live=is_live, carried=program.names)
+                sources[program] = source
+            except FormatError as error:
+                sources[program] = None
+                refusals.append(error)
+        if (known := sources[program]) is not None:
+            place = program.place(each.probe).in_module(program.source.module)
+            collector.log_events(Batch(known, [each.record], [place], each.wall_offset))
+    if sources and len(refusals) == len(sources):
+        raise refusals[0]
+    return collector, lost
+
+
+def write_profile(collector: StackCollector, options: StacksOptions) -> None:
+    """Write a profile where ``--stacks`` says; raise ``FormatError`` if that fails."""
+    target, baseline = options.target, options.baseline
+    profile = collector.profile()
+    if collector.without:
+        what = "1 record has" if collector.without == 1 else f"{collector.without} records have"
+        console.note(f"{what} no call stack to be weighed; 'log ustack' and 'log kstack' log them")
+    if target == FOLDED:
+        from dprobes.sinks.stacks.profile_formats import folded_lines
+
+        for line in folded_lines(profile):
+            click.echo(line)
+        return
+    if is_perfetto(target):
+        _write(target, _trace(collector, profile))
+        return
+    data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options.weight))
+    _write(target, data)
+    console.note(f"'{target}' has {profile.total} {profile.unit} in {_stacks(profile)}")
+
+
+def _stacks(profile: StackProfile) -> str:
+    count = len(profile.weights)
+    return f"{count} stack{'s' * (count != 1)}"
+
+
+def is_perfetto(target: str) -> bool:
+    """Return whether ``--stacks`` names a Perfetto trace: samples with their times."""
+    return target.lower().endswith((".pftrace", ".perfetto-trace"))
+
+
+def _trace(collector: StackCollector, profile: StackProfile) -> bytes:
+    from dprobes.sinks.stacks.profile_formats import perfetto_samples
+
+    if collector.left_out:
+        console.warning(f"{collector.left_out} samples found no room in the trace")
+    samples = len(collector.samples)
+    console.note(f"the trace has {samples} sample{'s' * (samples != 1)} of {_stacks(profile)}")
+    return perfetto_samples(collector.samples, profile.title, profile.unit, collector.wall_offset)
+
+
+def _write(target: str, data: bytes) -> None:
+    try:
+        Path(target).write_bytes(data)
+    except OSError as error:
+        raise FormatError(f"'{target}': {reason_of(error)}") from error
+
+
+def _read(path: Path, weight: str | None) -> StackProfile:
+    """Return the profile in a file: folded stacks, or those of the records of a trace file."""
+    if is_trace_name(path.name):
+        from dprobes.trace.trace_reader import TraceReader
+
+        with TraceReader(path) as reader:
+            return replace(_collect(reader.read(), weight)[0].profile(), title=str(path))
+    from dprobes.sinks.stacks.profile_formats import parse_folded
+
+    try:
+        return parse_folded(path.read_text(encoding="utf-8", errors="backslashreplace").splitlines(), str(path))
+    except OSError as error:
+        raise FormatError(f"'{path}': {reason_of(error)}") from error
+
+
+def _writer_of(target: str) -> Callable[[StackProfile, StackProfile | None], bytes]:
+    """Return what makes the bytes of a file by its name."""
+    name = target.lower()
+    if name.endswith((".html", ".htm")):
+        return _page
+    if name.endswith((".folded", ".txt")):
+        return _folded
+    if name.endswith((".pb.gz", ".pprof")):
+        return _pprof
+    raise click.UsageError(
+        f"--stacks: '{target}' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace"
+    )
+
+
+def _page(profile: StackProfile, baseline: StackProfile | None) -> bytes:
+    from dprobes.sinks.stacks.profile_formats import flame_graph
+
+    return flame_graph(profile, baseline).encode()
+
+
+def _folded(profile: StackProfile, _: StackProfile | None) -> bytes:
+    from dprobes.sinks.stacks.profile_formats import folded_lines
+
+    return "".join(f"{line}\n" for line in folded_lines(profile)).encode("utf-8", "backslashreplace")
+
+
+def _pprof(profile: StackProfile, _: StackProfile | None) -> bytes:
+    from dprobes.sinks.stacks.profile_formats import pprof_of
+
+    return pprof_of(profile)

@@ -1,0 +1,192 @@
+"""``run --top``: a live table of what the probepoints of a run do, instead of their records."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from dprobes.cli.output.run_summary import place_of
+from dprobes.escapes import escaped
+from dprobes.formatters.address_names import AddressSymboliser
+from dprobes.formatters.field_values import FieldValues
+from dprobes.record.log_record import decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from dprobes.engines.engine_interface import ControlledSession
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.sinks.sink_interface import Batch
+
+__all__ = ["Row", "TopView"]
+
+_REFRESHES = 4
+"""Times a second that the table is drawn."""
+
+_RATE_SPAN = 1.0
+"""Seconds over which hits per second are measured."""
+
+_CODES = 12
+"""Bytes at the start of a record that tell its kind: flag word, major and minor code."""
+
+_FRAME_LINES = 6
+"""Lines of the screen that are no rows."""
+
+
+class Row(NamedTuple):
+    """Hold what the table says of one probepoint; ``rate`` is in hits per second."""
+
+    probe: str
+    place: str
+    hits: int
+    rate: float
+    records: int
+    lost: int
+    last: str
+
+
+class TopView:
+    """Take the records of a run, and draw the table in a thread of its own while ``shown``."""
+
+    def __init__(self) -> None:
+        if not sys.stdout.isatty():
+            raise click.UsageError("--top needs a terminal as standard output; --count and --hist do without")
+        self._fields: dict[int, FieldValues] = {}
+        self._last: dict[tuple[Place, bytes], bytes] = {}
+        """The latest record of each place and kind."""
+        self._source: RecordSource | None = None
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._measured: list[tuple[float, Counter[tuple[str, str]]]] = []
+
+    # The sink
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program."""
+        with self._lock:
+            self._fields[source.number] = FieldValues(source, symboliser=AddressSymboliser(source, live=True))
+            self._source = source
+
+    def log_events(self, batch: Batch) -> None:
+        """Keep the last record of each place."""
+        with self._lock:
+            pairs = zip(batch.places, batch.records, strict=True)
+            self._last.update({(place, record[:_CODES]): record for place, record in pairs})
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Do nothing: what was there stays in sight."""
+
+    def flush(self) -> None:
+        """Do nothing: the table is drawn at its own pace."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    # The table
+
+    def rows(self, program: Program, session: ControlledSession) -> list[Row]:
+        """Return a row for each place that was hit, and while there are few also the others; the busiest first."""
+        with self._lock:
+            latest = list(self._last.items())
+        last = {
+            (place.symbol, place.function, decode_record(record).minor): (record, place)
+            for (place, _), record in latest
+        }
+        now = time.monotonic()
+        counts = session.counts()
+        hits: Counter[tuple[str, str]] = Counter()
+        found: dict[tuple[str, str], list[int]] = {}
+        strings: dict[tuple[str, str], str] = {}
+        for probe, count in zip(session.probes, counts, strict=False):
+            key = (f"{program.major},{probe.definition.minor}", place_of(probe))
+            hits[key] += count.hits
+            totals = found.setdefault(key, [0, 0])
+            totals[0] += count.records
+            totals[1] += count.lost
+            if (record := last.get((probe.where, probe.function, probe.definition.minor))) is not None:
+                strings[key] = self._text(*record)
+        rates = self._rates(now, hits)
+        rows = [
+            Row(*key, hits[key], rates[key], records, lost, strings.get(key, ""))
+            for key, (records, lost) in found.items()
+        ]
+        return sorted(rows, key=lambda row: (-row.rate, -row.hits, row.probe, row.place))
+
+    def _rates(self, now: float, hits: Counter[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        """Return the hits per second of the last second."""
+        self._measured.append((now, hits))
+        while len(self._measured) > 2 and now - self._measured[1][0] >= _RATE_SPAN:
+            self._measured.pop(0)
+        before, counted = self._measured[0]
+        span = now - before
+        return {key: (count - counted[key]) / span if span > 0 else 0.0 for key, count in hits.items()}
+
+    def _text(self, encoded: bytes, place: Place) -> str:
+        """Return the values of a record, with the names of addresses, and where a sampler or a watchpoint hit."""
+        assert self._source is not None
+        record, fields = decode_record(encoded), self._fields[self._source.number]
+        found = [f"{name}={fields.text(record, place, name)}" for name in fields.data(record)]
+        function = "" if place.routine else fields.text(record, place, "function")
+        return " ".join(([] if function in ("", "-") else [f"function={function}"]) + found)
+
+    @contextmanager
+    def shown(self, program: Program, session: ControlledSession) -> Iterator[None]:
+        """Draw the table until the end of the context."""
+        from rich.console import Console
+        from rich.live import Live
+
+        screen = Console()
+
+        def draw() -> RenderableType:
+            return self._table(self.rows(program, session), program, screen.size.height)
+
+        self._begun = time.monotonic()
+        with Live(
+            get_renderable=draw, console=screen, refresh_per_second=_REFRESHES, vertical_overflow="crop",
+            redirect_stdout=False,
+        ):  # fmt: skip
+            yield
+
+    def _table(self, rows: Sequence[Row], program: Program, height: int) -> RenderableType:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        seconds = time.monotonic() - self._begun
+        total = sum(row.hits for row in rows)
+        rate = sum(row.rate for row in rows)
+        lost = sum(row.lost for row in rows)
+        title = f"{escape(escaped(program.name))}   {seconds:.0f} s   {total} hits   {rate:.0f}/s"
+        if lost:
+            title += f"   [red]{lost} records lost[/red]"
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, expand=True
+        )
+        table.add_column("probe", no_wrap=True)
+        table.add_column("place", no_wrap=True, overflow="ellipsis", max_width=40)
+        for name in ("hits/s", "hits", "records", "lost"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("last values", no_wrap=True, overflow="ellipsis", ratio=1)
+        room = max(height - _FRAME_LINES, 1)
+        for row in rows[:room]:
+            table.add_row(
+                row.probe,
+                escape(escaped(row.place)),
+                f"{row.rate:.0f}",
+                str(row.hits),
+                str(row.records),
+                str(row.lost) if row.lost else "",
+                escape(escaped(row.last)),
+            )
+        if len(rows) > room:
+            table.caption = f"and {len(rows) - room} more"
+        return table

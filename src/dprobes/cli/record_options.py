@@ -1,0 +1,213 @@
+"""The option ``--templates``, and what is said about templates."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dprobes.cli import console
+from dprobes.cli.option_values import usage_error
+from dprobes.record.log_record import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.formatters.templates.template_collection import Templates
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = [
+    "LOG_ITEMS",
+    "TEMPLATE_SUFFIX",
+    "check_program_templates",
+    "check_templates",
+    "has_structure",
+    "log_format_option",
+    "log_items_of",
+    "note_addresses",
+    "read_templates",
+    "say_problems",
+    "templates_option",
+]
+
+# The header items of records, as ``--log`` names them.
+
+
+LOG_ITEMS = {
+    "PROCNAME": Item.PROCESS_NAME,
+    "PID": Item.PID,
+    "UID": Item.UID,
+    "CSEIP": Item.CS | Item.IP,
+    "SSESP": Item.SS | Item.SP,
+    "TSC": Item.TIME,
+    "TID": Item.TID,
+}
+"""The names that ``--log`` takes; the first six are the original's, for x86."""
+
+ALL_ITEMS = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
+
+
+def log_items_of(
+    names: Sequence[str], *, is_tree: bool, all_by_default: bool = False, for_people: bool = False
+) -> Item:
+    """
+    Return the items that the values of ``--log`` mean; ``is_tree`` says that a run is about one process tree.
+
+    ``all_by_default`` says that whatever takes the records wants all items, if not told otherwise; ``for_people`` that
+    they are printed as lines, which tell when, and in which process.
+    """
+    items = Item.MAJOR | Item.MINOR
+    if for_people and not names:
+        items |= Item.PROCESS_NAME | Item.PID | Item.TIME
+    if not is_tree:
+        items |= Item.PROCESS_NAME | Item.PID  # a record of some process says nothing without them
+    if all_by_default and not names:
+        items |= ALL_ITEMS | Item.CPU
+    if os.sysconf("SC_NPROCESSORS_ONLN") > 1:
+        items |= Item.CPU
+    for name in ",".join(names).replace(" ", ",").upper().split(","):
+        if name == "ALL":
+            items |= ALL_ITEMS
+        elif name in LOG_ITEMS:
+            items |= LOG_ITEMS[name]
+        elif name:
+            from dprobes.diagnostics import did_you_mean
+
+            hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS]) or f"write {', '.join(LOG_ITEMS)}, or ALL"
+            raise usage_error(f"--log knows no item '{name.lower()}'; {hint}")
+    return items
+
+
+# The options of the verbs that take log targets.
+
+
+def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return ``--log-format``, with other names where these mean nothing else."""
+    import click
+
+    from dprobes.sinks.sink_interface import LOG_FORMATS
+
+    return click.option(
+        "--log-format",
+        *names,
+        "log_format",
+        type=click.Choice(LOG_FORMATS),
+        default=default,
+        show_default=default is not None,
+        help="The format for log targets that have no format of their own; binary: unchanged header and data.",
+    )
+
+
+def has_structure(targets: Sequence[str]) -> bool:
+    """Return whether one of some log targets takes records as they are, and wants all items of their headers."""
+    if not targets:
+        return False
+    from dprobes.sinks.target_kinds import is_trace_name, parse_target
+
+    names = [parse_target(target) for target in targets]
+    return any(name.kind.has_structure or is_trace_name(name.argument) for name in names)
+
+
+TEMPLATE_SUFFIX = ".fmt"
+"""How the names of template files end, by convention."""
+
+_NEEDED = Item.PID
+"""What names need in a run, in which it is known what the processes map."""
+
+
+def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option that names a directory of templates."""
+    import click
+
+    return click.option(
+        "--templates", "templates", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help_
+    )
+
+
+def read_templates(directory: Path | None) -> Templates | None:
+    """
+    Return the templates of a directory, and print what is doubtful or wrong; one with an error is left out.
+
+    Raise ``FormatError`` if that is no directory of templates.
+    """
+    if directory is None:
+        return None
+    from dprobes.formatters.templates.template_collection import Templates
+
+    templates = Templates.from_directory(directory)
+    if templates.diagnostics.has_errors:
+        say_problems(templates, f"'{directory}'")
+    elif text := templates.diagnostics.render():
+        console.write(text)
+    return templates
+
+
+def check_templates(path: Path) -> int:
+    """Print what is wrong with a directory of templates, or one file of it; return the exit status."""
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.formatters.templates.template_collection import Templates, read_file, source_of
+    from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
+    from dprobes.formatters.templates.template_parser import parse_file
+
+    if path.is_dir() or path.name == DIRECTORY_FILE:
+        diagnostics = Templates.from_directory(path if path.is_dir() else path.parent).diagnostics
+    else:
+        diagnostics = Diagnostics()
+        source = source_of(str(path), read_file(path), diagnostics)
+        if source is not None:
+            parse_file(source, None, diagnostics)
+    diagnostics.raise_if_errors()
+    if text := diagnostics.render():
+        console.write(text)
+    return 0
+
+
+def check_program_templates(directory: Path, program: Program, diagnostics: Diagnostics) -> None:
+    """Add to ``diagnostics`` what is wrong with a program's templates, and which of its records have none."""
+    from dprobes.formatters.templates.carried_templates import carried_templates
+    from dprobes.formatters.templates.template_collection import Templates
+    from dprobes.rpn.program_needs import sets_codes
+
+    templates = Templates.from_files(carried_templates(directory, program, diagnostics))
+    if not templates or sets_codes(program):
+        return
+    first = {definition.minor: definition for definition in reversed(program.definitions)}
+    for minor, definition in sorted(first.items()):
+        if templates.find(program.major, minor) is None:
+            span = definition.span("minor")
+            diagnostics.note(span, f"'{directory}' has no template for the records {program.major},{minor}")
+
+
+def say_problems(templates: Templates, where: str) -> None:
+    """Print what is wrong with templates that came with a file; their records are printed without them."""
+    if templates.diagnostics.has_errors:
+        console.warning(f"templates of {where} have errors, and are not used")
+        console.write(templates.diagnostics.render())
+
+
+def printed_items(files: Mapping[str, bytes]) -> Item:
+    """Return the header items that templates print (``%{name}``): records must carry them."""
+    if not files:
+        return Item(0)
+    from dprobes.formatters.field_values import HEADER_FIELDS
+    from dprobes.formatters.templates.template_collection import templates_of
+    from dprobes.formatters.templates.template_model import HeaderValue
+
+    items = Item(0)
+    for template in templates_of(files).all():
+        for part in (part for line in template.lines for part in line):
+            if isinstance(part, HeaderValue):
+                items |= HEADER_FIELDS[part.name]
+    return items
+
+
+def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
+    """Say what records with certain items lack for the names of the addresses that their templates print."""
+    if not files or items & _NEEDED:
+        return
+    from dprobes.formatters.templates.carried_templates import name_addresses
+    from dprobes.formatters.templates.template_collection import templates_of
+
+    if name_addresses(templates_of(files)):
+        console.note("the templates name addresses (%a); for that, records need --log PID,CSEIP")

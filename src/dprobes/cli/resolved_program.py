@@ -1,0 +1,210 @@
+"""From a program's file, be it a text or compiled, to its resolved probes: what run, check and show begin with."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.api import C_SUFFIX, compiled_program
+from dprobes.cli.option_values import usage_error
+from dprobes.errors import DprobesError, SourceError
+from dprobes.resolve.local_module import Compiled, resolve_here
+from dprobes.rpn.compilation_passes import CompileOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.api.compiled_program import CompiledProgram
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
+    from dprobes.engines.engine_interface import Scope
+    from dprobes.source_text import SourceFile
+    from dprobes.target.btf import Btf
+
+__all__ = [
+    "Compiled",
+    "compile_programs",
+    "files_of",
+    "is_c",
+    "kernel_types_in",
+    "load_program",
+    "module_of",
+    "source_of",
+]
+
+
+def load_program(
+    path: Path | str,
+    options: CompileOptions,
+    *,
+    symbols: Path | None = None,
+    groups: Sequence[str] = (),
+    types: Sequence[str] = (),
+    verify_build_id: bool = True,
+    verify_opcodes: bool = True,
+    module: str = "",
+    files: ModuleFiles | None = None,
+) -> CompiledProgram:
+    """
+    Read a program, and keep the definitions of certain groups and types; raise an error of ours if it is wrong.
+
+    ``path`` may be the text of a program in DProbes C instead, whose probes are in ``module`` where they name none.
+    ``symbols`` is what ``--sym`` names. Which options mean nothing for a compiled program is a usage error.
+    """
+    if isinstance(path, str):
+        loaded = compiled_program.load_c_source(source_of(path), options, symbols=symbols, module=module, files=files)
+        loaded = loaded.select(groups, types)
+        return loaded if verify_opcodes else loaded.without_opcodes()
+    from dprobes.api.compiled_program import is_compiled
+
+    if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
+        raise usage_error(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
+    return compiled_program.load_program(
+        path,
+        options,
+        symbols=symbols,
+        groups=groups,
+        types=types,
+        verify_build_id=verify_build_id,
+        verify_opcodes=verify_opcodes,
+        module=module,
+        files=files,
+    )
+
+
+def is_c(path: Path | str) -> bool:
+    """Return whether a program is in DProbes C: a text is, and a file if its name says so."""
+    return isinstance(path, str) or path.suffix == C_SUFFIX
+
+
+def source_of(path: Path | str) -> SourceFile:
+    """Return the source of a program, a text or in a file; raise ``SourceError`` if that cannot be read."""
+    if isinstance(path, str):
+        from dprobes.source_text import SourceFile
+
+        return SourceFile("-e", path)
+    from dprobes.preprocessor import read_source
+
+    return read_source(path)
+
+
+def module_of(scope: Scope) -> str:
+    """
+    Return the program that a command or process executes, in which probes are that name no module.
+
+    It is a path where that leads to the very file from here, else a name: of a command that the shell would look for,
+    and of a process that sees other files. It is empty where an endpoint stands for what is probed: then the command is
+    one that starts the endpoint, and the process is none of this machine.
+    """
+    if scope.endpoint is not None:
+        return ""
+    if scope.command:
+        command = scope.command[0]
+        return str(Path(command).absolute()) if "/" in command else command
+    return _program_of(scope.pid) if scope.pid is not None else ""
+
+
+def _program_of(pid: int) -> str:
+    link = Path(f"/proc/{pid}/exe")
+    try:
+        path = link.readlink()
+        # The kernel says of a file that is not there any more that it is deleted.
+        return str(path) if path.exists() and path.samefile(link) else path.name.removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
+def files_of(
+    path: Path | str,
+    symbols: Path | None,
+    scope: Scope | None = None,
+    pid: int | None = None,
+    engine: str = "auto",
+    kernel_types: Path | None = None,
+) -> ModuleFiles | None:
+    """
+    Return what finds the files of modules for a program in DProbes C, or None for another program.
+
+    ``engine`` may know of another kernel than the one that runs here; ``kernel_types`` is a file with the types of one.
+    """
+    if not is_c(path):
+        return None
+    from dprobes.dpc.modules.probed_modules import ModuleFiles
+
+    command = None
+    if scope is not None:
+        is_here = scope.endpoint is None
+        pid, command = (scope.pid, scope.command[0] if scope.command else None) if is_here else (None, None)
+    from dprobes.engines.engine_registry import AUTO, engine_row
+
+    types = None if scope is None or engine == AUTO else engine_row(engine).kernel_types_of(scope)
+    if kernel_types is not None:
+        types = kernel_types_in(kernel_types)
+    return ModuleFiles(pid, command, symbols, kernel_types=types)
+
+
+def kernel_types_in(path: Path) -> Callable[[], Btf]:
+    """Return what gives the types of the kernel that a file is of; raise ``TargetError`` if there are none in it."""
+    from dprobes.target.btf import types_in
+
+    types = types_in(path)
+    return lambda: types
+
+
+def compile_programs(
+    path: Path | str,
+    options: CompileOptions,
+    *,
+    symbols: Path | None = None,
+    pid: int | None = None,
+    architecture_name: str | None = None,
+    kernel_types: Path | None = None,
+) -> list[Compiled]:
+    """
+    Load a program, find its module, and resolve its probes; raise an error of ours with everything that is wrong.
+
+    One in DProbes C is several, one for each module; their diagnostics are the same. ``kernel_types`` is a file with
+    the types of the kernel, if that is another one than runs here.
+    """
+    module = _program_of(pid) if pid is not None else ""
+    try:
+        files = files_of(path, symbols, pid=pid, kernel_types=kernel_types)
+        loaded = load_program(path, options, symbols=symbols, module=module, files=files)
+    except SourceError as error:
+        raise _with_places(error, symbols, pid, architecture_name, has_kernel=kernel_types is None) from None
+    return [
+        resolve_here(
+            program,
+            loaded.diagnostics,
+            allow_write=options.allow_write,
+            symbols=known,
+            pid=pid,
+            architecture_name=architecture_name,
+            has_kernel=kernel_types is None,
+        )
+        for program, known in zip(loaded.programs, loaded.all_symbols, strict=True)
+    ]
+
+
+def _with_places(
+    error: SourceError, symbols: Path | None, pid: int | None, architecture_name: str | None, *, has_kernel: bool
+) -> SourceError:
+    """Return what is wrong with a program, and with the places of one whose handlers are wrong, together."""
+    from dprobes.diagnostics import Diagnostics, Severity
+    from dprobes.target.probed_module import FileSymbols
+
+    diagnostics = Diagnostics()
+    diagnostics.extend(error.diagnostics)
+    for program in error.outline:
+        found = Diagnostics()
+        with suppress(DprobesError):  # those of a program are in the diagnostics
+            resolve_here(
+                program,
+                found,
+                symbols=FileSymbols(symbols),
+                pid=pid,
+                architecture_name=architecture_name,
+                has_kernel=has_kernel,
+            )
+        diagnostics.extend(each for each in found.since(0) if each.severity is not Severity.NOTE)
+    return SourceError(tuple(diagnostics))

@@ -1,0 +1,402 @@
+"""Following a run: its records, its messages, Ctrl-C, and what there is to say at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.scope_and_engine import note_uprobe_holders
+from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.escapes import escaped
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.rpn.keyed_tables import FAULTS
+from dprobes.target.module_lookup import advice_on_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+    from dprobes.cli.output.run_outputs import Outputs
+    from dprobes.cli.progress import Progress
+    from dprobes.cli.runs.early_interrupt import EarlyInterrupt
+    from dprobes.engines.engine_interface import ControlledSession, Counts, Event, Scope
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["Run"]
+
+_IMPATIENCE = 1.0
+"""Seconds within which a second Ctrl-C means that the first one was not enough."""
+
+
+_BEGINNING = 5.0
+"""Seconds for which a run with a command waits for its first probepoint before its time counts."""
+
+_HELD_MAX = 1 << 17
+"""More records than outputs hold back."""
+
+
+class _Time:
+    """
+    The time that a run takes at most, in seconds or None, from when its probepoints are in.
+
+    A command is probed as it maps files, after it has begun: there the time counts from the first probepoint that is
+    in, if that comes within some seconds.
+    """
+
+    def __init__(self, duration: float | None, session: ControlledSession, *, is_command: bool) -> None:
+        self._duration = duration
+        self._session = session
+        self._awaits_first = is_command
+        self._until: float | None = None
+        self._starts: float | None = None
+        """From when it counts at the latest."""
+        self._is_ended = False
+        self.is_over = False
+        self._changed = threading.Condition()
+
+    def begin(self, *, has_probepoints: bool) -> None:
+        """Let the time count: all is in that can be."""
+        self._awaits_first = self._awaits_first and not has_probepoints
+        self._set(_BEGINNING if self._awaits_first else 0.0)
+
+    def first(self) -> None:
+        """Note that the first probepoint is in."""
+        if self._awaits_first and self._starts is not None:
+            self._awaits_first = False
+            self._set(0.0)
+
+    def _set(self, delay: float) -> None:
+        with self._changed:
+            now = time.monotonic()
+            self._starts = now + delay
+            self._until = None if self._duration is None else now + max(self._duration, delay)
+            self._changed.notify_all()
+
+    def await_beginning(self) -> None:
+        """Wait until it counts, or the run is over."""
+        with self._changed:
+            while not self._is_ended:
+                remaining = None if self._starts is None else self._starts - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    break
+                self._changed.wait(remaining)
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """End the session when its time is over, until the end of the context."""
+        thread = threading.Thread(target=self._count, daemon=True)
+        if self._duration is not None:
+            thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_ended = True
+                self._changed.notify_all()
+            if self._duration is not None:
+                thread.join()
+
+    def _count(self) -> None:
+        with self._changed:
+            while not self._is_ended:
+                remaining = None if self._until is None else self._until - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    self.is_over = True
+                    break
+                self._changed.wait(remaining)
+        if self.is_over:
+            self._session.stop()
+
+
+class Run:
+    """
+    Follow the session of a program to its end, or for ``duration`` seconds.
+
+    ``outputs`` take the records; ``progress`` shows what takes long before the first and behind the last. With
+    ``exit_status`` the run ends as the command does. Hits that ``filters`` do not hold for make no records, as is said
+    at the end.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        session: ControlledSession,
+        outputs: Outputs,
+        scope: Scope,
+        progress: Progress,
+        *,
+        exit_status: bool,
+        filters: Sequence[str] = (),
+        duration: float | None = None,
+    ) -> None:
+        self._program = program
+        self._filters = filters
+        self._progress = progress
+        self._session = session
+        self._outputs = outputs
+        self._scope = scope
+        self._argv = scope.command
+        self._time = _Time(duration, session, is_command=bool(scope.command))
+        self._gone: set[int] = set()
+        """The probepoints that have been removed or disabled."""
+        self._may_end_itself = not scope.command and not any(
+            instruction.row.syntax == "exit <code>" for code in program.bodies() for instruction in code.instructions
+        )
+        """Whether the run is over with its last probepoint: nothing else goes on, such as a dump."""
+        self._announces = not scope.command and scope.endpoint is None
+        self._has_begun = False
+        self._has_met_obstacle = False
+        self._active = 0
+        self._exit_status = exit_status
+        self._awaited = ""
+        """What probepoints wait for, as a clause."""
+        self._inserted = False
+        self._last_signal = float("-inf")
+        self._asked_to_stop = False
+        self._named_holders = False
+        self._is_early = False
+        self._reader_is_gone = False
+        self._unflushed: deque[Sequence[tuple[int, bytes]]] = deque()
+        """The last records that were written, some of which may not have arrived yet."""
+        self._unflushed_count = 0
+        self._lost: Counter[int] = Counter()
+        """The records of probepoints that could not be written."""
+        self._has_failed = False
+        self._ended_by: int | None = None
+
+    def follow(self, early: EarlyInterrupt) -> Finished | None:
+        """Hand out what happens until the end, and return that; ``early`` says if Ctrl-C came before."""
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._is_early = early.came
+        if early.came:
+            self._on_signal(signal.SIGINT, None)
+        finished = None
+        gc.freeze()
+        gc.enable()
+        try:
+            with self._time.counting():
+                for event in self._session.events():
+                    try:
+                        finished = self._on_event(event) or finished
+                    except BrokenPipeError:
+                        self._stop_writing()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return finished
+
+    @property
+    def is_over_in_time(self) -> bool:
+        """Whether its time has ended the run."""
+        return self._time.is_over
+
+    def await_beginning(self) -> None:
+        """Wait until all is probed that is there, a command's first probepoint for some seconds; or for the end."""
+        self._time.await_beginning()
+
+    def end_command(self, finished: Finished | None) -> Finished | None:
+        """Ask a command that is still there to end, and return the end of the run with its status."""
+        if finished is None or finished.exit_status is not None or not self._argv:
+            return finished
+        status = self._session.end_command()
+        if status is None and self._scope.endpoint is None:
+            console.warning("the command goes on: it does not end when it is asked to (SIGTERM)")
+        return replace(finished, exit_status=status)
+
+    def _on_event(self, event: Event) -> Finished | None:
+        match event:
+            case RecordBatch(records):
+                self._write(records)
+            case Pause() if not self._reader_is_gone:
+                self._flush()
+            case StateEvent():
+                self._on_state(event)
+            case Begun():
+                self._progress.end()
+                self._has_begun = True
+                self._time.begin(has_probepoints=self._inserted)
+                self._announce()
+                self._end_without_probepoints()
+            case Notice(message, hint, is_warning, details):
+                (console.warning if is_warning else console.note)(message, hint, details)
+            case Finished():
+                self._progress.end()
+                self._asked_to_stop = True
+                if not self._reader_is_gone:
+                    self._flush()
+                    if self._outputs.is_waiting:
+                        console.note("records wait until standard output is read; Ctrl-C gives them up")
+                    self._flush(is_last=True)
+                return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
+        return None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._session.is_debugging:
+            return
+        now = time.monotonic()
+        recent = now - self._last_signal < _IMPATIENCE
+        self._last_signal = now
+        if number == signal.SIGTERM:
+            self._ended_by = number
+        if self._asked_to_stop and self._outputs.give_up():
+            return
+        if self._session.hurry():
+            return
+        if number == signal.SIGINT and self._argv and not recent:
+            # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
+            return
+        if self._asked_to_stop and recent:
+            console.warning("ended before everything was written; the probepoints are removed as soon as possible")
+            os._exit(128 + number)
+        self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
+        self._is_early |= not (self._has_begun or self._has_met_obstacle)
+        self._progress.begin("removing the probepoints")
+        self._session.stop()
+
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
+        if self._reader_is_gone:
+            return
+        self._unflushed.append(records)
+        self._unflushed_count += len(records)
+        while self._unflushed_count - len(self._unflushed[0]) > _HELD_MAX:
+            self._unflushed_count -= len(self._unflushed.popleft())
+        self._note(self._outputs.write(self._session.probes, records))
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        self._note(self._outputs.flush(is_last=is_last))
+        if not self._outputs.is_holding:
+            self._unflushed.clear()
+            self._unflushed_count = 0
+
+    def _note(self, lost: int) -> None:
+        """Note that so many of the last records could not be written; the first time, have the run end."""
+        for records in reversed(self._unflushed):
+            if lost <= 0:
+                break
+            self._lost.update(probe for probe, _ in records[-lost:])
+            lost -= len(records)
+        if self._outputs.problem is not None and not self._has_failed:
+            self._has_failed = True
+            console.error(f"{self._outputs.problem}; the probepoints are removed")
+            self._session.stop()
+
+    def _without_lost(self, counts: Sequence[Counts]) -> tuple[Counts, ...]:
+        """Return the counts, where records that were not written are lost ones."""
+        return tuple(
+            replace(each, records=each.records - self._lost[probe], lost=each.lost + self._lost[probe])
+            for probe, each in enumerate(counts)
+        )
+
+    def _stop_writing(self) -> None:
+        """Nobody reads our records any more, as in ``| head``: remove the probepoints, and print what there was."""
+        self._reader_is_gone = True
+        self._outputs.abandon()
+        self._session.stop()
+
+    def _on_state(self, event: StateEvent) -> None:
+        if event.state is ProbeState.ACTIVE:
+            self._inserted = True
+            self._time.first()
+            self._active += len(event.probes)
+            self._announce()
+        if event.state in (ProbeState.DISABLED, ProbeState.REMOVED):
+            self._gone.update(event.probes)
+            self._end_without_probepoints()
+        if event.state is ProbeState.COMPILED:
+            self._awaited = event.detail
+        if event.state.is_obstacle:
+            self._has_met_obstacle = True
+            where, outcome = (f"in process {event.pid}", "not inserted there") if event.pid else ("", "not inserted")
+            console.warning(event.state.line(event.detail, where, outcome))
+        if event.state is ProbeState.CONFLICT and not self._named_holders:
+            self._named_holders = True
+            note_uprobe_holders()
+
+    def _end_without_probepoints(self) -> None:
+        """End the run if nothing can be hit any more: every definition had probepoints, and all are gone."""
+        probes = self._session.probes
+        is_last = self._may_end_itself and self._has_begun and not self._asked_to_stop and not self._time.is_over
+        never = {index for index, probe in enumerate(probes) if probe.never_returns}
+        if not is_last or not probes or len(self._gone | never) < len(probes):
+            return
+        if {probe.number for probe in probes} == set(range(len(self._program.definitions))):
+            self._asked_to_stop = True
+            if self._gone:
+                console.note("all probepoints have been removed or disabled: the run ends")
+            self._session.stop()
+
+    def _announce(self) -> None:
+        """Say once that what happens from now on is recorded, as soon as all is probed that was there."""
+        if self._announces and self._has_begun and self._active and not self._asked_to_stop:
+            self._announces = False
+            are = "s are" if self._active > 1 else " is"
+            console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
+
+    def conclude(self, finished: Finished | None) -> int:
+        """Say what has happened, and return the exit status."""
+        if finished is None:
+            return 1
+        from dprobes.cli.output.run_summary import summary
+
+        console.write(summary(self._program, self._session, finished.counts, console.width()))
+        if any(table.name == FAULTS for table in self._program.tables):
+            from dprobes.cli.output.run_summary import fault_lines
+
+            if text := "\n".join(fault_lines(self._program, self._session.tables())):
+                console.write(text)
+        if self._filters and any(count.hits for count in finished.counts):
+            console.write(_filtered_line(self._filters))
+        if finished.cut_short:
+            console.error("the run was cut short; more may have happened than the summary shows")
+            return 1
+        if self._inserted and not any(count.hits for count in finished.counts):
+            is_reached = any(count.faulted for count in finished.counts)
+            but = "but whenever one was hit, its instruction faulted" if is_reached else "but never reached"
+            hint = None
+            if not is_reached:
+                from dprobes.cli.output.run_summary import advice_on_unreached
+
+                self._progress.begin("looking for what was called instead")
+                hint = advice_on_unreached(self._session.probes, self._scope, self._session.mapped_files)
+                self._progress.end()
+            console.note(f"the probepoints were inserted, {but}", hint)
+        if not self._inserted and self._is_early:
+            console.note("the run was ended before a probepoint was inserted")
+        elif not self._inserted and self._awaited:
+            console.note(f"the probepoints have never been active: {self._awaited}")
+        elif not self._inserted:
+            # Why those that were found were not inserted has been said.
+            if (probes := self._session.probes) and all(probe.never_returns for probe in probes):
+                functions = list(dict.fromkeys(f"'{escaped(probe.function)}'" for probe in probes))
+                returns = "never returns" if len(functions) == 1 else "never return"
+                console.error(f"no probepoint was inserted: {', '.join(functions)} {returns}")
+            elif self._time.is_over and probes and not self._has_met_obstacle:
+                console.error("no probepoint was inserted before the time was over (--duration)")
+            elif probes:
+                console.error("no probepoint was inserted")
+            else:
+                name = self._program.name
+                message = f"no probepoint was inserted: no process mapped '{name}' as code"
+                console.error(message, advice_on_name(name, self._session.mapped_files))
+        if self._has_failed:
+            return 1
+        if self._exit_status and finished.exit_status is not None:
+            code = os.waitstatus_to_exitcode(finished.exit_status)
+            return code if code >= 0 else 128 - code
+        if self._ended_by is not None:
+            return 128 + self._ended_by
+        return 0 if self._inserted or self._is_early or self._awaited else 1
+
+
+def _filtered_line(filters: Sequence[str]) -> str:
+    """Say which hits are counted and have made no record."""
+    shown = " and ".join(f"'{escaped(each)}'" for each in filters)
+    return f"hits count in any case, and make a record where {shown} holds"

@@ -1,0 +1,227 @@
+"""The blocks of a program that the tool executes, ``begin``, ``every`` and ``end``, while a run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.console import print_lines
+from dprobes.dpc.emitters.program_emitter import template_file
+from dprobes.dpc.syntax.syntax_tree import BlockKind
+from dprobes.dpc.tool_interpreter import NAME, ToolError, ToolInterpreter
+from dprobes.dpc.typedtree.typed_values import VariableKind
+from dprobes.engines.engine_interface import TableChange, VariableChange
+from dprobes.errors import DprobesError, TargetError, reason_of
+from dprobes.formatters.templates.template_collection import templates_in
+from dprobes.formatters.templates.template_renderer import render
+from dprobes.keyed.table_layout import shown_value
+from dprobes.record.log_record import LogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.cli.output.run_views import TableOutput
+    from dprobes.dpc.tool_block import ToolProgram
+    from dprobes.dpc.typedtree.typed_program import TypedBlock
+    from dprobes.engines.companion_session import CompanionSession
+    from dprobes.formatters.templates.template_model import Template
+
+__all__ = ["ToolBlocks"]
+
+_FILE_MAX = 1 << 20
+"""How much of a file is printed."""
+
+
+class ToolBlocks:
+    """
+    Execute the blocks of a program, one at a time (``dpc.tool_interpreter.ToolHost``).
+
+    ``tables`` print tables. With ``as_json`` a ``printf`` is an object in a line; with ``aside`` it goes to standard
+    error.
+    """
+
+    def __init__(
+        self, tool: ToolProgram, session: CompanionSession, tables: TableOutput, *, as_json: bool, aside: bool
+    ) -> None:
+        self._tool = tool
+        self._session = session
+        self._tables = tables
+        self._as_json = as_json
+        self._aside = aside
+        self._interpreter = ToolInterpreter(tool, self)
+        self._templates: dict[str, Template] = {}
+        self._executing = threading.Lock()
+        self._block: TypedBlock | None = None
+        self._over = threading.Event()
+        self.has_quit = False
+        """Whether a block has asked for the end of the run."""
+        self._system: dict[str, Callable[[], int]] = {
+            "pid": os.getpid,
+            "tid": threading.get_native_id,
+            "uid": os.getuid,
+            "procid": lambda: 0,
+            "time": time.monotonic_ns,
+        }
+
+    def begin(self) -> None:
+        """Execute what comes before everything else."""
+        self._execute_all(BlockKind.BEGIN)
+
+    @contextlib.contextmanager
+    def repeated(self, await_beginning: Callable[[], None]) -> Iterator[None]:
+        """
+        Execute what comes every so often, until the end of the context.
+
+        Its time counts when ``await_beginning`` has returned, which it does at the end of the run at the latest.
+        """
+        blocks = [each for each in self._tool.blocks if each.block.kind is BlockKind.EVERY]
+        thread = threading.Thread(target=self._repeat, args=(blocks, await_beginning), daemon=True)
+        if blocks:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            if blocks:
+                thread.join()
+
+    def end(self) -> None:
+        """Execute what comes when all is over."""
+        self._execute_all(BlockKind.END)
+
+    def _execute_all(self, kind: BlockKind) -> None:
+        for block in self._tool.blocks:
+            if block.block.kind is kind:
+                self._execute(block)
+
+    def _repeat(self, blocks: list[TypedBlock], await_beginning: Callable[[], None]) -> None:
+        await_beginning()
+        now = time.monotonic_ns()
+        due = [(now + block.block.period, number) for number, block in enumerate(blocks)]
+        heapq.heapify(due)
+        while True:
+            when, number = due[0]
+            if self._over.wait(max(0.0, (when - time.monotonic_ns()) / 1e9)):
+                return
+            try:
+                self._execute(blocks[number])
+            except BrokenPipeError:
+                self._session.stop()
+                return
+            # A block that takes longer than its period is not executed for the times that have passed.
+            period = blocks[number].block.period
+            passed = max(0, (time.monotonic_ns() - when) // period)
+            heapq.heapreplace(due, (when + (passed + 1) * period, number))
+
+    def _execute(self, block: TypedBlock) -> None:
+        with self._executing:
+            self._block = block
+            try:
+                self._interpreter.execute(block)
+            except ToolError as error:
+                span = error.span or block.block.span
+                console.warning(f"{span.file.name}:{span.line}: {error.message} has ended '{block.block.written}'")
+            except DprobesError as error:
+                console.warning(f"'{block.block.written}': {error.message}", error.hint)
+
+    # What blocks act on
+
+    def variable(self, kind: VariableKind, index: int) -> int:
+        """Return the 64 bits of a variable."""
+        if kind is VariableKind.LOCAL:
+            variables = self._session.local_variables()
+            return variables[index] if 0 <= index < len(variables) else 0
+        assert self._session.globals is not None
+        cells = self._session.globals.cells()
+        try:
+            return cells[index] if 0 <= index < len(cells) else 0
+        finally:
+            cells.close()
+
+    def set_variable(self, kind: VariableKind, index: int, value: int) -> None:
+        """Set a variable; one that is not there is an error."""
+        if kind is VariableKind.LOCAL:
+            if 0 <= index < len(self._session.local_variables()):
+                self._session.change([VariableChange(index, value)])
+            return
+        assert self._session.globals is not None
+        cells = self._session.globals.cells()
+        try:
+            if 0 <= index < len(cells):
+                cells[index] = value
+        finally:
+            cells.close()
+
+    def table_value(self, table: int, key: bytes) -> int:
+        """Return the number under a key, 0 if there is nothing."""
+        contents = self._session.tables()[table]
+        return next((shown_value(contents.table, row.cells) for row in contents.rows if row.key == key), 0)
+
+    def table_kept(self, table: int, key: bytes) -> bytes:
+        """Return the bytes of what a table keeps under a key, zeros if there is nothing."""
+        contents = self._session.tables()[table]
+        found = next((row.cells for row in contents.rows if row.key == key), (0,) * contents.table.value_cells)
+        return struct.pack(f"{len(found)}Q", *found)
+
+    def tally(self, table: int, key: bytes, value: int) -> None:
+        """Take a signed number into a table."""
+        self._session.change([TableChange(table, key, value)])
+
+    def keep(self, table: int, key: bytes, value: bytes) -> None:
+        """Let a table keep a string or call stack, as it lies in memory."""
+        self._session.change([TableChange(table, key, value)])
+
+    def delete(self, table: int, key: bytes) -> None:
+        """Take a key out of a table."""
+        self._session.change([TableChange(table, key)])
+
+    def clear(self, table: int) -> None:
+        """Take all keys out of a table."""
+        self._session.change([TableChange(table)])
+
+    def show(self, table: int, rows: int | None) -> None:
+        """Print at most ``rows`` rows of a table."""
+        self._tables.show(table, rows)
+
+    def print(self, template: str, data: bytes) -> None:
+        """Print what a template makes of the bytes of a record."""
+        if template not in self._templates:
+            self._templates[template] = templates_in(template_file(0, {0: template}), 0)[0]
+        record = LogRecord(0, 0, process_name=NAME, data=data, word_size=8 if self._tool.word_size == 8 else 4)
+        self._write(render(self._templates[template], record))
+
+    def cat(self, path: str) -> None:
+        """Print what a file says."""
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(_FILE_MAX)
+        except OSError as error:
+            raise TargetError(f"'{path}' cannot be read: {reason_of(error)}") from None
+        self._write(data.decode("utf-8", "backslashreplace"))
+
+    def _write(self, text: str) -> None:
+        if self._as_json:
+            assert self._block is not None
+            text = json.dumps({"block": self._block.block.written, "text": text}, ensure_ascii=False)
+        if self._aside:
+            console.write(text)
+        else:
+            print_lines(text.splitlines() or [""])
+
+    def quit(self) -> None:
+        """Ask for the end of the run; blocks are not repeated any more."""
+        self.has_quit = True
+        self._over.set()
+        self._session.stop()
+
+    def system(self, name: str) -> int:
+        """Return a value of the tool itself."""
+        return self._system[name]()

@@ -1,0 +1,144 @@
+"""The engine of a run, as the command line asks for it and says which one it is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.option_values import usage_error
+from dprobes.engines.engine_choice import scope_problem
+from dprobes.engines.engine_interface import Scope, ScopeKind
+from dprobes.engines.engine_registry import AUTO, engine_row, named_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.engine_options import EngineOptions
+
+__all__ = [
+    "check_scope",
+    "note_engine",
+    "note_process",
+    "note_running_cpus",
+    "note_uprobe_holders",
+    "scope_of",
+    "words_of",
+]
+
+# The scope of a run, as the command line asks for it.
+
+
+def scope_of(
+    command_line: str | None,
+    arguments: Sequence[str],
+    pid: int | None,
+    cgroup: str | None,
+    user: str | None,
+    *,
+    follow: bool,
+) -> Scope:
+    """Return the scope that the options and the words behind ``--`` mean; all processes if they say nothing."""
+    command = _command(command_line, tuple(arguments))
+    if sum((bool(command), pid is not None, cgroup is not None, user is not None)) > 1:
+        raise usage_error(
+            "give one of a command (-c COMMAND), a process (-p PID), --cgroup PATH, and --uid USER; "
+            "without any the program is inserted into all processes"
+        )
+    if not follow and not command and pid is None:
+        raise usage_error("--no-follow needs a command (-c COMMAND) or a process (-p PID)")
+    return Scope(
+        pid,
+        command,
+        None if cgroup is None else _cgroup(cgroup),
+        None if user is None else _user_id(user),
+        follow=follow,
+    )
+
+
+def words_of(command_line: str, what: str) -> tuple[str, ...]:
+    """Return the words of a command line as a shell would split it."""
+    import shlex
+
+    try:
+        words = tuple(shlex.split(command_line))
+    except ValueError as error:
+        raise usage_error(f"the {what} is not well formed: {str(error).lower()}") from None
+    if not words:
+        raise usage_error(f"the {what} is empty")
+    return words
+
+
+def _command(command_line: str | None, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    if command_line is None:
+        return arguments
+    if arguments:
+        raise usage_error(f"unexpected argument '{arguments[0]}': the command was given with -c")
+    return words_of(command_line, "command")
+
+
+def _cgroup(path: str) -> str:
+    # Every directory of a cgroup v2 file system has this file, none of a v1 one.
+    if not os.path.isdir(path):  # noqa: PTH112 - text goes in and out
+        raise usage_error(f"--cgroup: there is no directory '{path}'; cgroups are below /sys/fs/cgroup")
+    if not os.path.exists(os.path.join(path, "cgroup.controllers")):  # noqa: PTH110, PTH118
+        raise usage_error(f"--cgroup: '{path}' is not a cgroup of version 2, which BPF programs know")
+    return os.path.realpath(path)
+
+
+def _user_id(user: str) -> int:
+    if user.isdecimal():
+        return int(user)
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise usage_error(f"--uid: there is no user '{user}'") from None
+
+
+def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, Scope]:
+    """
+    Return the name of the engine that a user asks for, and the scope, which what stands behind the name is part of.
+
+    Raise a usage error if the engine cannot be asked for with the scope and options.
+    """
+    name, argument = named_engine(text)
+    if argument is not None:
+        row = engine_row(name)
+        is_possible = (bool(scope.command) and row.starts_commands) or (scope.pid is not None and row.has_processes)
+        if scope.kind is not ScopeKind.EVERYWHERE and not is_possible:
+            possible = {"-c": row.starts_commands, "-p": row.has_processes, "--cgroup": False}
+            left_out = ", ".join(option for option, is_there in possible.items() if not is_there)
+            raise usage_error(f"--engine {text} says what is probed: leave out {left_out} and --uid")
+        scope = replace(scope, endpoint=argument)
+    if (problem := scope_problem(name, scope, options)) is not None:
+        raise usage_error(problem)
+    return name, scope
+
+
+def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
+    """Say why an engine was taken, if a user wants to know and has not asked for it."""
+    if reason is not None and verbose:
+        console.note(f"engine {name}: {reason}")
+
+
+def note_process(asked: Scope, scope: Scope) -> None:
+    """Name the process that is probed where ``asked`` has the number of another thread."""
+    if asked.pid != scope.pid:
+        console.note(f"{asked.pid} is a thread of process {scope.pid}, which is probed as a whole")
+
+
+def note_uprobe_holders() -> None:
+    """Name the processes of dprobes that hold uprobes: a CONFLICT with a breakpoint may be with one of theirs."""
+    from dprobes.engines.refusals import uprobe_holders
+
+    for pid in uprobe_holders():
+        console.note(f"process {pid} is a dprobes that holds uprobes: such a breakpoint may be one of its own")
+
+
+def note_running_cpus(name: str) -> None:
+    """Say that the processors are not stopped, unless the engine is one that does so."""
+    if name == AUTO or not engine_row(name).stops_all:
+        console.note("--stop-cpus has no effect: probepoints are inserted without stopping the processors")

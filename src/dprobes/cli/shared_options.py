@@ -1,0 +1,363 @@
+"""Options that several verbs share; ``option_values`` has what their values mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import click
+
+from dprobes.cli.option_values import note_word, seconds_of
+from dprobes.engines.overhead_budget import DEFAULT_OVERHEAD, overhead_of
+from dprobes.errors import EngineError
+from dprobes.record.log_record import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = [
+    "PROCESS_ID",
+    "PROGRAM",
+    "PROGRAM_FILE",
+    "WantedFields",
+    "filter_option",
+    "overhead_option",
+    "processes_named",
+    "program_options",
+    "selection_options",
+    "stacks_options",
+    "sum_options",
+    "symbols_option",
+    "table_options",
+    "text_option",
+    "verification_options",
+]
+
+# The numbers of processes that have a name, for who gives a name where a number is asked for.
+
+
+_SHOWN_MAX = 5
+
+
+def processes_named(name: str) -> str:
+    """Return a clause that says which processes have a name, or execute a file of that name."""
+    found = [number for number in sorted(_all()) if name in _names(number)]
+    if not found:
+        return "and none has that name"
+    shown = ", ".join(map(str, found[:_SHOWN_MAX]))
+    more = f" and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
+    return f"the process of that name is {shown}" if len(found) == 1 else f"processes of that name are {shown}{more}"
+
+
+def _all() -> Iterator[int]:
+    own = os.getpid()
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and int(path.name) != own:
+            yield int(path.name)
+
+
+def _names(number: int) -> set[str]:
+    process = Path(f"/proc/{number}")
+    names = set()
+    with contextlib.suppress(OSError):
+        names.add((process / "comm").read_text(errors="surrogateescape").rstrip("\n"))
+        names.add((process / "exe").readlink().name)
+    return names
+
+
+PROGRAM_FILE = click.Path(path_type=Path)
+
+
+class _ProcessId(click.IntRange):
+    """The number of a process; who gives a name instead is told the numbers that it stands for."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not value.strip().lstrip("+-").isdecimal():
+            self.fail(f"'{value}' is not the number of a process; {processes_named(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PROCESS_ID = _ProcessId()
+
+
+class _Program(click.Path):
+    """The file of a program; a name without a directory that is no file's may be that of an example."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path of the file; ``word_of_program`` keeps it as it was written."""
+        if ctx is not None:
+            note_word(ctx, str(value))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix == ".bt" and path.is_file():
+            made = f"dprobes convert {path} -o {path.stem}.dpc"
+            self.fail(f"'{path}' is a script of bpftrace; '{made}' makes a program of it", param, ctx)
+        if "/" in str(value) or str(value) == "-" or os.path.lexists(path):
+            return path
+        from dprobes.cli.option_values import find_example
+
+        return find_example(str(value)) or path
+
+
+PROGRAM = _Program()
+
+
+def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds ``-e`` to a command whose program may be a text, in several parts; ``program_of`` reads it."""
+    return click.option(
+        "-e", "text", metavar="TEXT", multiple=True, callback=lambda _context, _option, parts: joined_text(parts),
+        help=f"{purpose} this program in DProbes C instead of a file; several are the parts of one program.",
+    )  # fmt: skip
+
+
+def joined_text(parts: Sequence[str]) -> str | None:
+    """Return what all ``-e`` say as one program, each on lines of its own; None if there is none."""
+    return "\n".join(parts) if parts else None
+
+
+def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of compilation to a command; ``compile_options`` reads them."""
+    for option in reversed(
+        (
+            click.option("-D", "--define", "defines", multiple=True, metavar="KEY=VALUE", help="Define a macro."),
+            click.option(
+                "-I", "--include", "includes", multiple=True, type=PROGRAM_FILE, metavar="DIR",
+                help="Search a directory for #include files.",
+            ),
+            click.option("--cpp", metavar="COMMAND", help='Use another C preprocessor, such as "gcc -E".'),
+            click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--sym`` to a command."""
+    return click.option(
+        "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
+        help="Read the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
+    )(function)  # fmt: skip
+
+
+def kernel_types_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--kernel-types`` to a command."""
+    return click.option(
+        "--kernel-types", "kernel_types", type=PROGRAM_FILE, metavar="FILE",
+        help="Take the types of the kernel from this vmlinux, or this copy of its /sys/kernel/btf/vmlinux: of another "
+        "kernel than the one that runs here, or of one that does not show them.",
+    )(function)  # fmt: skip
+
+
+class _Duration(click.ParamType[float]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return a time in seconds; what is none is a usage error."""
+        try:
+            return seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_DURATION = _Duration()
+
+
+class _Overhead(click.ParamType[float]):
+    """A percentage, or a word for no limit."""
+
+    name = "percent"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the percentage; what is none is a usage error."""
+        try:
+            return overhead_of(value)
+        except EngineError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+def overhead_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--overhead`` to a command."""
+    return click.option(
+        "--overhead", type=_Overhead(), metavar="PERCENT",
+        help="Let hits take at most so much of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
+        f"'off' for no limit. Default: {DEFAULT_OVERHEAD:g}% in all processes and in the kernel, else off.",
+    )(function)  # fmt: skip
+
+
+def filter_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--filter`` to a command that inserts programs."""
+    return click.option(
+        "--filter", "filters", multiple=True, metavar="CONDITION",
+        help="Make records of these hits only, such as 'comm == \"redis-server\" and arg0 > 1M'; the condition is "
+        "evaluated at the hit. May be given several times: all conditions must be true.",
+    )(function)  # fmt: skip
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--group`` and ``--type`` to a command; ``names_of`` reads them."""
+    for option in reversed(
+        (
+            click.option(
+                "--group", "groups", multiple=True, metavar="NAMES", help="Insert only the definitions of these groups."
+            ),
+            click.option(
+                "--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add to a command what is taken on trust of a module."""
+    for option in reversed(
+        (
+            click.option(
+                "--dont-verify-build-id",
+                is_flag=True,
+                help="Accept builds of the module that a compiled FILE was not built for.",
+            ),
+            click.option(
+                "--dont-verify-opcodes",
+                is_flag=True,
+                help="Insert probepoints whatever instructions are at their offsets.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options of sums, and of what numbers are measured by, to those of counts and histograms."""
+    total = click.option(
+        "--sum",
+        "summed",
+        multiple=True,
+        metavar="FIELD",
+        help=f"{when} what the numbers of the field come to: sum, average, the least and the largest{instead}.",
+    )
+    by = click.option(
+        "--by",
+        multiple=True,
+        metavar="FIELD[,FIELD...]",
+        help="Have a histogram or sum for each combination of values of these fields, not for each place.",
+    )
+    return lambda function: total(by(function))
+
+
+def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of profiles of call stacks."""
+    for option in reversed(
+        (
+            click.option(
+                "--stacks",
+                metavar="folded|FILE",
+                help="At the end, print call stacks folded, or write them to FILE: .html is a flame graph, .pb.gz is "
+                "for pprof, .pftrace for Perfetto, .folded is text.",
+            ),
+            click.option("--weight", metavar="FIELD", help="The number that a stack of --stacks weighs; by default 1."),
+            click.option(
+                "--baseline",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                metavar="FILE",
+                help="Folded stacks, or a trace file, that the flame graph of --stacks is compared with.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of keyed tables, and of the time that a run takes."""
+    for option in reversed(
+        (
+            click.option(
+                "--rows",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="Print only the N rows with the greatest values of each keyed table.",
+            ),
+            click.option(
+                "--interval",
+                type=_DURATION,
+                metavar="TIME",
+                help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
+            ),
+            click.option(
+                "--prometheus",
+                type=click.Path(dir_okay=False, path_type=Path),
+                metavar="FILE",
+                help="Write the keyed tables there, too, in the text format of Prometheus: at the end, and at each "
+                "--interval.",
+            ),
+            click.option(
+                "--duration",
+                type=_DURATION,
+                metavar="TIME",
+                help="End the run after this time, such as 10s or 2m, and ask its command to end.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+# The fields that ``--count``, ``--hist``, ``--sum`` and ``--by`` name.
+
+
+class WantedFields(NamedTuple):
+    """Hold the fields of ``--count``, each of which makes a table, of ``--hist``, ``--sum`` and ``--by``."""
+
+    counted: tuple[tuple[str, ...], ...] = ()
+    measured: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+
+    @classmethod
+    def of_options(
+        cls, counted: Sequence[str], measured: Sequence[str], summed: Sequence[str] = (), by: Sequence[str] = ()
+    ) -> Self:
+        """Return what options say; raise ``UsageError`` if they do not go together."""
+        found = cls(
+            tuple(_fields_of(text) for text in counted),
+            tuple(text.strip() for text in measured),
+            tuple(text.strip() for text in summed),
+            tuple(dict.fromkeys(field for text in by for field in _fields_of(text))),
+        )
+        if found.by and not (found.measured or found.summed):
+            raise click.UsageError("--by is about --hist and --sum; --count takes several fields: --count name,pid")
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self.counted or self.measured or self.summed)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names of all fields."""
+        return (*(field for fields in self.counted for field in fields), *self.measured, *self.summed, *self.by)
+
+    @property
+    def items(self) -> Item:
+        """The header items that are needed for them."""
+        from dprobes.formatters.field_values import HEADER_FIELDS
+
+        items = Item(0)
+        for field in self.all:
+            items |= HEADER_FIELDS.get(field, Item(0))
+        return items
+
+
+def _fields_of(text: str) -> tuple[str, ...]:
+    """Return the fields that a ``--count`` names."""
+    return tuple(field.strip() for field in text.split(","))

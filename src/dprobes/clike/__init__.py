@@ -1,1 +1,0 @@
-"""What the parsers of languages like C share: tokens, and a walk through them."""

@@ -1,0 +1,529 @@
+"""
+Numbers that are wider than a word as RPN: 64 bits in programs with words of 32.
+
+Such a number takes two cells, the high word below the low one, as ``push mem, u64`` and ``push time`` have it. What is
+computed with them is in procedures (``cell_emitter``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dprobes.dpc.emitters.rpn_writer import INSTRUCTIONS
+from dprobes.dpc.typedtree import typed_values
+from dprobes.dpc.typedtree.value_properties import integer_of
+from dprobes.rpn.keyed_tables import Key, KeyKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.dpc.emitters.rpn_writer import Writer
+    from dprobes.dpc.types.c_types import CType
+
+__all__ = ["TableEmitter", "WideEmitter", "procedure_lines", "wide_procedure"]
+
+# Keyed tables as RPN: their keys and what they keep in cells, and comparisons of strings that they keep.
+
+
+class Values(Protocol):
+    """Write values."""
+
+    def exact(self, value: typed_values.Value) -> None:
+        """Push a value."""
+
+    def width(self, type_: CType) -> int:
+        """Return how many cells a value of a type takes."""
+
+    def branch(self, condition: typed_values.Value, label: str, *, when: bool) -> None:
+        """Go to a label if a condition is as ``when`` says."""
+
+    def landing(self, label: str) -> None:
+        """Put the label of a branch here."""
+
+
+class TableEmitter:
+    """Write what tables take and give."""
+
+    def __init__(self, values: Values, writer: Writer, word_size: int) -> None:
+        self._values = values
+        self._w = writer
+        self._word_size = word_size
+
+    def cells(self, parts: tuple[typed_values.Argument, ...]) -> int:
+        """Push keys of a table, or what it keeps; return how many cells they take."""
+        cells = 0
+        for part in parts:
+            match part:
+                case typed_values.Text(address) | typed_values.Bytes(address):
+                    self._values.exact(address)
+                    cells += 1
+                case typed_values.Kept(table, keys, count, _, padding):
+                    for _ in range(padding):
+                        self._w.number(0)
+                    self._w.op(f"push table, {table}", count - self.cells(keys))
+                    cells += padding + count
+                case typed_values.Literal() | typed_values.TextChoice():
+                    cells += self._text(part)
+                case typed_values.CommName() | typed_values.StackTrace() | typed_values.NetworkAddress():
+                    pass
+                case _:
+                    self._values.exact(part)
+                    cells += self._values.width(part.type)
+        return cells
+
+    def _text(self, text: typed_values.Literal | typed_values.TextChoice) -> int:
+        """Push the bytes of a text in quotes, its beginning on top; return how many cells they take."""
+        w, size = self._w, self._word_size
+        if isinstance(text, typed_values.Literal):
+            content = text.text.encode().ljust(Key(KeyKind.TEXT, text.limit).bytes, b"\0")
+            places = range(0, len(content), size)
+            for place in reversed(places):
+                w.number(int.from_bytes(content[place : place + size], "little"))
+            return len(places)
+        other, end = w.new_label(), w.new_label()
+        self._values.branch(text.condition, other, when=False)
+        cells = self._text(text.yes)
+        w.op(f"jmp {end}")
+        self._values.landing(other)
+        w.depth -= cells
+        self._text(text.no)
+        w.label(end)
+        return cells
+
+    def differs(self, test: typed_values.KeptTest) -> None:
+        """Push 0 if what a table keeps is the text that it is compared with, else another number."""
+        w, size, text = self._w, self._word_size, test.text.encode()
+        if not test.is_prefix:
+            text += b"\0"  # zeros are behind it
+        self.cells((test.kept,))
+        words = [text[start : start + size] for start in range(0, len(text), size)]
+        for number, word in enumerate(words):
+            if number:
+                w.op("xchg")
+            if len(word) < size:
+                w.op(f"pzl {8 * len(word)}")
+            w.number(int.from_bytes(word, "little"))
+            w.op("xor", -1)
+            if number:
+                w.op("or", -1)
+        if below := test.kept.cells - max(len(words), 1):
+            w.op(f"pop tsp, {below}", -1)
+            w.drop(below - 1)
+        if not words:  # everything begins with nothing
+            w.number(0)
+            w.op("and", -1)
+
+
+# Procedures in RPN for numbers of two cells: 64 bits in programs with words of 32.
+#
+# The high word of a number is below the low one. A procedure finds its operands from SBP on, the low word of the right
+# one at SBP+0, and leaves the result in the deepest cells of these; who calls it drops the others.
+
+
+class WideProcedure(NamedTuple):
+    """A procedure: how many cells it takes and leaves, and its instructions, separated by semicolons."""
+
+    takes: int
+    leaves: int
+    code: str
+    calls: tuple[str, ...] = ()
+
+
+def _bitwise(operation: str) -> WideProcedure:
+    low = f"push sbp, 0; push sbp, 2; {operation}; pop sbp, 2"
+    return WideProcedure(4, 2, f"{low}; push sbp, 1; push sbp, 3; {operation}; pop sbp, 3")
+
+
+def _negated(high: int, low: int, mask: int) -> str:
+    """Return code that negates the number in two cells where the mask is all ones, and not where it is 0."""
+    return (
+        f"push sbp, {low}; push sbp, {mask}; xor; push sbp, {mask}; push 1; and; add; copy sbp, {low};"
+        f"push 0; eq; push sbp, {mask}; and; push 1; and;"
+        f"push sbp, {high}; push sbp, {mask}; xor; add; pop sbp, {high}"
+    )
+
+
+def _shifted_right() -> str:
+    # low = low >> n | high << (32 - n) | high >> (n - 32), where counts from 32 on, as unsigned numbers, give 0
+    return (
+        "push sbp, 0; push sbp, 1; shr;"
+        "push sbp, 0; push 32; sub; push sbp, 2; shl; or;"
+        "push 32; push sbp, 0; sub; push sbp, 2; shr; or; pop sbp, 1;"
+        "push sbp, 0; push sbp, 2; shr; pop sbp, 2"
+    )
+
+
+_LESS_LOW = "push sbp, 1; push sbp, 3; eq; push sbp, 0; push sbp, 2; ltu; and"
+
+_MULTIPLY = (
+    # Of the low words ll and rl the halves: SBP-1 = ll & ffff, -2 = ll >> 16, -3 = rl & ffff, -4 = rl >> 16.
+    "push sbp, 2; pzl 16; push sbp, 2; shr 16; push sbp, 0; pzl 16; push sbp, 0; shr 16;"
+    "push sbp, -2; push sbp, -3; mul; push sbp, -1; push sbp, -4; mul;"  # SBP-5, SBP-6: the products in the middle
+    "push sbp, -1; push sbp, -3; mul; shr 16; push sbp, -5; pzl 16; add; push sbp, -6; pzl 16; add; shr 16;"
+    "push sbp, -5; shr 16; add; push sbp, -6; shr 16; add; push sbp, -2; push sbp, -4; mul; add;"
+    "push sbp, 3; push sbp, 0; mul; add; push sbp, 2; push sbp, 1; mul; add; pop sbp, 3;"
+    "push sbp, 2; push sbp, 0; mul; pop sbp, 2; ros 6"
+)
+
+_DIVIDE = (
+    # n is at SBP+3 and +2, the divisor at +1 and +0: the quotient comes in the place of n, the remainder in that of the
+    # divisor. A divisor of 0 is an exception, as of a word.
+    "push 1; push sbp, 0; push sbp, 1; or; div; ros 2;"
+    "push 0; push 0; push 64;"  # SBP-1 and -2: the remainder, SBP-3: the bits that are left
+    "again:;"
+    "push sbp, -1; shr 31;"  # what is shifted out
+    "push sbp, -1; shl 1; push sbp, -2; shr 31; or; pop sbp, -1;"
+    "push sbp, -2; shl 1; push sbp, 3; shr 31; or; pop sbp, -2;"
+    "push sbp, 3; shl 1; push sbp, 2; shr 31; or; pop sbp, 3;"
+    "push sbp, 2; shl 1; pop sbp, 2;"
+    "push sbp, 1; push sbp, -1; eq; push sbp, 0; push sbp, -2; ltu; and; push sbp, 1; push sbp, -1; ltu; or;"
+    "push 1; xor; or;"  # 1 if the divisor goes into the remainder
+    "push sbp, 2; push tsp, 1; or; pop sbp, 2;"
+    "push 0; sub;"  # all ones if it does
+    "push sbp, 0; push tsp, 1; and; push sbp, -2; ltu;"  # the borrow
+    "push sbp, 1; push tsp, 2; and; add; push sbp, -1; sub; pop sbp, -1;"
+    "push sbp, 0; push tsp, 1; and; push sbp, -2; sub; pop sbp, -2;"
+    "ros 1;"
+    "loop again;"
+    "push sbp, -1; pop sbp, 1; push sbp, -2; pop sbp, 0; ros 3"
+)
+
+_SIGNED_DIVIDE = (
+    "push sbp, 3; pbr 32; push sbp, 1; pbr 32;"  # SBP-1 and -2: the signs of both
+    + _negated(3, 2, -1)
+    + ";"
+    + _negated(1, 0, -2)
+    + ";push sbp, 3; push sbp, 2; push sbp, 1; push sbp, 0; call wide_udivide;"
+    "pop sbp, 0; pop sbp, 1; pop sbp, 2; pop sbp, 3;"
+    "push sbp, -1; push sbp, -2; xor; pop sbp, -2;" + _negated(3, 2, -2) + ";" + _negated(1, 0, -1) + ";ros 2"
+)
+
+_PROCEDURES = {
+    "add": WideProcedure(
+        4, 2, "push sbp, 0; push sbp, 2; add; dup 1; push sbp, 2; xchg; ltu; push sbp, 1; add; push sbp, 3; add;"
+        "pop sbp, 3; pop sbp, 2",
+    ),
+    "subtract": WideProcedure(
+        4, 2, "push sbp, 0; push sbp, 2; ltu; push sbp, 1; add; push sbp, 3; sub; pop sbp, 3;"
+        "push sbp, 0; push sbp, 2; sub; pop sbp, 2",
+    ),
+    "multiply": WideProcedure(4, 2, _MULTIPLY),
+    "and": _bitwise("and"),
+    "or": _bitwise("or"),
+    "xor": _bitwise("xor"),
+    "shl": WideProcedure(
+        3, 2, "push sbp, 0; push sbp, 2; shl; push sbp, 0; push 32; sub; push sbp, 1; shr; or;"
+        "push 32; push sbp, 0; sub; push sbp, 1; shl; or; pop sbp, 2; push sbp, 0; push sbp, 1; shl; pop sbp, 1",
+    ),
+    "shr": WideProcedure(3, 2, _shifted_right()),
+    "sar": WideProcedure(
+        3, 2, "push sbp, 2; pbr 32; push sbp, -1; push sbp, 1; xor; pop sbp, 1; push sbp, -1; push sbp, 2; xor;"
+        "pop sbp, 2;" + _shifted_right() + ";"
+        "push sbp, -1; push sbp, 1; xor; pop sbp, 1; push sbp, -1; push sbp, 2; xor; pop sbp, 2; ros 1",
+    ),
+    "equal": WideProcedure(
+        4, 1, "push sbp, 1; push sbp, 3; xor; push sbp, 0; push sbp, 2; xor; or; push 0; eq; pop sbp, 3"
+    ),
+    "less": WideProcedure(4, 1, _LESS_LOW + "; push sbp, 1; push sbp, 3; lt; or; pop sbp, 3"),
+    "uless": WideProcedure(4, 1, _LESS_LOW + "; push sbp, 1; push sbp, 3; ltu; or; pop sbp, 3"),
+    "udivide": WideProcedure(4, 4, _DIVIDE),
+    "divide": WideProcedure(4, 4, _SIGNED_DIVIDE, ("udivide",)),
+}  # fmt: skip
+
+
+def wide_procedure(name: str) -> WideProcedure:
+    """Return a procedure by its name."""
+    return _PROCEDURES[name]
+
+
+def procedure_lines(names: Iterable[str]) -> list[str]:
+    """Return the lines of procedures, and of those that they call."""
+    wanted: dict[str, None] = {}
+    for name in names:
+        wanted |= dict.fromkeys((name, *_PROCEDURES[name].calls))
+    lines = []
+    for name in wanted:
+        lines += ["", f"proc wide_{name}", "    save tsp", "    restore sbp"]
+        for instruction in _PROCEDURES[name].code.split(";"):
+            text = instruction.strip()
+            if text:
+                lines.append(text if text.endswith(":") else f"    {text}")
+        lines += ["    ret", "endproc"]
+    return lines
+
+
+WORD_BITS = 32
+"""The bits of a word where there are wide numbers."""
+
+_WORD = (1 << WORD_BITS) - 1
+_OPERATIONS = {"+": "add", "-": "subtract", "*": "multiply", "&": "and", "|": "or", "^": "xor", "<<": "shl"}
+
+
+class Cells(Protocol):
+    """Write what leaves values in cells."""
+
+    def exact(self, value: typed_values.Value) -> None:
+        """Push a value, of one cell or two."""
+
+    def low(self, value: typed_values.Value, bits: int) -> None:
+        """Push a cell of which only so many low bits count."""
+
+    @property
+    def tables(self) -> TableEmitter:
+        """What writes keys of tables."""
+
+    def displacement(self, slot: int) -> int:
+        """Return where a variable of a block is, counted from SBP."""
+
+    def index(self, variable: typed_values.Variable) -> None:
+        """Push the number of the cell of an element of an array."""
+
+
+class WideEmitter:
+    """Write wide values; ``used`` collects the procedures that are needed."""
+
+    def __init__(self, cells: Cells, writer: Writer, word_size: int, used: dict[str, None]) -> None:
+        self._cells = cells
+        self._w = writer
+        self._word_size = word_size
+        self._used = used
+
+    def is_wide(self, type_: CType) -> bool:
+        """Return whether values of a type take two cells."""
+        integer = integer_of(type_)
+        return integer is not None and integer.size > self._word_size
+
+    def width(self, type_: CType) -> int:
+        """Return how many cells a value of a type takes."""
+        return 2 if self.is_wide(type_) else 1
+
+    def push(self, value: typed_values.Value) -> None:
+        """Push a value of two cells, of those that are not made of other values by control alone."""
+        w = self._w
+        match value:
+            case typed_values.Constant(number):
+                w.number(number >> WORD_BITS & _WORD)
+                w.number(number & _WORD)
+            case typed_values.System(name):
+                w.op(f"push {name}", 2)
+            case typed_values.Local(slot):
+                w.op(f"push sbp, {self._cells.displacement(slot + 1)}", 1)
+                w.op(f"push sbp, {self._cells.displacement(slot)}", 1)
+            case typed_values.Variable():
+                self._load(value)
+            case typed_values.Memory(address):
+                self._cells.exact(address)
+                w.op("push mem, u64", 1)
+            case typed_values.TableValue(table, keys):
+                w.op(f"push table, {table}", 2 - self._cells.tables.cells(keys))
+            case typed_values.Arithmetic():
+                self._arithmetic(value)
+            case typed_values.Negation(operand, _, is_complement):
+                if is_complement:
+                    w.op("push -1", 1)
+                    w.op("push -1", 1)
+                    self._cells.exact(operand)
+                    self.call("xor")
+                else:
+                    w.number(0)
+                    w.number(0)
+                    self._cells.exact(operand)
+                    self.call("subtract")
+            case typed_values.Convert(operand):
+                self._widened(operand)
+            case _:
+                raise AssertionError(value)
+
+    def call(self, name: str) -> None:
+        """Call a procedure, and drop what it takes more than it leaves."""
+        self._used[name] = None
+        self._w.op(f"call wide_{name}")
+        procedure = wide_procedure(name)
+        self._w.drop(procedure.takes - procedure.leaves)
+
+    def drop_high(self) -> None:
+        """Keep the low word of the number on top."""
+        self._w.op("xchg")
+        self._w.op("ros 1", -1)
+
+    def test(self) -> None:
+        """Let a cell take the place of the number on top: 0 if that is 0."""
+        self._w.op("or", -1)
+
+    def compare(self, comparison: typed_values.Comparison) -> None:
+        """Push whether a comparison holds."""
+        self._cells.exact(comparison.left)
+        self._cells.exact(comparison.right)
+        self.call("equal" if comparison.operator == "==" else "less" if comparison.is_signed else "uless")
+
+    def search(self, cases: Sequence[tuple[int, str]], default: str) -> list[tuple[str, str]]:
+        """
+        Search the number on top among cases, and go to ``default``, without it, if it is none of them.
+
+        Return labels that are reached with a cell more, and where each of them leads.
+        """
+        w, found = self._w, []
+        for number, label in cases:
+            stub = w.new_label()
+            found.append((stub, label))
+            self._duplicate()
+            w.number(number >> WORD_BITS & _WORD)
+            w.number(number & _WORD)
+            self.call("equal")
+            w.op(f"jnz {stub}")
+            w.drop()
+        w.op("ros 2")
+        w.op(f"jmp {default}")
+        return found
+
+    def _widened(self, operand: typed_values.Value) -> None:
+        """Push a number of one cell as one of two."""
+        w, source = self._w, integer_of(operand.type)
+        if self.is_wide(operand.type):
+            self._cells.exact(operand)
+        elif source is not None and source.is_signed:
+            self._cells.exact(operand)
+            self._widen(is_signed=True)
+        else:
+            w.number(0)
+            self._cells.exact(operand)
+
+    def _arithmetic(self, value: typed_values.Arithmetic) -> None:
+        operator, w = value.operator, self._w
+        self._cells.exact(value.left)
+        if operator in ("<<", ">>"):
+            # Counts are from 0 to 63, or C says nothing of the result.
+            self._cells.low(value.right, WORD_BITS)
+            self.call("shl" if operator == "<<" else "sar" if value.type.is_signed else "shr")
+            return
+        self._cells.exact(value.right)
+        if operator in _OPERATIONS:
+            self.call(_OPERATIONS[operator])
+            return
+        self.call("divide" if value.type.is_signed else "udivide")
+        if operator == "%":
+            w.op("pop tsp, 2", -1)
+            w.op("pop tsp, 2", -1)
+        else:
+            w.drop(2)
+
+    # Places
+
+    def _load(self, variable: typed_values.Variable) -> None:
+        w, name = self._w, INSTRUCTIONS[variable.kind]
+        if variable.index is None:
+            w.op(f"push {name}, {variable.first + 1}", 1)
+            w.op(f"push {name}, {variable.first}", 1)
+            return
+        self._cells.index(variable)
+        w.op("dup 1", 1)
+        w.number(1)
+        w.op("add", -1)
+        w.op(f"push {name}")
+        w.op("xchg")
+        w.op(f"push {name}")
+
+    def store(self, target: typed_values.Place, *, is_wanted: bool) -> None:
+        """Pop two cells into a place; with ``is_wanted`` they stay on the stack."""
+        w = self._w
+        match target:
+            case typed_values.Local(slot):
+                if is_wanted:
+                    self._duplicate()
+                w.op(f"pop sbp, {self._cells.displacement(slot)}", -1)
+                w.op(f"pop sbp, {self._cells.displacement(slot + 1)}", -1)
+            case typed_values.Variable(kind, first, _, None):
+                if is_wanted:
+                    self._duplicate()
+                w.op(f"pop {INSTRUCTIONS[kind]}, {first}", -1)
+                w.op(f"pop {INSTRUCTIONS[kind]}, {first + 1}", -1)
+            case typed_values.Variable(kind):
+                self._cells.index(target)
+                w.op("dup 1", 1)
+                w.op("push tsp, 2", 1)
+                w.op(f"pop {INSTRUCTIONS[kind]}", -2)
+                w.number(1)
+                w.op("add", -1)
+                w.op("push tsp, 2", 1)
+                w.op(f"pop {INSTRUCTIONS[kind]}", -2)
+                if not is_wanted:
+                    w.drop(2)
+            case typed_values.Memory(address):
+                self._cells.exact(address)
+                w.op("push tsp, 2", 1)
+                w.op("push tsp, 2", 1)
+                w.op("pop mem, u64", -3)
+                if not is_wanted:
+                    w.drop(2)
+            case _:
+                raise AssertionError(target)
+
+    def store_bits(self, unit: typed_values.Memory, bits: int, shift: int) -> None:
+        """Put the low bits of the number on top, which stays, among the others of a unit of 64 bits in memory."""
+        w, mask = self._w, ((1 << bits) - 1) << shift
+        self._cells.exact(unit.address)
+        w.op("dup 1", 1)
+        w.op("push mem, u64", 1)
+        for is_high in (False, True):
+            # Of the unit this word is on top; three cells below it is the low word of the number, below that the high.
+            wanted = mask >> (WORD_BITS if is_high else 0) & _WORD
+            if wanted:
+                w.number(_WORD & ~wanted)
+                w.op("and", -1)
+                self._push_shifted(shift, bits, is_high=is_high)
+                w.number(wanted)
+                w.op("and", -1)
+                w.op("or", -1)
+            w.op("xchg")
+        w.op("pop mem, u64", -3)
+
+    def _push_shifted(self, shift: int, bits: int, *, is_high: bool) -> None:
+        """Push a word of the number that is three cells below the top, shifted to the left."""
+        w = self._w
+        if not is_high or shift >= WORD_BITS:
+            w.op("push tsp, 3", 1)
+            w.op(f"shl {shift % WORD_BITS}")
+            return
+        if bits > WORD_BITS:
+            w.op("push tsp, 4", 1)
+            w.op(f"shl {shift}")
+        if shift:
+            w.op(f"push tsp, {4 if bits > WORD_BITS else 3}", 1)
+            w.op(f"shr {WORD_BITS - shift}")
+            if bits > WORD_BITS:
+                w.op("or", -1)
+
+    def cut(self, bits: int, *, is_signed: bool) -> None:
+        """Let the number on top have so many bits."""
+        w, instruction = self._w, "pbl" if is_signed else "pzl"
+        if bits > WORD_BITS:
+            w.op("xchg")
+            w.op(f"{instruction} {bits - WORD_BITS}")
+            w.op("xchg")
+            return
+        self.drop_high()
+        w.op(f"{instruction} {bits}")
+        self._widen(is_signed=is_signed)
+
+    def _widen(self, *, is_signed: bool) -> None:
+        """Let the number on top take two cells."""
+        w = self._w
+        if is_signed:
+            w.op("dup 1", 1)
+            w.op(f"pbr {WORD_BITS}")
+        else:
+            w.number(0)
+        w.op("xchg")
+
+    def step(self, target: typed_values.Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
+        """Add to a place."""
+        self._cells.exact(target)
+        if is_postfix and is_wanted:
+            self._duplicate()
+        self.push(typed_values.Constant(amount & (_WORD << WORD_BITS | _WORD), target.type))
+        self.call("add")
+        self.store(target, is_wanted=is_wanted and not is_postfix)
+
+    def _duplicate(self) -> None:
+        self._w.op("push tsp, 1", 1)
+        self._w.op("push tsp, 1", 1)

@@ -1,0 +1,154 @@
+"""RPN source as it is written: lines with the places in C that they come from, and how deep the RPN stack is."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.dpc.typedtree.typed_values import VariableKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.source_text import Span
+
+__all__ = ["INSTRUCTIONS", "Line", "Writer"]
+
+INSTRUCTIONS = {
+    VariableKind.LOCAL: "lv",
+    VariableKind.GLOBAL: "gv",
+    VariableKind.PER_CPU: "cv",
+    VariableKind.THREAD: "tv",
+}
+"""How instructions name the kinds of variables."""
+
+
+_LASTS = re.compile(r"(exit|abort|remove|sx .*|ux)\Z")
+_HARMLESS = re.compile(
+    r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"
+    r"|add|xchg)\Z"
+)
+"""What ends a hit or sets another exception handler; what comes before it and raises no exception."""
+
+
+class Line(NamedTuple):
+    """A line of RPN source; ``span`` is what it was made for."""
+
+    text: str
+    span: Span | None
+
+
+class Writer:
+    """
+    Collect lines.
+
+    ``depth`` is how many cells are above SBP: variables of blocks, then what is being computed. Exceptions leave cells
+    behind, so ``settle`` brings it back to what it was.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.depth = 0
+        self._labels = 0
+        self._span: Span | None = None
+        self._handlers: list[str] = []
+        self._guard = ""
+        """The label that exceptions lead to for certain, outside of ``catching``."""
+
+    @contextmanager
+    def at(self, span: Span) -> Iterator[None]:
+        """Say that what is written in the block comes from a place in C."""
+        outer, self._span = self._span, span
+        try:
+            yield
+        finally:
+            self._span = outer
+
+    def op(self, text: str, effect: int = 0) -> None:
+        """Write an instruction that makes the stack so many cells deeper."""
+        self.lines.append(Line(f"    {text}", self._span))
+        self.depth += effect
+        if text.startswith("sx ") or text == "ux":
+            self._guard = ""
+
+    @property
+    def is_catching(self) -> bool:
+        """Whether exceptions lead to a ``catch`` here."""
+        return bool(self._handlers)
+
+    def guard(self, label: str) -> None:
+        """Let exceptions lead to a label, if they do not yet, until something else is said."""
+        if self._guard != label:
+            self.op(f"sx {label}")
+            self._guard = label
+
+    def comment(self, text: str) -> None:
+        """Write a comment."""
+        self.lines.append(Line(f"    // {text}", self._span))
+
+    def header(self, text: str) -> None:
+        """Write a statement of a header, or the start of a procedure."""
+        self.lines.append(Line(text, self._span))
+
+    def new_label(self) -> str:
+        """Return a label that is nowhere yet."""
+        self._labels += 1
+        return f"L{self._labels}"
+
+    def label(self, name: str) -> None:
+        """Put a label here."""
+        self.lines.append(Line(f"{name}:", self._span))
+        self._guard = ""
+
+    def number(self, value: int) -> None:
+        """Push a number."""
+        self.op(f"push {value if -9 <= value <= 4096 else f'{value:#x}'}", 1)
+
+    def drop(self, count: int = 1) -> None:
+        """Drop cells."""
+        while count > 0:
+            part = min(count, 255)
+            self.op(f"ros {part}", -part)
+            count -= part
+
+    def settle(self, depth: int) -> None:
+        """Make the stack so deep, whatever is on it."""
+        self.op(f"push {depth}", 1)
+        self.op("save sbp", 1)
+        self.op("sub", -1)
+        self.op("restore tsp", -1)
+        self.depth = depth
+
+    @contextmanager
+    def catching(self, label: str) -> Iterator[None]:
+        """Let exceptions in the block lead to a label; behind it they lead to where they did before."""
+        self._handlers.append(label)
+        self.op(f"sx {label}")
+        try:
+            yield
+        finally:
+            self._handlers.pop()
+            self.restore_handler()
+
+    def restore_handler(self) -> None:
+        """Set the exception handler of the block that is being written: one that was used, or another, is gone."""
+        self.op(f"sx {self._handlers[-1]}" if self._handlers else "ux")
+
+    def drop_needless_handlers(self, first: int) -> None:
+        """Leave out, from a line on, where exception handlers are cleared although nothing can raise an exception."""
+        self.lines[first:] = [
+            line
+            for number, line in enumerate(self.lines[first:], first)
+            if line.text != "    ux" or not self._is_safe(number + 1)
+        ]
+
+    def _is_safe(self, number: int) -> bool:
+        """Return whether all that is executed from a line on, to the end of the hit or another handler, is harmless."""
+        for line in self.lines[number:]:
+            text = line.text.strip()
+            if _LASTS.match(text):
+                return True
+            if not _HARMLESS.match(text):
+                return False
+        return False

@@ -1,0 +1,165 @@
+"""
+The names that the debug information of a module has, and the arguments of its USDT probes, for who may never ask.
+
+Who does not ask does not even import what reads debug information.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.modules.debug_module import DebugModule, is_entry_by_name
+from dprobes.dpc.types.c_types import integer_of
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.dpc.modules.debug_names import ModuleNames, ProbeNames
+    from dprobes.dpc.typedtree import typed_values
+    from dprobes.dpc.typedtree.name_scope import ModuleVariable, NamedTypes, Scattered
+    from dprobes.dpc.types.c_types import CType, Member
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.usdt import UsdtSite
+
+__all__ = ["DescribedModule", "LateNames", "UsdtTypes"]
+
+_LISTED = 6
+"""Names that are listed in a hint."""
+
+
+class LateNames:
+    """
+    The names at a place that is written as in ``DebugModule.address_of``; it is looked for when somebody asks.
+
+    Those are what ``names_in`` returns; without debug information there are none.
+    """
+
+    def __init__(self, module: DebugModule, place: str | None, *, at_return: bool) -> None:
+        self._module = module
+        self._place = place
+        self._at_return = at_return
+        self.was_asked = False
+        self.is_entry = place is not None and is_entry_by_name(place)
+
+    @cached_property
+    def _names(self) -> ModuleNames | ProbeNames | None:
+        from dprobes.dpc.modules.debug_names import names_in
+
+        self.was_asked = True
+        return names_in(self._module, self._place, at_return=self._at_return)
+
+    @cached_property
+    def arguments(self) -> int:
+        """How many arguments have names of registers there."""
+        return self._module.arguments_at(self._place)
+
+    @property
+    def types(self) -> NamedTypes | None:
+        """The types as the place sees them; None without debug information."""
+        return None if self._names is None else self._names.types
+
+    def returned(self) -> ModuleVariable | None:
+        """Return what the function returns; None if it is not known."""
+        return None if self._names is None else self._names.returned()
+
+    def parameter_type(self, number: int) -> CType | None:
+        """Return the type of a parameter; None if it is not known."""
+        return None if self._names is None else self._names.parameter_type(number)
+
+    def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
+        """Return a parameter, as of a type; None if it is not known."""
+        return None if self._names is None else self._names.parameter(number, type_)
+
+    def find(self, name: str) -> ModuleVariable | None:
+        """Return what has a name; None if it is not known."""
+        return None if self._names is None else self._names.find(name)
+
+    def cause(self, name: str) -> str | None:
+        """
+        Return why nothing has a name there, and what to write.
+
+        Without debug information, return that a debug file is of another build; None if there is no such file.
+        """
+        from dprobes.dpc.modules.debug_names import ProbeNames
+
+        module = self._module
+        has_symbol = module.symbol_address(name) is not None
+        declared = f"for a variable without debug information, declare it: extern int {name};"
+        elsewhere = declared if has_symbol else "no symbol of the module has it, either"
+        if self._names is None:
+            from dprobes.target.elf.symbol_sources import foreign_debug_file
+
+            return foreign_debug_file(module.elf)
+        if self._place is None:
+            return None
+        if module.is_chooser(self._place):
+            return f"'{self._place}' chooses a function at run time (IFUNC): probe one that it can choose"
+        if module.address_of(self._place) is None:
+            return f"what has a name depends on the place, and '{self._place}' is none"
+        if not isinstance(self._names, ProbeNames):
+            return (
+                "no debug information describes the code at this place, as in assembly: parameters are named there, "
+                f"FUNCTION(a, b), or are arg0, arg1; {elsewhere}"
+            )
+        known = self._names.known()
+        if not known:
+            return f"nothing of this function has a name there; {elsewhere}"
+        return f"known at this place: {', '.join(known[:_LISTED])}{', …' * (len(known) > _LISTED)}; {elsewhere}"
+
+    def member_of(self, scattered: Scattered, member: Member) -> typed_values.Value | Scattered:
+        """Return a member of a structure that is not in memory."""
+        assert self._names is not None
+        return self._names.member_of(scattered, member)
+
+
+class DescribedModule(DebugModule):
+    """A module that is probed, with the names that its debug information has."""
+
+    @cached_property
+    def types(self) -> NamedTypes | None:
+        """The types; None if there is no debug information."""
+        return self.names_at(None, at_return=False).types
+
+    def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
+        """Return what names mean at a place that is written as for ``address_of``; without one, anywhere."""
+        return LateNames(self, place, at_return=at_return)
+
+    def given_at(self, place: str, *, at_return: bool) -> UsdtTypes:  # noqa: ARG002 - which a USDT probe has not
+        """Return the types of the arguments of a USDT probe, ``PROVIDER:NAME``."""
+        return UsdtTypes(self.elf, place)
+
+
+class UsdtTypes:
+    """The types of the arguments of a USDT probe by its notes, of which it has one for each site."""
+
+    def __init__(self, elf: ElfFile, place: str) -> None:
+        self._elf = elf
+        self._provider, _, self._name = place.partition(":")
+        self.was_asked = False
+
+    @cached_property
+    def _sites(self) -> Sequence[UsdtSite]:
+        from dprobes.target.usdt import matching_sites
+
+        return matching_sites(self._elf, self._provider, self._name)
+
+    def type_of(self, name: str) -> CType | None:
+        """
+        Return the type of the argument of a number from 0, one that holds what all sites have.
+
+        It is None where there is no such type, and where a site has no value.
+        """
+        self.was_asked = True
+        number = int(name)
+        try:
+            found = [site.arguments[number] for site in self._sites if number < len(site.arguments)]
+        except TargetError:
+            return None  # whoever resolves the program says what is wrong
+        signed = [each.size for each in found if each.signed]
+        unsigned = [each.size for each in found if not each.signed]
+        size = max((*signed, *unsigned), default=0)
+        if signed and unsigned and max(unsigned) >= max(signed):
+            size = 2 * max(unsigned)
+        return integer_of(size, is_signed=bool(signed)) if 0 < size <= self._elf.word_size else None

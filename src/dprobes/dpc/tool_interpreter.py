@@ -1,0 +1,430 @@
+"""
+The meaning of blocks that the tool executes: an interpreter of their typed tree.
+
+Values are Python's numbers, as their types hold them. What blocks act on is a ``ToolHost``: variables, tables, output.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.dpc.typedtree import typed_program, typed_values
+from dprobes.dpc.typedtree.value_properties import cut
+from dprobes.dpc.types.c_types import LONG_LONG, Integer, Stack, Void, size_of
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, ExceptionCode, Token
+from dprobes.rpn.word_arithmetic import divided, signed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.dpc.tool_block import ToolProgram
+    from dprobes.dpc.typedtree.typed_program import TypedBlock
+    from dprobes.dpc.types.c_types import CType
+    from dprobes.source_text import Span
+
+__all__ = ["ToolError", "ToolInterpreter"]
+
+# What blocks of the tool act on, as their interpreter asks for it.
+
+
+class ToolHost(Protocol):
+    """What blocks of the tool act on; variables and tables are those of the probes."""
+
+    def variable(self, kind: typed_values.VariableKind, index: int) -> int:
+        """Return the 64 bits of a variable."""
+
+    def set_variable(self, kind: typed_values.VariableKind, index: int, value: int) -> None:
+        """Set a variable."""
+
+    def table_value(self, table: int, key: bytes) -> int:
+        """Return the number under a key, 0 if there is nothing."""
+
+    def table_kept(self, table: int, key: bytes) -> bytes:
+        """Return the string or call stack under a key, as it lies in memory; zeros if there is nothing."""
+
+    def tally(self, table: int, key: bytes, value: int) -> None:
+        """Take a signed number into a table."""
+
+    def keep(self, table: int, key: bytes, value: bytes) -> None:
+        """Let a table keep a string or call stack, as it lies in memory."""
+
+    def delete(self, table: int, key: bytes) -> None:
+        """Take a key out of a table."""
+
+    def clear(self, table: int) -> None:
+        """Take all keys out of a table."""
+
+    def show(self, table: int, rows: int | None) -> None:
+        """Print at most ``rows`` rows of a table."""
+
+    def cat(self, path: str) -> None:
+        """Print what a file says."""
+
+    def print(self, template: str, data: bytes) -> None:
+        """Print what a template makes of the bytes of a record."""
+
+    def quit(self) -> None:
+        """Ask for the end of the run."""
+
+    def system(self, name: str) -> int:
+        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time`` of the tool."""
+
+
+NAME = "dprobes"
+"""The process name in blocks of the tool."""
+
+_CALLS_MAX = 100
+"""How deep calls may be nested, as on the RPN stack of a hit."""
+
+_STRINGS = (typed_values.Literal, typed_values.CommName, typed_values.Kept)
+"""What the tool puts into tables that is no number."""
+
+_NO_NUMBERS = (
+    *_STRINGS,
+    typed_values.Text,
+    typed_values.TextChoice,
+    typed_values.Bytes,
+    typed_values.StackTrace,
+    typed_values.NetworkAddress,
+)
+
+_MASK = (1 << 64) - 1
+_WIDE_BITS = 32
+_WIDE_WORD = (1 << _WIDE_BITS) - 1
+
+
+class ToolError(Exception):
+    """Report what has ended a block; ``code`` is that of the exception, and ``span`` where it came."""
+
+    def __init__(self, code: ExceptionCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.span: Span | None = None
+
+
+class _JumpError(Exception):
+    def __init__(self, kind: typed_program.Jumping) -> None:
+        self.kind = kind
+
+
+def _unsigned(word: int) -> bytes:
+    return word.to_bytes(8, sys.byteorder)
+
+
+class _EndError(Exception):
+    """The end of a block."""
+
+
+class _ResultError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class ToolInterpreter:
+    """Execute the blocks of a program."""
+
+    def __init__(self, program: ToolProgram, host: ToolHost) -> None:
+        self._program = program
+        self._host = host
+        self._numbers = {name: number for number, name in enumerate(program.tables)}
+
+    def execute(self, block: TypedBlock) -> None:
+        """Execute a block; raise ``ToolError`` for what ends it before its time."""
+        with suppress(_EndError):
+            try:
+                _Frame(self._program, self._host, self._numbers, block.slots, ()).execute(block.body)
+            except RecursionError:
+                raise ToolError(ExceptionCode.CALL_MAX, "calls too deep in each other") from None
+
+
+class _Frame:
+    """A block or a call of a function, with its variables; ``counts`` has the jumps that were taken."""
+
+    def __init__(
+        self,
+        program: ToolProgram,
+        host: ToolHost,
+        numbers: dict[str, int],
+        slots: int,
+        arguments: Sequence[int],
+        depth: int = 0,
+        jumps: list[int] | None = None,
+    ) -> None:
+        self._program = program
+        self._host = host
+        self._numbers = numbers
+        self._slots = [0] * slots
+        self._arguments = list(arguments)
+        self._depth = depth
+        self._jumps = [0] if jumps is None else jumps
+
+    # Statements
+
+    def execute(self, statement: typed_program.Statement) -> None:
+        if isinstance(statement, typed_program.Steps):
+            for each in statement.statements:
+                self.execute(each)
+            return
+        try:
+            self._execute(statement)
+        except ToolError as error:
+            error.span = error.span or statement.span
+            raise
+
+    def _execute(self, statement: typed_program.Statement) -> None:
+        match statement:
+            case typed_program.Evaluate(value):
+                self.value(value)
+            case typed_program.Log(_, items, template):
+                self._host.print(template, b"".join(map(self._bytes, items)))
+            case typed_program.Tally(
+                table, keys, (typed_values.Literal() | typed_values.CommName() | typed_values.Kept()) as value
+            ):
+                self._host.keep(self._numbers[table], self._key(keys), self._in_memory(value))
+            case typed_program.Tally(table, keys, value):
+                assert not isinstance(value, _NO_NUMBERS)
+                number = 0 if value is None else self.value(value)
+                self._host.tally(self._numbers[table], self._key(keys), LONG_LONG.cut(number))
+            case typed_program.Untally(table, keys):
+                self._host.delete(self._numbers[table], self._key(keys))
+            case typed_program.Show(table, rows):
+                self._host.show(self._numbers[table], rows)
+            case typed_program.Clear(table):
+                self._host.clear(self._numbers[table])
+            case typed_program.Cat(path):
+                self._host.cat(path)
+            case typed_program.Quit():
+                self._host.quit()
+                raise _EndError
+            case typed_program.Select(condition, then, otherwise):
+                if self.value(condition):
+                    self.execute(then)
+                elif otherwise is not None:
+                    self.execute(otherwise)
+            case typed_program.Loop():
+                self._loop(statement)
+            case typed_program.Switch():
+                self._switch(statement)
+            case typed_program.Jump(kind):
+                raise _JumpError(kind)
+            case typed_program.Result(value):
+                raise _ResultError(0 if value is None else self.value(value))
+            case typed_program.TryCatch():
+                self._try(statement)
+            case _:
+                raise _EndError
+
+    def _loop(self, loop: typed_program.Loop) -> None:
+        tests = loop.tests_first
+        while True:
+            if tests and loop.condition is not None and not self.value(loop.condition):
+                return
+            tests = True
+            try:
+                self.execute(loop.body)
+            except _JumpError as jump:
+                if jump.kind is typed_program.Jumping.BREAK:
+                    return
+            if loop.step is not None:
+                self.value(loop.step)
+            self._jumps[0] += 1
+            if self._jumps[0] > self._program.jmpmax:
+                raise ToolError(ExceptionCode.JMP_MAX, f"more than {self._program.jmpmax} jumps")
+
+    def _switch(self, switch: typed_program.Switch) -> None:
+        value = self.value(switch.value)
+        places = {test.value: test.position for test in switch.tests}
+        start = places.get(value, places.get(None))
+        if start is None:
+            return
+        try:
+            for each in switch.statements[start:]:
+                self.execute(each)
+        except _JumpError as jump:
+            if jump.kind is not typed_program.Jumping.BREAK:
+                raise
+
+    def _try(self, statement: typed_program.TryCatch) -> None:
+        try:
+            self.execute(statement.body)
+        except ToolError as error:
+            for place, value in ((statement.code, error.code), (statement.address, 0)):
+                if place is not None:
+                    self._store(place, int(value))
+            self.execute(statement.handler)
+
+    # Values
+
+    def value(self, value: typed_values.Value) -> int:
+        """Return a value, as its type holds it."""
+        host = self._host
+        match value:
+            case typed_values.Constant(number):
+                return number
+            case typed_values.System(name, type_):
+                return cut(host.system(name), type_)
+            case typed_values.Local(slot):
+                return self._slots[slot] if slot >= 0 else self._arguments[-slot - 1]
+            case typed_values.Variable(kind, _, type_) if self._is_wide(type_):
+                index = self._index(value)
+                words = [host.variable(kind, index + n) & _WIDE_WORD for n in (0, 1)]
+                return cut(words[0] | words[1] << _WIDE_BITS, type_)
+            case typed_values.Variable(kind, _, type_):
+                return cut(host.variable(kind, self._index(value)), type_)
+            case typed_values.Arithmetic():
+                return self._arithmetic(value)
+            case typed_values.Negation(operand, type_, is_complement):
+                number = self.value(operand)
+                return type_.cut(~number if is_complement else -number)
+            case typed_values.Comparison(operator, left, right):
+                one, other = self.value(left), self.value(right)
+                return int(one == other if operator == "==" else one < other if operator == "<" else one <= other)
+            case typed_values.Not(operand):
+                return int(not self.value(operand))
+            case typed_values.Both(left, right):
+                return int(bool(self.value(left)) and bool(self.value(right)))
+            case typed_values.Either(left, right):
+                return int(bool(self.value(left)) or bool(self.value(right)))
+            case typed_values.Convert(operand, type_):
+                number = self.value(operand)
+                return 0 if isinstance(type_, Void) else cut(number, type_)
+            case typed_values.Assign(target, assigned):
+                return self._store(target, self.value(assigned))
+            case typed_values.Step(target, amount, is_postfix, type_):
+                before = self.value(target)
+                after = self._store(target, cut(before + amount, type_))
+                return before if is_postfix else after
+            case typed_values.Choice(condition, yes, no):
+                return self.value(yes if self.value(condition) else no)
+            case typed_values.Sequence(left, right):
+                self.value(left)
+                return self.value(right)
+            case typed_values.FunctionCall(name, arguments, type_):
+                cells: list[int] = []
+                for each in arguments:
+                    cells += [*([0] if self._is_wide(each.type) else []), self.value(each)]
+                return self._call(name, cells)
+            case typed_values.TableValue(table, keys):
+                return host.table_value(self._numbers[table], self._key(keys))
+            case typed_values.KeptTest(kept, text, is_prefix):
+                found = self._kept(kept).rstrip(b"\0")
+                return int(found.startswith(text.encode()) if is_prefix else found == text.encode())
+            case typed_values.CommTest(text, is_prefix):
+                return int(NAME.startswith(text) if is_prefix else text == NAME)
+        raise AssertionError(value)
+
+    def _arithmetic(self, value: typed_values.Arithmetic) -> int:
+        left, right, type_ = self.value(value.left), self.value(value.right), value.type
+        match value.operator:
+            case "+":
+                result = left + right
+            case "-":
+                result = left - right
+            case "*":
+                result = left * right
+            case "&":
+                result = left & right
+            case "|":
+                result = left | right
+            case "^":
+                result = left ^ right
+            case "<<":
+                result = left << right if 0 <= right < type_.bits else 0
+            case ">>":
+                result = left >> min(right & _MASK, type_.bits)
+            case operator:
+                if not right:
+                    raise ToolError(ExceptionCode.DIVIDE_BY_ZERO, "a division by zero")
+                result = divided(left, right)[operator == "%"]
+        return type_.cut(result)
+
+    def _index(self, variable: typed_values.Variable) -> int:
+        if variable.index is None:
+            return variable.first
+        return variable.first + self.value(variable.index) * (2 if self._is_wide(variable.type) else 1)
+
+    def _is_wide(self, type_: CType) -> bool:
+        """Return whether a number takes two cells, the low word first."""
+        return (size_of(type_) or 0) > self._program.word_size
+
+    def _store(self, target: typed_values.Place, value: int) -> int:
+        match target:
+            case typed_values.Local(slot, type_) if slot >= 0:
+                self._slots[slot] = value = cut(value, type_)
+            case typed_values.Local(slot, type_):
+                self._arguments[-slot - 1] = value = cut(value, type_)
+            case typed_values.Variable(kind, _, type_) if self._is_wide(type_):
+                value, index = cut(value, type_), self._index(target)
+                self._host.set_variable(kind, index, value & _WIDE_WORD)
+                self._host.set_variable(kind, index + 1, value >> _WIDE_BITS & _WIDE_WORD)
+            case typed_values.Variable(kind, _, type_):
+                value = cut(value, type_)
+                self._host.set_variable(kind, self._index(target), value & _MASK)
+            case _:
+                raise AssertionError(target)
+        return value
+
+    def _call(self, name: str, arguments: Sequence[int]) -> int:
+        function = self._program.functions[name]
+        if self._depth >= _CALLS_MAX:
+            raise ToolError(ExceptionCode.CALL_MAX, f"more than {_CALLS_MAX} calls in each other")
+        frame = _Frame(
+            self._program, self._host, self._numbers, function.slots, arguments, self._depth + 1, self._jumps
+        )
+        try:
+            frame.execute(function.body)
+        except _ResultError as result:
+            return result.value
+        return 0
+
+    # Bytes
+
+    def _bytes(self, item: typed_values.Argument) -> bytes:
+        """Return the bytes that a handler would log of a value."""
+        match item:
+            case typed_values.CommName():
+                return b""  # it is in the header
+            case typed_values.Kept(_, _, _, Stack()):
+                return self._stack_item(self._kept(item))
+            case typed_values.Kept() | typed_values.Literal():
+                text = self._in_memory(item).partition(b"\0")[0]
+                return bytes([Token.STRING]) + len(text).to_bytes(2, "little") + text
+        assert not isinstance(item, _NO_NUMBERS)
+        size = size_of(item.type) or self._program.word_size
+        return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+    def _kept(self, kept: typed_values.Kept) -> bytes:
+        """Return the bytes of what a table keeps."""
+        return self._host.table_kept(self._numbers[kept.table], self._key(kept.keys))
+
+    def _stack_item(self, found: bytes) -> bytes:
+        """Return a call stack that a table keeps as an item of a record."""
+        words, size = found.rstrip(b"\0"), self._program.word_size
+        count = -(-len(words) // size)
+        return bytes([Token.KERNEL_STACK]) + count.to_bytes(2, "little") + words.ljust(size * count, b"\0")
+
+    def _in_memory(self, value: typed_values.Literal | typed_values.CommName | typed_values.Kept) -> bytes:
+        """Return the bytes of a string or call stack in a table."""
+        match value:
+            case typed_values.Literal(text, limit):
+                return text.encode().ljust((limit // 8 + 1) * 8, b"\0")
+            case typed_values.CommName():
+                return NAME.encode().ljust(PROCESS_NAME_SIZE, b"\0")
+            case typed_values.Kept():
+                return self._kept(value)
+
+    def _key(self, keys: Sequence[typed_values.Argument]) -> bytes:
+        found = []
+        for key in keys:
+            if isinstance(key, _STRINGS):
+                found.append(self._in_memory(key))
+                continue
+            assert not isinstance(key, _NO_NUMBERS)
+            bits = 8 * max(self._program.word_size, size_of(key.type) or 0)
+            word = self.value(key) & ((1 << bits) - 1)
+            has_sign = isinstance(key.type, Integer) and key.type.is_signed  # as the table's key has, then
+            found.append(signed(word, bits).to_bytes(8, sys.byteorder, signed=True) if has_sign else _unsigned(word))
+        return b"".join(found)

@@ -1,0 +1,454 @@
+"""
+Which ``printf`` statements a hit may execute, in which order: each such sequence is a kind of record with a template.
+
+A sequence is numbered so that the number of a longer one follows from that of the shorter one: n * (logs + 1) + log. So
+a handler that does not know its way beforehand keeps the number of the sequence so far in a cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.syntax import syntax_tree
+    from dprobes.dpc.typedtree import typed_values
+    from dprobes.dpc.typedtree.name_scope import FunctionSignature
+    from dprobes.dpc.typedtree.typed_values import Argument, Local, Value
+    from dprobes.source_text import Span
+
+__all__ = [
+    "Clear",
+    "End",
+    "Ending",
+    "Evaluate",
+    "Jump",
+    "Jumping",
+    "Log",
+    "LogPaths",
+    "Loop",
+    "Quit",
+    "Result",
+    "Select",
+    "Show",
+    "Skip",
+    "Statement",
+    "Steps",
+    "Switch",
+    "Tally",
+    "Test",
+    "TryCatch",
+    "TypedBlock",
+    "TypedFunction",
+    "TypedProbe",
+    "Untally",
+    "find_log_paths",
+    "goes_on",
+    "is_mixed",
+    "statements_in",
+]
+
+# The typed tree of statements: what handlers and functions do, with all names resolved.
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """A value for what it does."""
+
+    value: Value
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A ``printf``: what it logs, and the template for that; ``number`` counts those of a handler from 1."""
+
+    number: int
+    items: tuple[Argument, ...]
+    template: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What is put into a keyed table; ``value`` is None where only occurrences count."""
+
+    table: str
+    keys: tuple[Argument, ...]
+    value: Argument | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Untally:
+    """``delete``: keys that are taken out of a table."""
+
+    table: str
+    keys: tuple[Argument, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """``print`` in a block of the tool: at most ``rows`` rows of a table, all with None."""
+
+    table: str
+    rows: int | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """``clear`` in a block of the tool: a table without anything in it."""
+
+    table: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Cat:
+    """``cat`` in a block of the tool: what a file says."""
+
+    path: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """``exit()`` in a block of the tool: the end of the run."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """``if``."""
+
+    condition: Value
+    then: Statement
+    otherwise: Statement | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """``while``, ``for`` and ``do``: the condition is tested before the body but in ``do``; ``step`` is behind it."""
+
+    condition: Value | None
+    step: Value | None
+    body: Statement
+    tests_first: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A ``case``: the value, or None for ``default``, and which of the statements it leads to."""
+
+    value: int | None
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """``switch``: its statements, and the labels among them."""
+
+    value: Value
+    statements: tuple[Statement, ...]
+    tests: tuple[Test, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Statements one after the other."""
+
+    statements: tuple[Statement, ...]
+
+
+class Jumping(Enum):
+    """Say where a statement jumps to."""
+
+    BREAK = "break"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """``break`` or ``continue``."""
+
+    kind: Jumping
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``return`` in a function."""
+
+    value: Value | None
+    span: Span
+
+
+class Ending(Enum):
+    """Say how a hit ends."""
+
+    RETURN = "return"
+    REMOVE = "remove"
+    DEBUGGER = "exit 1"
+    CRASH = "exit 2"
+    CORE = "exit 3"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of the handler."""
+
+    kind: Ending
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The end of the handler, and of the function that begins at the probepoint: it returns the value."""
+
+    value: Value
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TryCatch:
+    """``try``: ``code`` and ``address`` are where the exception is stored, None where it has no name."""
+
+    body: Statement
+    code: Local | None
+    address: Local | None
+    handler: Statement
+    span: Span
+
+
+Statement = (
+    Evaluate | Log | Tally | Untally | Show | Clear | Cat | Quit | Select | Loop | Switch | Steps | Jump | Result | End
+    | Skip | TryCatch
+)  # fmt: skip
+
+
+def statements_in(statement: Statement | None) -> Iterator[Statement]:
+    """Iterate over a statement and all in it."""
+    if statement is None:
+        return
+    yield statement
+    match statement:
+        case Steps(statements) | Switch(_, statements):
+            for each in statements:
+                yield from statements_in(each)
+        case Select(_, then, otherwise):
+            yield from statements_in(then)
+            yield from statements_in(otherwise)
+        case Loop(_, _, body):
+            yield from statements_in(body)
+        case TryCatch(body, _, _, handler):
+            yield from statements_in(body)
+            yield from statements_in(handler)
+
+
+def goes_on(statement: Statement) -> bool:
+    """Return whether control may come to the end of a statement."""
+    match statement:
+        case Steps(statements):
+            return all(goes_on(each) for each in statements)
+        case Select(_, then, otherwise):
+            return otherwise is None or goes_on(then) or goes_on(otherwise)
+        case Jump() | Result() | End() | Skip():
+            return False
+    return True
+
+
+LogSequence = tuple[int, ...]
+_SEQUENCES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogPaths:
+    """
+    The sequences of a handler: those that its hits may end with, and those that may lead to each ``printf``.
+
+    ``logs`` is how many ``printf`` the handler has; ``at`` has the sequences that may lead to a statement, by its id;
+    ``last`` those that may lead to the end of the handler's code, ``returns`` those to each ``return``.
+    """
+
+    logs: int
+    ends: frozenset[LogSequence]
+    before: dict[int, frozenset[LogSequence]]
+    at: dict[int, frozenset[LogSequence]] = field(default_factory=dict)
+    last: frozenset[LogSequence] = frozenset()
+    returns: tuple[frozenset[LogSequence], ...] = ()
+
+    def number_of(self, sequence: LogSequence) -> int:
+        """Return the number of a sequence, 0 for the empty one."""
+        number = 0
+        for log in sequence:
+            number = number * (self.logs + 1) + log
+        return number
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known before each ``printf`` what was logged before, and at each end whether something was."""
+        ends = (self.last, *self.returns)
+        return all(len(each) <= 1 for each in self.before.values()) and not any(map(is_mixed, ends))
+
+
+def is_mixed(sequences: frozenset[LogSequence]) -> bool:
+    """Return whether it depends on the hit if something was printed."""
+    return () in sequences and len(sequences) > 1
+
+
+class _TooManyError(Exception):
+    pass
+
+
+class _Walk:
+    """Follow a handler: sequences go in, and come out where control goes on, breaks, continues or ends."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self.before: dict[int, set[LogSequence]] = {}
+        self.ends: set[LogSequence] = set()
+        self.at: dict[int, set[LogSequence]] = {}
+        self.returns: list[frozenset[LogSequence]] = []
+        self._breaks: list[set[LogSequence]] = []
+        self._continues: list[set[LogSequence]] = []
+
+    def through(self, statement: Statement, given: set[LogSequence]) -> set[LogSequence]:
+        if not given:
+            return given
+        self.at.setdefault(id(statement), set()).update(given)
+        match statement:
+            case Log(number):
+                known = self.before.setdefault(number, set())
+                known |= given
+                if len(known) > _SEQUENCES_MAX:
+                    raise _TooManyError
+                return {(*sequence, number) for sequence in given}
+            case Steps(statements):
+                for each in statements:
+                    given = self.through(each, given)
+                return given
+            case Select(_, then, otherwise):
+                other = given if otherwise is None else self.through(otherwise, given)
+                return self.through(then, given) | other
+            case Loop():
+                return self._through_loop(statement, given)
+            case Switch():
+                return self._through_switch(statement, given)
+            case TryCatch(body, _, _, handler):
+                after = self.through(body, given)
+                # An exception may come behind any printf of the block.
+                inside = given | after | {(*s, n) for n, before in self.before.items() for s in before if _has(body, n)}
+                return after | self.through(handler, inside)
+            case Jump(kind):
+                (self._breaks if kind is Jumping.BREAK else self._continues)[-1].update(given)
+                return set()
+            case End() | Skip():
+                self.ends |= given
+                if isinstance(statement, End) and statement.kind is Ending.RETURN:
+                    self.returns.append(frozenset(given))
+                return set()
+        return given
+
+    def _through_loop(self, loop: Loop, given: set[LogSequence]) -> set[LogSequence]:
+        if (log := next(_logs_in(loop.body), None)) is not None:
+            hint = "a record has one template: count in a table, or log the values as one memory item"
+            self._diagnostics.error(log.span, "'printf' cannot stand in a loop", hint=hint)
+            return given
+        self._breaks.append(set())
+        self._continues.append(set())
+        after = self.through(loop.body, given)
+        return after | given | self._breaks.pop() | self._continues.pop()
+
+    def _through_switch(self, switch: Switch, given: set[LogSequence]) -> set[LogSequence]:
+        self._breaks.append(set())
+        labels = {test.position for test in switch.tests}
+        current: set[LogSequence] = set()
+        for position, statement in enumerate(switch.statements):
+            if position in labels:
+                current = current | given
+            current = self.through(statement, current)
+        has_default = any(test.value is None for test in switch.tests)
+        return current | self._breaks.pop() | (set() if has_default else given)
+
+
+def _logs_in(statement: Statement) -> Iterator[Log]:
+    """Give the printf statements in a statement."""
+    match statement:
+        case Log():
+            yield statement
+        case Steps(statements) | Switch(_, statements):
+            for each in statements:
+                yield from _logs_in(each)
+        case Select(_, then, otherwise):
+            yield from _logs_in(then)
+            if otherwise is not None:
+                yield from _logs_in(otherwise)
+        case Loop(_, _, body):
+            yield from _logs_in(body)
+        case TryCatch(body, _, _, handler):
+            yield from _logs_in(body)
+            yield from _logs_in(handler)
+
+
+def _has(statement: Statement, number: int) -> bool:
+    return any(log.number == number for log in _logs_in(statement))
+
+
+def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
+    """Return the sequences of ``printf`` that a handler may execute; report where they cannot be told apart."""
+    walk = _Walk(diagnostics)
+    last: set[LogSequence] = set()
+    try:
+        last = walk.through(body, {()})
+    except _TooManyError:
+        first = next(_logs_in(body))
+        diagnostics.error(first.span, f"there are more than {_SEQUENCES_MAX} ways through the printf of this probe")
+    before = {number: frozenset(each) for number, each in walk.before.items()}
+    at = {key: frozenset(each) for key, each in walk.at.items()}
+    ends = frozenset(last | walk.ends)
+    return LogPaths(logs, ends, before, at, frozenset(last), tuple(walk.returns))
+
+
+# The parts of a program with their types: functions, probes, and blocks of the tool.
+
+
+@dataclass(frozen=True, slots=True)
+class TypedFunction:
+    """A function of the program with its types; ``slots`` counts the variables of its blocks."""
+
+    signature: FunctionSignature
+    body: Statement
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypedProbe:
+    """A probe with its types ``at`` some of its points, and what it may print."""
+
+    probe: syntax_tree.Probe
+    at: tuple[syntax_tree.Point, ...]
+    condition: typed_values.Value | None
+    body: Statement
+    slots: int
+    paths: LogPaths
+
+
+@dataclass(frozen=True, slots=True)
+class TypedBlock:
+    """A block of the tool with its types; ``slots`` counts its variables."""
+
+    block: syntax_tree.ToolBlock
+    body: Statement
+    slots: int

@@ -1,0 +1,319 @@
+"""What is true of typed values, wherever they stand: whether they can fail, change something, are 0 or 1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.typedtree import typed_values
+from dprobes.dpc.typedtree.typed_values import (
+    Arithmetic,
+    Both,
+    Choice,
+    Comparison,
+    Constant,
+    Convert,
+    Either,
+    Negation,
+    Not,
+    Sequence,
+)
+from dprobes.dpc.types.c_types import Enumeration, Integer, Pointer, Void
+from dprobes.dpc.types.print_formats import Form
+from dprobes.rpn.word_arithmetic import divided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.dpc.typedtree.typed_values import Value
+    from dprobes.dpc.types.c_types import CType
+
+__all__ = [
+    "cut",
+    "does_something",
+    "fails_otherwise",
+    "folded",
+    "form_of",
+    "greatest",
+    "integer_of",
+    "is_item",
+    "is_truth",
+    "needs_entry",
+    "operands_of",
+    "reads_memory_itself",
+    "steady",
+]
+
+# What is known when a program is compiled: values of constants are worked out, and decisions on them taken.
+
+
+def integer_of(type_: CType) -> Integer | None:
+    """Return the integer type whose numbers a type's values are; None of a type that has no numbers."""
+    match type_:
+        case Integer():
+            return type_
+        case Enumeration(base=base):
+            return base
+        case Pointer(size=size):
+            return Integer("pointer", size, is_signed=False, rank=4)
+    return None
+
+
+def cut(value: int, type_: CType) -> int:
+    """Return a number as a type holds it."""
+    integer = integer_of(type_)
+    return value if integer is None else integer.cut(value)
+
+
+def folded(value: Value) -> Value:
+    """Return a value whose operands are folded already, as a constant if it is one, or more simply written."""
+    match value:
+        case Convert(Constant(number), type_):
+            return Constant(cut(number, type_), type_)
+        case Convert(operand, type_) if operand.type == type_:
+            return operand
+        case Negation(Constant(number), type_, is_complement):
+            return Constant(type_.cut(~number if is_complement else -number), type_)
+        case Not(Constant(number), type_):
+            return Constant(int(number == 0), type_)
+        case Not(Not(Comparison() as inner), _):
+            return inner
+        case Comparison(operator, Constant(left), Constant(right), _, type_):
+            return Constant(int(left == right if operator == "==" else left < right), type_)
+        case Both(Constant(number), right, type_):
+            return _truth(right, type_) if number else Constant(0, type_)
+        case Either(Constant(number), right, type_):
+            return Constant(1, type_) if number else _truth(right, type_)
+        case Choice(Constant(number), yes, no):
+            return yes if number else no
+        case Sequence(Constant(), right):
+            return right
+        case Arithmetic():
+            return _arithmetic(value)
+    return value
+
+
+def _truth(value: Value, type_: CType) -> Value:
+    """Return 1 of what is not 0."""
+    match value:
+        case Comparison() | Not() | Both() | Either():
+            return value
+    return folded(Not(folded(Not(value, type_)), type_))
+
+
+_ADDITIVE = ("+", "|", "^")
+
+
+def _arithmetic(value: Arithmetic) -> Value:
+    operator, type_ = value.operator, value.type
+    match value.left, value.right:
+        case Constant(left), Constant(right) if (result := _computed(operator, left, right, type_)) is not None:
+            return Constant(type_.cut(result), type_)
+        case left, Constant(0) if operator in (*_ADDITIVE, "-", "<<", ">>"):
+            return left
+        case Constant(0), right if operator in _ADDITIVE:
+            return right
+        case left, Constant(1) if operator in ("*", "/"):
+            return left
+        case Constant(1), right if operator == "*":
+            return right
+        case left, Constant(number) if operator == "*" and _power_of(number):
+            return Arithmetic("<<", left, Constant(_power_of(number), type_), type_)
+        case Constant(number), right if operator == "*" and _power_of(number):
+            return Arithmetic("<<", right, Constant(_power_of(number), type_), type_)
+        case left, Constant(number) if operator == "/" and not type_.is_signed and _power_of(number):
+            return Arithmetic(">>", left, Constant(_power_of(number), type_), type_)
+        case left, Constant(number) if operator == "%" and not type_.is_signed and _power_of(number):
+            return Arithmetic("&", left, Constant(number - 1, type_), type_)
+        case Arithmetic("+", inner, Constant(first)), Constant(second) if operator == "+":
+            return _arithmetic(Arithmetic("+", inner, Constant(type_.cut(first + second), type_), type_))
+    return value
+
+
+def _power_of(number: int) -> int:
+    """Return n if a number is 2 ** n and n is not 0, else 0."""
+    return number.bit_length() - 1 if number > 1 and number & (number - 1) == 0 else 0
+
+
+def _computed(operator: str, left: int, right: int, type_: Integer) -> int | None:
+    """Return the result of an operation; None where C leaves it undefined, so that it happens at the hit."""
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "&":
+            return left & right
+        case "|":
+            return left | right
+        case "^":
+            return left ^ right
+        case "/" | "%" if right != 0:
+            return divided(left, right)[operator == "%"]
+        case "<<" if 0 <= right < type_.bits:
+            return left << right
+        case ">>" if 0 <= right < type_.bits:
+            return left >> right
+    return None
+
+
+def is_item(argument: typed_values.Argument) -> bool:
+    """Return whether an argument is logged as an item, because reading it may fail."""
+    return not isinstance(argument, typed_values.CommName) and (
+        isinstance(
+            argument,
+            typed_values.Text
+            | typed_values.Bytes
+            | typed_values.Literal
+            | typed_values.TextChoice
+            | typed_values.StackTrace
+            | typed_values.Kept
+            | typed_values.NetworkAddress,
+        )
+        or reads_memory(argument)
+    )
+
+
+def form_of(argument: typed_values.Argument) -> Form:
+    """Return how an argument is logged."""
+    if not is_item(argument):
+        return Form.RAW
+    return (
+        Form.BYTES if isinstance(argument, typed_values.Memory | typed_values.Text | typed_values.Bytes) else Form.WORD
+    )
+
+
+def reads_memory(value: typed_values.Value) -> bool:
+    """Return whether computing a value may raise an exception for memory that is not there."""
+    return reads_memory_itself(value) or any(map(reads_memory, operands_of(value)))
+
+
+def reads_memory_itself(value: typed_values.Value) -> bool:
+    """Return whether a value reads memory when all that it is computed from is known."""
+    match value:
+        case typed_values.Memory() | typed_values.BitField() | typed_values.TextTest() | typed_values.FunctionCall():
+            return True
+        case typed_values.TableValue() | typed_values.KeptTest():
+            return True
+        case typed_values.Register(is_certain=True) | typed_values.System(is_certain=True):
+            return False
+        case typed_values.Register(name, _, at_entry):
+            return at_entry or not name.startswith(("arg", "ret", "pc", "sp"))
+        case typed_values.System(name):
+            return name.startswith(("elapsed", "usdt"))
+        case typed_values.Arithmetic("/" | "%"):
+            return True
+        case typed_values.Variable(_, _, _, index):
+            return index is not None
+    return False
+
+
+def fails_otherwise(value: typed_values.Argument) -> bool:
+    """Return whether computing a value may raise an exception for something else than memory that is not there."""
+    match value:
+        case typed_values.Arithmetic("/" | "%", _, typed_values.Constant(divisor)) if divisor:
+            pass
+        case typed_values.Arithmetic("/" | "%") | typed_values.FunctionCall():
+            return True
+        case typed_values.Variable(_, _, _, index) if index is not None:
+            return True
+        case typed_values.Memory(address) | typed_values.BitField(typed_values.Memory(address)):
+            return fails_otherwise(address)
+        case typed_values.NetworkAddress(address):
+            return fails_otherwise(address)
+        case (
+            typed_values.Kept(_, keys)
+            | typed_values.TableValue(_, keys)
+            | typed_values.KeptTest(typed_values.Kept(_, keys))
+        ):
+            return any(map(fails_otherwise, keys))
+    return any(fails_otherwise(each) for each in operands_of(value))
+
+
+def operands_of(value: typed_values.Argument) -> tuple[typed_values.Value, ...]:
+    """Return the values that a value is computed from."""
+    match value:
+        case typed_values.Arithmetic(_, left, right) | typed_values.Comparison(_, left, right):
+            return (left, right)
+        case typed_values.Both(left, right) | typed_values.Either(left, right) | typed_values.Sequence(left, right):
+            return (left, right)
+        case typed_values.Negation(operand) | typed_values.Not(operand) | typed_values.Convert(operand):
+            return (operand,)
+        case typed_values.Choice(condition, yes, no):
+            return (condition, yes, no)
+        case typed_values.TextChoice(condition, yes, no):
+            return (condition, *operands_of(yes), *operands_of(no))
+        case typed_values.Assign(_, operand):
+            return (operand,)
+    return ()
+
+
+def does_something(value: typed_values.Value) -> bool:
+    """Return whether computing a value changes something."""
+    match value:
+        case typed_values.Assign() | typed_values.Step() | typed_values.FunctionCall():
+            return True
+        case typed_values.Convert(_, Void()):
+            return True
+    return any(does_something(each) for each in operands_of(value))
+
+
+def is_truth(value: typed_values.Value) -> bool:
+    """Return whether a value is 0 or 1."""
+    match value:
+        case typed_values.Comparison() | typed_values.Not() | typed_values.Both() | typed_values.Either():
+            return True
+        case typed_values.TextTest() | typed_values.CommTest() | typed_values.KeptTest():
+            return True
+        case typed_values.Constant(number):
+            return number in (0, 1)
+        case typed_values.Convert(operand, type_):
+            return (isinstance(type_, Integer) and type_.is_bool) or is_truth(operand)
+    return False
+
+
+def needs_entry(value: typed_values.Value) -> bool:
+    """Return whether a value cannot be computed unless the entry of the call was seen."""
+    match value:
+        case typed_values.Register(_, _, at_entry):
+            return at_entry
+        case typed_values.System(name):
+            return name == "elapsed"
+        case typed_values.Both(left) | typed_values.Either(left):
+            return needs_entry(left)
+        case typed_values.Choice(condition):
+            return needs_entry(condition)
+    return any(needs_entry(each) for each in operands_of(value))
+
+
+def greatest(value: typed_values.Value) -> int | None:
+    """Return a number that a value, which is not negative, never exceeds; None if nothing is known of it."""
+    match value:
+        case typed_values.Constant(number) if number >= 0:
+            return number
+        case typed_values.Arithmetic("&", _, typed_values.Constant(mask)) if mask >= 0:
+            return mask
+        case typed_values.Arithmetic(">>", left, typed_values.Constant(count)) if (most := greatest(left)) is not None:
+            return most >> count
+        case typed_values.Convert(operand, Integer() as type_) if (most := greatest(operand)) is not None:
+            return most if type_.holds(most) else None
+    return 1 if is_truth(value) else None
+
+
+def steady(
+    place: typed_values.Place, keep: Callable[[typed_values.Value], typed_values.Local]
+) -> tuple[typed_values.Value | None, typed_values.Place]:
+    """Return a place that can be used twice, and what is done before: its address, which may do something, is kept."""
+    match place:
+        case typed_values.Memory(address, type_) if does_something(address):
+            kept = keep(address)
+            return typed_values.Assign(kept, address, kept.type), typed_values.Memory(kept, type_)
+        case typed_values.BitField(typed_values.Memory(address, unit), bits, shift, type_) if does_something(address):
+            kept = keep(address)
+            memory = typed_values.Memory(kept, unit)
+            return typed_values.Assign(kept, address, kept.type), typed_values.BitField(memory, bits, shift, type_)
+        case typed_values.Variable(kind, first, type_, index) if index is not None and does_something(index):
+            kept = keep(index)
+            return typed_values.Assign(kept, index, kept.type), typed_values.Variable(kind, first, type_, kept)
+    return None, place

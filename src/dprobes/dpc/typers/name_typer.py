@@ -1,0 +1,688 @@
+"""Calls with types: of functions of the program, and of what the language provides; and tests of strings."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypeVar
+
+from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
+from dprobes.diagnostics import did_you_mean
+from dprobes.dpc.syntax import syntax_tree
+from dprobes.dpc.typedtree import typed_values
+from dprobes.dpc.typedtree.name_scope import (
+    ModuleSymbol,
+    ModuleVariable,
+    Named,
+    NotKnownError,
+    ProgramVariable,
+    Scattered,
+    SlotName,
+    TracedField,
+)
+from dprobes.dpc.typedtree.value_properties import folded
+from dprobes.dpc.typers.operator_typer import TypingError
+from dprobes.dpc.typers.provided_names import (
+    CALL_FORMS,
+    KINDS,
+    PROVIDED,
+    RESERVED_CALLS,
+    ProvidedName,
+    numbered_argument,
+)
+from dprobes.dpc.typers.table_typer import is_text_choice
+from dprobes.dpc.typers.type_table import UnknownTypeError
+from dprobes.dpc.types.c_types import (
+    CHAR,
+    INT,
+    UNSIGNED,
+    UNSIGNED_CHAR,
+    UNSIGNED_LONG_LONG,
+    UNSIGNED_SHORT,
+    Array,
+    Enumeration,
+    Floating,
+    Integer,
+    Network,
+    Pointer,
+    Record,
+    Stack,
+    String,
+    size_of,
+)
+from dprobes.errors import TargetError
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, USER_FRAMES_MAX, text_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dprobes.dpc.typedtree.name_scope import FunctionSignature, Meaning, Surroundings
+    from dprobes.dpc.typedtree.typed_values import Value
+    from dprobes.dpc.typers.operator_typer import ExpressionTyper, PlaceTyper
+    from dprobes.dpc.types.c_types import CType
+    from dprobes.source_text import Span
+
+__all__ = ["CallTyper", "NameTyper"]
+
+# Names with types: what the program declares, what every probe has, what debug information knows, in this order.
+
+
+Answer = TypeVar("Answer")
+
+_ARGUMENTS = 6
+"""How many arguments are in registers by their numbers."""
+
+_WIDE = 8
+"""Bytes of a word where arguments are in registers."""
+
+_RETURNED = "ret"
+"""The field of a system call's end that has what it returns."""
+
+
+class NameTyper:
+    """Type the names in a handler or function; ``values`` types what they are parts of."""
+
+    def __init__(self, values: PlaceTyper, functions: Mapping[str, FunctionSignature], where: Surroundings) -> None:
+        self._values = values
+        self._functions = functions
+        self._where = where
+        self._undeclared: set[str] = set()
+        """Names that something was assigned to, and that nothing declares."""
+
+    def value(self, name: syntax_tree.Name) -> Value:
+        """Return the value of what has a name."""
+        match meaning := self.meaning(name):
+            case SlotName(slot, type_):
+                return typed_values.Local(slot, type_)
+            case Named():
+                return self.whole(self._parameter(meaning, name.span), name.span)
+            case ModuleVariable():
+                return self.whole(meaning, name.span)
+            case ProgramVariable(is_array=True):
+                raise self._values.wrong(name.span, f"'{name.name}' is an array: use one of its elements")
+            case ProgramVariable(kind, first, _, type_):
+                return typed_values.Variable(kind, first, type_)
+            case ModuleSymbol(symbol, type_):
+                return self._values.decayed(typed_values.Memory(self.symbol(symbol), type_), name.span)
+            case TracedField(field):
+                return self.field(field)
+            case int(number):
+                return typed_values.Constant(number, INT if INT.holds(number) else UNSIGNED)
+            case ProvidedName():
+                return self._provided(meaning, name.span)
+
+    def whole(self, variable: ModuleVariable, span: Span) -> Value:
+        """Return the value of a variable of the module; of an array the address of its first element."""
+        value = variable.value
+        if isinstance(value, typed_values.Memory):
+            return self._values.decayed(value, span)
+        if isinstance(value, Scattered):
+            if isinstance(value.type, Floating):
+                raise self._values.wrong(span, *no_arithmetic(value))
+            what = f"a whole '{value.type}' is no value" if isinstance(value.type, Record) else "this is in registers"
+            raise self._values.wrong(span, f"{what}: use its members")
+        return value
+
+    def memory(self, name: syntax_tree.Name) -> typed_values.Memory | None:
+        """Return the place in memory that has a name; None if that has none."""
+        meaning = self.meaning(name)
+        if isinstance(meaning, ModuleSymbol):
+            return typed_values.Memory(self.symbol(meaning.name), meaning.type)
+        found = self._variable(meaning, name.span)
+        return found.value if found is not None and isinstance(found.value, typed_values.Memory) else None
+
+    def field(self, name: str) -> Value:
+        """Return the value of a field of a tracepoint or system call; of an array the address of its first element."""
+        pushed, given = typed_values.System(f"tp, {name}", self._values.types.long), self.type_of_field(name)
+        if isinstance(given, Array):
+            given = self._values.types.pointer_to(given.element)
+        return pushed if given is None else folded(typed_values.Convert(pushed, given))
+
+    def type_of_field(self, name: str) -> CType | None:
+        """Return the type of a field, whose arrays are arrays; None where it is not known."""
+        return None if self._where.given is None else self._where.given.type_of(name)
+
+    def type_of(self, name: syntax_tree.Name) -> CType | None:
+        """Return the type of what is in memory or of a structure in registers; None of other names."""
+        meaning = self.meaning(name)
+        if isinstance(meaning, TracedField):
+            return self.type_of_field(meaning.name)
+        found = self._variable(meaning, name.span)
+        if found is not None and isinstance(found.value, Scattered):
+            return found.type
+        memory = self.memory(name)
+        return None if memory is None else memory.type
+
+    def _variable(self, meaning: Meaning | ProvidedName | int, span: Span) -> ModuleVariable | None:
+        """Return the variable, parameter or result of the module that a name means; None if it means something else."""
+        match meaning:
+            case Named():
+                return self._parameter(meaning, span)
+            case ModuleVariable():
+                return meaning
+            case ProvidedName("retval") if self._where.at_return and not self._where.is_traced:
+                return self._returned(span)
+        return None
+
+    def memory_of_module(self, name: syntax_tree.Name) -> typed_values.Memory | None:
+        """Return the place in memory of a variable that debug information describes; None if there is none."""
+        found = self._of_module(name)
+        return (
+            found.value if isinstance(found, ModuleVariable) and isinstance(found.value, typed_values.Memory) else None
+        )
+
+    def part(self, access: syntax_tree.MemberAccess) -> ModuleVariable | None:
+        """Return a member of a structure that is in registers or known otherwise; None if it is in memory."""
+        match access.base:
+            case syntax_tree.Name() as base:
+                found = self._variable(self.meaning(base), base.span)
+                whole = None if found is None else found.value
+            case syntax_tree.MemberAccess() as base:
+                part = self.part(base)
+                whole = None if part is None else part.value
+            case _:
+                return None
+        if access.is_arrow or not isinstance(whole, Scattered):
+            return None
+        record = whole.type
+        member = record.member(access.name) if isinstance(record, Record) else None
+        if member is None or self._where.names is None:
+            hint = did_you_mean(access.name, record.member_names()) if isinstance(record, Record) else None
+            raise self._values.wrong(access.span, f"'{record}' has no member '{access.name}'", hint)
+        names = self._where.names
+        value = self._asked(access.span, access.name, lambda: names.member_of(whole, member))
+        return ModuleVariable(value, member.type)
+
+    def _asked(self, span: Span, name: str, question: Callable[[], Answer]) -> Answer:
+        """Ask the debug information; what it says against it is an error."""
+        try:
+            return question()
+        except NotKnownError as error:
+            raise self._values.wrong(span, f"'{name}' is not known here: {error.reason}", error.hint) from None
+        except TargetError as error:
+            raise self._values.wrong(span, error.message, error.hint) from None
+
+    def _parameter(self, meaning: Named, span: Span) -> ModuleVariable:
+        """Return a parameter: where debug information has it, or else where the ABI has it."""
+        names = self._where.names
+        if names is not None and not self._where.is_usdt:
+            try:
+                found = names.parameter(meaning.ordinal, meaning.type)
+            except NotKnownError as error:
+                raise self._values.wrong(span, f"'{span.text}' is not known here: {error.reason}", error.hint) from None
+            except TargetError as error:  # the debug information is damaged
+                if not meaning.is_declared:
+                    raise self._values.wrong(span, error.message, error.hint) from None
+                found = None
+            if found is not None:
+                return found
+        if meaning.argument is None:
+            raise self._values.wrong(span, _reason(meaning.type))
+        if meaning.argument >= self._arguments and not self._where.is_usdt:
+            message = f"only the first {self._arguments} parameters are known: they are in registers"
+            raise self._values.wrong(span, message)
+        return ModuleVariable(self._argument(meaning.argument, meaning.type), meaning.type)
+
+    @property
+    def _arguments(self) -> int:
+        """How many arguments are in registers by their numbers."""
+        return _ARGUMENTS if self._where.names is None else self._where.names.arguments
+
+    def symbol(self, name: str) -> typed_values.Symbol:
+        """Return the address of a symbol of the module."""
+        return typed_values.Symbol(name, self._values.types.word)
+
+    def _argument(self, number: int, type_: CType) -> Value:
+        if self._where.is_usdt:
+            return folded(
+                typed_values.Convert(typed_values.System(f"usdt, {number + 1}", self._values.types.word), type_)
+            )
+        is_certain = self._where.is_entry_known
+        return self._values.operators.argument(number, type_, at_entry=self._where.at_return, is_certain=is_certain)
+
+    def meaning(self, name: syntax_tree.Name) -> Meaning | ProvidedName | int:
+        """Return what has a name; an enumerator is a number."""
+        if (found := self._known(name)) is not None:
+            return found
+        if name.name in RESERVED_CALLS or name.name in self._functions:
+            hint = f"write {CALL_FORMS[name.name]}" if name.name in CALL_FORMS else None
+            raise self._values.wrong(name.span, f"'{name.name}' is a function: call it", hint)
+        raise self._unknown(name)
+
+    def check_assigned(self, name: syntax_tree.Name) -> None:
+        """Report a name that something is assigned to, if nothing is named so."""
+        if not name.module and self._known(name) is None and name.name not in RESERVED_CALLS:
+            self._undeclared.add(name.name)
+            raise self._unknown(name)
+
+    def _known(self, name: syntax_tree.Name) -> Meaning | ProvidedName | int | None:
+        """Return what has a name, None if nothing has it."""
+        if (found := self._values.scope.find(name.name)) is not None:
+            return found
+        if (enumerator := self._values.types.enumerators.get(name.name)) is not None:
+            return enumerator
+        if (provided := PROVIDED.get(name.name)) is not None and not (
+            self._where.is_traced and provided.is_of_function
+        ):
+            return provided
+        if name.name.startswith("arg") and self._where.has_hit:
+            most = ARGUMENTS_MAX if self._where.is_usdt else self._arguments
+            if (argument := numbered_argument(name.name, most)) is not None:
+                return argument
+        if self._where.is_traced and name.name.isupper() and (constant := self._of_module(name)) is not None:
+            return constant  # an enumerator of the kernel: fields have small letters
+        if self._where.is_traced and name.name not in RESERVED_CALLS and not name.name.startswith("::"):
+            return TracedField(_RETURNED if name.name == "retval" and self._where.at_return else name.name)
+        return self._of_module(name)
+
+    def _unknown(self, name: syntax_tree.Name) -> TypingError:
+        """Report a name that nothing has."""
+        plain = name.name.removeprefix("::")
+        known = [*self._values.scope.names(), *self._values.types.enumerators, *PROVIDED]
+        from dprobes.dpc.tracer_words import name_hint
+
+        hint = self._argument_hint(plain) or name_hint(plain, self._values.types.word_size)
+        if hint is None and plain in self._undeclared:
+            near = did_you_mean(plain, self._values.scope.names())
+            hint = near or f"a variable is declared with its type: long {plain} = …;"
+        hint = hint or did_you_mean(plain, known) or self._declaration_hint(plain)
+        return self._values.wrong(name.span, f"nothing is named '{plain}'", hint)
+
+    def _argument_hint(self, name: str) -> str | None:
+        """Return where an argument is by whose number there is none."""
+        match = re.fullmatch(r"arg([0-9]{1,2})", name)
+        if match is None or not self._where.has_hit or self._where.is_traced:
+            return None
+        if self._where.is_usdt or self._where.at_return or self._values.types.word_size != _WIDE:
+            return f"there are arg0 to arg{(ARGUMENTS_MAX if self._where.is_usdt else self._arguments) - 1}"
+        offset = _WIDE * (int(match[1]) - _ARGUMENTS + 1)
+        return f"arg0 to arg{_ARGUMENTS - 1} are in registers; this one is in memory: *(long *)(sp + {offset})"
+
+    def _declaration_hint(self, name: str) -> str:
+        """Return why a name of the module may not be known, and how to declare it."""
+        declared = f"declare it: extern int {name};"
+        names, module = self._where.names, self._where.module
+        if names is None or not self._where.has_hit or self._where.is_traced:
+            return f"for a variable of the module, {declared}"
+        if names.types is None:
+            advice = "parameters are named at the place, FUNCTION(a, b), or are arg0, arg1; for a variable"
+            reason = names.cause(name) or f"'{module}' has no debug information"
+            return f"{reason}: {advice}, {declared}"
+        cause = names.cause(name)
+        return cause or f"the debug information of '{module}' has no such name; for a variable without it, {declared}"
+
+    def _of_module(self, name: syntax_tree.Name) -> ModuleVariable | ModuleSymbol | None:
+        plain = name.name.removeprefix("::")
+        if name.module and not self._is_of(name.module):
+            message = f"'{plain}' is in '{name.module}', and this handler in '{self._where.module}'"
+            raise self._values.wrong(name.span, message, "a handler reads the variables of its own module")
+        if plain != name.name and isinstance(declared := self._values.scope.find(plain), ModuleSymbol):
+            return declared
+        names = self._where.names
+        return None if names is None else self._asked(name.span, plain, lambda: names.find(name.name))
+
+    def _is_of(self, module: str) -> bool:
+        """Return whether a name means the module of the probe, be it a path."""
+        return module in (self._where.module, self._where.module.rpartition("/")[2])
+
+    def _provided(self, name: ProvidedName, span: Span) -> Value:
+        if not self._where.has_hit and not name.in_functions:
+            raise self._values.wrong(span, *self._where.refusal(name.name))
+        if name.name == "line":
+            if not self._where.line:
+                raise self._values.wrong(span, "'line' is that of a place in the source, and this is none")
+            return typed_values.Constant(self._where.line, INT)
+        if name.name == "watched":
+            if self._where.watched is None:
+                raise self._values.wrong(span, "'watched' is the address of a watchpoint, and this is none")
+            return self.symbol(self._where.watched)
+        if name.is_at_return and not self._where.at_return:
+            raise self._values.wrong(
+                span, f"'{name.name}' is known at a return only", "write 'return' before the place"
+            )
+        if name.name.startswith("arg"):
+            number = int(name.name[3:])
+            given = self._where.given if self._where.is_usdt else None
+            noted = None if given is None else given.type_of(str(number))
+            return self._argument(number, noted or self._values.types.word)
+        type_ = name.type or self._values.types.word
+        if name.name == "retval":
+            return self._result(span)
+        if name.register:
+            return typed_values.Register(name.register, type_)
+        if name.name == "curtask":
+            type_ = self._values.types.kernel_task(self._where.kernel, span) or type_
+        if not name.pushed:
+            raise self._values.wrong(span, f"'{name.name}' is a string: print it, compare it, or use it as a key")
+        return typed_values.System(name.pushed, type_, name.is_at_return and self._where.is_entry_known)
+
+    def _returned(self, span: Span) -> ModuleVariable | None:
+        """Return what the function returns, by its type; None where that is not known."""
+        names = self._where.names
+        return None if names is None else self._asked(span, "retval", names.returned)
+
+    def _result(self, span: Span) -> Value:
+        """Return what the function returns, a word where its type is not known."""
+        if (found := self._returned(span)) is not None:
+            return self.whole(found, span)
+        return typed_values.Register("retval", self._values.types.word)
+
+
+def no_arithmetic(scattered: Scattered) -> tuple[str, str | None]:
+    """Return what is wrong with a floating-point number that is in a register, and what to do."""
+    registers = [part.value.name for part in scattered.parts if isinstance(part.value, typed_values.Register)]
+    hint = f'its bits are reg("{registers[0]}")' if len(registers) == 1 else None
+    return _reason(scattered.type), hint
+
+
+def _reason(type_: CType) -> str:
+    if isinstance(type_, Floating):
+        return type_.why_no_number
+    return f"there is no floating-point arithmetic: this is '{type_}'"
+
+
+_STRING_MAX = 65530
+"""Bytes of a string that a record can have, with what is before it."""
+
+_MEMORY_MAX = 1024
+"""Bytes of memory that a record has of a length that only the hit knows."""
+
+_NTOP_MAX, _AF_INET6, _IPV4, _IPV6 = 2, 10, 4, 16
+"""The arguments of ``ntop``, the family of the longer addresses, and how many bytes addresses have."""
+
+_SWAPPED = {"s": 16, "l": 32}
+"""How many bits ``ntohs`` and ``ntohl`` have."""
+
+_COMM_MAX = PROCESS_NAME_SIZE - 1
+"""Bytes of a process name, without its NUL."""
+
+_COUNTS = {
+    "str": (1, 2), "mem": (2,), "ustack": (0, 1), "kstack": (0, 1), "sym": (1,),
+    **dict.fromkeys(("bswap", "ntohs", "htons", "ntohl", "htonl"), (1,)),
+}  # fmt: skip
+"""How many arguments calls have."""
+
+_STACK_HINT = "keep the addresses of callers to subtract from where something began: 'dprobes examples leaks' shows how"
+
+
+class CallTyper:
+    """
+    Type calls; ``values`` types their arguments.
+
+    What is hit at a return is the function that began at its entry. In a block of the tool, ``is_tool``, a text in
+    quotes is a string.
+    """
+
+    def __init__(
+        self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], *, at_return: bool, is_tool: bool
+    ) -> None:
+        self._values = values
+        self._functions = functions
+        self._at_return = at_return
+        self._is_tool = is_tool
+
+    def call(self, call: syntax_tree.Call) -> Value:
+        """Return the value of a call."""
+        if (function := self._functions.get(call.function)) is not None:
+            return self._function_call(call, function)
+        match call.function, call.arguments:
+            case "reg", [syntax_tree.StringLiteral(name)]:
+                return typed_values.Register(name.lower(), self._values.types.word)
+            case "reg", _:
+                raise self._values.wrong(call.span, "'reg' takes the name of a register", 'write reg("rax")')
+            case "sym", [address]:
+                return self._values.converted(self._values.value(address), self._values.types.word, address.span)
+            case "bswap" | "ntohs" | "htons" | "ntohl" | "htonl" as name, [number]:
+                return self._swapped(number, bits=_SWAPPED.get(name[-1]))
+            case "startswith", [subject, syntax_tree.StringLiteral(text)]:
+                return self._test_of(subject, text, is_prefix=True)
+            case "startswith", _:
+                raise self._values.wrong(
+                    call.span, "'startswith' takes a string and a text in quotes", 'write startswith(str(p), "/etc")'
+                )
+        if call.function in RESERVED_CALLS:
+            raise self._misused(call)
+        from dprobes.dpc.tracer_words import call_hint
+
+        hint = f"write {call.function}" if call.function in PROVIDED else call_hint(call.function)
+        hint = hint or did_you_mean(call.function, [*self._functions, *RESERVED_CALLS])
+        raise self._values.wrong(call.span, f"there is no function '{call.function}'", hint)
+
+    def _misused(self, call: syntax_tree.Call) -> TypingError:
+        """Report a call of what the language provides that has other arguments, or stands where a value does."""
+        name, form = call.function, CALL_FORMS[call.function]
+        if name in _COUNTS and len(call.arguments) not in _COUNTS[name]:
+            return self._values.wrong(call.span, f"'{name}' is not called with these arguments", f"write {form}")
+        hint = None
+        if name in KINDS:
+            return self._values.wrong(call.span, f"'{name}' is what a table keeps", f"write @name[keys] = {form}")
+        if name in ("ustack", "kstack"):
+            hint = _STACK_HINT
+        return self._values.wrong(call.span, f"'{name}' {RESERVED_CALLS[name]}", hint)
+
+    def _function_call(self, call: syntax_tree.Call, function: FunctionSignature) -> Value:
+        if len(call.arguments) != len(function.parameters):
+            count = len(function.parameters)
+            raise self._values.wrong(
+                call.span, f"'{function.name}' has {count} parameters, and gets {len(call.arguments)} arguments"
+            )
+        arguments = tuple(
+            self._values.converted(self._values.value(argument), type_, argument.span)
+            for argument, type_ in zip(call.arguments, function.parameters, strict=True)
+        )
+        return typed_values.FunctionCall(function.name, arguments, function.type, call.span)
+
+    def text_test(self, expression: syntax_tree.Binary) -> Value | None:
+        """Return the test of a string against a text in quotes, if an expression is one."""
+        for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
+            if isinstance(text, syntax_tree.StringLiteral):
+                return self._test_of(subject, text.value, is_prefix=False)
+        for subject, text in ((expression.left, expression.right), (expression.right, expression.left)):
+            if _is_string(subject):
+                written = text.span.text if isinstance(text, syntax_tree.Name) and not text.module else "…"
+                hint = None
+                if not isinstance(text, syntax_tree.Call):
+                    hint = f'write {subject.span.text} {expression.operator} "{written}"'
+                raise self._values.wrong(text.span, "a string is compared with a text in double quotes", hint)
+        return None
+
+    def _test_of(self, subject: syntax_tree.Expression, text: str, *, is_prefix: bool) -> Value:
+        if (problem := text_problem(text)) is not None:
+            raise self._values.wrong(subject.span, f"this string cannot be compared: {problem}")
+        if text.endswith("*") and not is_prefix:
+            hint = f'write startswith({subject.span.text}, "{text[:-1]}") for all that begin so'
+            self._values.operators.warn(
+                subject.span, "a string is compared with a text as it is: '*' is no pattern", hint
+            )
+        match subject:
+            case syntax_tree.Name("comm"):
+                if len(text.encode()) > _COMM_MAX and not is_prefix:
+                    raise self._values.wrong(
+                        subject.span, f"a process name has at most {_COMM_MAX} bytes: this is never equal"
+                    )
+                return typed_values.CommTest(text, is_prefix, INT)
+            case syntax_tree.Call("str", [pointer, *rest]) if len(rest) <= 1:
+                address = self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
+                if rest and not is_prefix:
+                    hint = f'write startswith(str({pointer.span.text}), "{text}")'
+                    length, size = self._length(rest[0], hint), len(text.encode())
+                    if size > length:
+                        message = f"this string has at most {length} bytes: it is never equal"
+                        raise self._values.wrong(subject.span, message, "leave the length out: str(p)")
+                    is_prefix = size == length
+                return typed_values.TextTest(address, text, is_prefix, INT)
+            case syntax_tree.TableAccess() if (kept := self._values.kept(subject)) is not None:
+                return self._kept_test(kept, text, subject.span, is_prefix=is_prefix)
+        if (
+            isinstance(subject, syntax_tree.Name)
+            and (provided := PROVIDED.get(subject.name)) is not None
+            and provided.type
+        ):
+            hint = f"write {subject.name} == {text if text.isdecimal() else 0}"
+            raise self._values.wrong(subject.span, f"'{subject.name}' is a number, and no string", hint)
+        written = subject.span.text if isinstance(subject, syntax_tree.Name | syntax_tree.MemberAccess) else "p"
+        if isinstance(subject, syntax_tree.Call) and subject.function == "mem" and subject.arguments:
+            written = subject.arguments[0].span.text
+        hint = f'write str({written}) == "{text}"'
+        if is_prefix:
+            hint = f'write startswith(str({written}), "{text}")'
+        raise self._values.wrong(subject.span, "only 'comm' and str(p) are strings that can be compared", hint)
+
+    def _kept_test(self, kept: typed_values.Kept, text: str, span: Span, *, is_prefix: bool) -> Value:
+        if not isinstance(kept.type, String):
+            raise self._values.wrong(span, "a call stack is no string, and cannot be compared")
+        if len(text.encode()) > kept.type.shown:
+            message = f"this table keeps at most {kept.type.shown} bytes of a string: this is never equal"
+            raise self._values.wrong(span, message, "keep more of it: str(p, n)")
+        return typed_values.KeptTest(kept, text, is_prefix, INT)
+
+    def text(self, expression: syntax_tree.Expression) -> typed_values.Argument | None:
+        """Return what can only be printed or be a key; None of a value."""
+        limit = self._values.types.string_limit
+        match expression:
+            case syntax_tree.TableAccess():
+                return self._values.kept(expression)
+            case syntax_tree.StringLiteral(text):
+                if (problem := text_problem(text)) is not None:
+                    raise self._values.wrong(expression.span, f"this text cannot be kept or printed: {problem}")
+                return typed_values.Literal(text, limit + 1, String(limit + 1))
+            case syntax_tree.Conditional() if is_text_choice(expression):
+                return self._text_choice(expression)
+            case syntax_tree.Name("comm"):
+                return typed_values.CommName(String(PROCESS_NAME_SIZE))
+            case syntax_tree.Name("func" | "probe"):
+                return typed_values.Register("pc", self._values.types.word, at_entry=self._at_return)
+            case syntax_tree.Call("str", [pointer, *rest]) if len(rest) <= 1:
+                number = limit
+                if rest:
+                    bytes_ = f"mem({pointer.span.text}, {rest[0].span.text})"
+                    hint = f"bytes of a length that the hit knows are {bytes_}, printed as text by %s"
+                    number = self._length(rest[0], hint)
+                if (count := self._characters(pointer)) is not None and count <= number:
+                    return typed_values.Text(self._address(pointer), count, String(count))
+                return typed_values.Text(self._address(pointer), number + 1, String(number + 1, marks=True))
+            case syntax_tree.Call("mem", [pointer, size]):
+                length = self._values.converted(self._values.value(size), UNSIGNED, size.span)
+                if isinstance(length, typed_values.Constant):
+                    return typed_values.Bytes(self._address(pointer), length, Array(CHAR, None))
+                return typed_values.Bytes(self._address(pointer), self._limited(length), Array(CHAR, None, _MEMORY_MAX))
+            case syntax_tree.Call("ustack" | "kstack" as name, arguments) if len(arguments) <= 1:
+                frames = self._number(arguments[0], USER_FRAMES_MAX, "frames of a call stack") if arguments else None
+                return typed_values.StackTrace(name == "kstack", frames, Stack(name == "kstack", frames))
+            case syntax_tree.Call("ntop", arguments):
+                return self._network_address(arguments, expression.span)
+        return None
+
+    def _length(self, length: syntax_tree.Expression, hint: str) -> int:
+        """Return at most how many bytes a string has, ``str(p, n)``; ``hint`` says what else is written."""
+        try:
+            value = self._values.value(length)
+        except UnknownTypeError:
+            raise TypingError from None
+        if not isinstance(value, typed_values.Constant):
+            raise self._values.wrong(length.span, "the length of a string is a constant", hint)
+        return self._number(length, _STRING_MAX, "bytes of a string")
+
+    def _limited(self, length: Value) -> Value:
+        """Return a length that only the hit knows, at most one byte more than is shown."""
+        most = typed_values.Constant(_MEMORY_MAX + 1, UNSIGNED)
+        first, kept = self._values.kept_once(length)
+        is_more = typed_values.Comparison("<", most, kept, is_signed=False, type=INT)
+        limited = typed_values.Choice(is_more, most, kept, UNSIGNED)
+        return limited if first is None else typed_values.Sequence(first, limited, UNSIGNED)
+
+    def _characters(self, expression: syntax_tree.Expression) -> int | None:
+        """Return how many characters the array has that an expression is; None of everything else."""
+        if not isinstance(
+            expression, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary
+        ):
+            return None
+        type_ = self._values.type_of(expression)
+        if not isinstance(type_, Array) or not type_.count or size_of(type_.element) != 1:
+            return None
+        return type_.count
+
+    def array_text(self, address: Value, count: int | None) -> typed_values.Text:
+        """Return the string in an array of ``count`` characters, of which no more are read; or at an address."""
+        limit = self._values.types.string_limit
+        whole = folded(typed_values.Convert(address, self._values.types.word))
+        if count is not None and count <= limit:
+            return typed_values.Text(whole, count, String(count))
+        return typed_values.Text(whole, limit + 1, String(limit + 1, marks=True))
+
+    def _text_choice(self, expression: syntax_tree.Conditional) -> typed_values.TextChoice:
+        if self._is_tool:
+            message = "a block of the tool chooses between numbers only, not between strings"
+            raise self._values.wrong(expression.span, message, "write if (…) … else …")
+        yes, no = (self.text(each) for each in (expression.yes, expression.no))
+        assert isinstance(yes, typed_values.Literal | typed_values.TextChoice)
+        assert isinstance(no, typed_values.Literal | typed_values.TextChoice)
+        return typed_values.TextChoice(
+            self._values.condition(expression.condition), yes, no, String(self._values.types.string_limit + 1)
+        )
+
+    def _network_address(self, arguments: Sequence[syntax_tree.Expression], span: Span) -> typed_values.NetworkAddress:
+        """Return ``ntop(address)`` or ``ntop(family, address)``: the address is a number, or where it is in memory."""
+        if not 1 <= len(arguments) <= _NTOP_MAX:
+            raise self._values.wrong(span, "'ntop' takes an address, or the family and an address")
+        address = self._values.value(arguments[-1])
+        if not isinstance(address.type, Pointer):
+            number = self._values.converted(address, self._values.types.word, arguments[-1].span)
+            return typed_values.NetworkAddress(number, None, Network())
+        size: Value = typed_values.Constant(_IPV4 if size_of(address.type.target) == _IPV4 else _IPV6, UNSIGNED)
+        if len(arguments) == _NTOP_MAX:
+            family = self._values.converted(self._values.value(arguments[0]), UNSIGNED, arguments[0].span)
+            is_new = typed_values.Comparison(
+                "==", family, typed_values.Constant(_AF_INET6, UNSIGNED), is_signed=False, type=INT
+            )
+            size = folded(
+                typed_values.Choice(
+                    is_new, typed_values.Constant(_IPV6, UNSIGNED), typed_values.Constant(_IPV4, UNSIGNED), UNSIGNED
+                )
+            )
+        else:
+            type_ = self._values.type_of(arguments[-1])
+            if isinstance(type_, Array) and size_of(type_) == _IPV4:
+                size = typed_values.Constant(_IPV4, UNSIGNED)
+        place = self._values.converted(address, self._values.types.word, arguments[-1].span)
+        return typed_values.NetworkAddress(place, size, Network())
+
+    def _swapped(self, expression: syntax_tree.Expression, *, bits: int | None) -> Value:
+        """Return a number with its bytes in the other order; of all bits of its type, or of so many."""
+        value = self._values.value(expression)
+        size = size_of(value.type) if bits is None else bits // 8
+        if not isinstance(value.type, Integer | Enumeration) or size is None:
+            raise self._values.wrong(expression.span, f"'{value.type}' has no bytes that could be swapped")
+        type_ = {1: UNSIGNED_CHAR, 2: UNSIGNED_SHORT, 4: UNSIGNED, 8: UNSIGNED_LONG_LONG}[size]
+        first, kept = self._values.kept_once(folded(typed_values.Convert(value, type_)))
+        computed = UNSIGNED_LONG_LONG if size > INT.size else UNSIGNED
+        found: Value = typed_values.Constant(0, computed)
+        for byte in range(size):
+            part: Value = typed_values.Convert(kept, computed)
+            part = typed_values.Arithmetic(">>", part, typed_values.Constant(8 * byte, INT), computed)
+            part = typed_values.Arithmetic("&", part, typed_values.Constant(0xFF, computed), computed)
+            part = typed_values.Arithmetic("<<", part, typed_values.Constant(8 * (size - 1 - byte), INT), computed)
+            found = folded(typed_values.Arithmetic("|", found, folded(part), computed))
+        whole = folded(typed_values.Convert(found, type_))
+        return whole if first is None else typed_values.Sequence(first, whole, type_)
+
+    def _address(self, pointer: syntax_tree.Expression) -> Value:
+        if isinstance(pointer, syntax_tree.TableAccess) and self._values.kept(pointer) is not None:
+            raise self._values.wrong(pointer.span, f"'@{pointer.name}' keeps no address, but what is to be printed")
+        return self._values.converted(self._values.value(pointer), self._values.types.word, pointer.span)
+
+    def _number(self, expression: syntax_tree.Expression, most: int, what: str) -> int:
+        """Return a number from 1 to ``most``."""
+        number = self._values.constant(expression)
+        if number is None:
+            raise TypingError
+        if not 1 <= number <= most:
+            raise self._values.wrong(expression.span, f"{number} {what}: there are from 1 to {most}")
+        return number
+
+
+def _is_string(expression: syntax_tree.Expression) -> bool:
+    """Return whether an expression is a string, whatever it is compared with."""
+    match expression:
+        case syntax_tree.Name("comm") | syntax_tree.Call("str"):
+            return True
+    return False

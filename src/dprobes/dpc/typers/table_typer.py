@@ -1,0 +1,584 @@
+"""Keyed tables with types: what is kept in each and under which keys, as its first use says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.arch import is_of_system
+from dprobes.diagnostics import Note, did_you_mean
+from dprobes.dpc.syntax import syntax_tree
+from dprobes.dpc.typedtree import typed_program, typed_values
+from dprobes.dpc.typers.provided_names import CALL_FORMS, KINDS
+from dprobes.dpc.types.c_types import (
+    CHAR,
+    LONG_LONG,
+    UNSIGNED,
+    Array,
+    Enumeration,
+    Integer,
+    Pointer,
+    Record,
+    Stack,
+    String,
+    size_of,
+)
+from dprobes.dpc.types.print_formats import is_text
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE
+from dprobes.rpn.keyed_tables import STRING_SIZE, STRING_SIZE_MAX, UNNAMED, Key, KeyKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.syntax.syntax_tree import ProgramTree
+    from dprobes.dpc.typedtree.typed_values import Argument, Value
+    from dprobes.dpc.typers.operator_typer import ExpressionTyper, TextTyper
+    from dprobes.source_text import Span
+
+__all__ = ["TableTyper", "Tables", "is_text_choice", "text_sizes", "values_written"]
+
+# What is put into the tables of a program, as it is written: so they can be read before the place where it is.
+#
+# So it is known as well for how long strings in quotes a table has to have room, before the first one is met.
+
+
+VALUE = -1
+"""The position of what a table keeps; those of keys begin with 0."""
+
+TEXT = "text"
+"""What a text in quotes is, and a string that is as long as nothing says."""
+
+SIGNED, _UNSIGNED = "signed", "word"
+"""Keys of a word, with a sign and without."""
+
+_BOUNDS = "lhist"
+"""What tables keep with bounds, which only types tell: it has to be put before it is read."""
+
+
+def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str]:
+    """Return what the tables keep whose first use that puts something puts a number, or a text in quotes, by names."""
+    found: dict[str, str] = {}
+    bodies = [probe.body for probe in program.probes]
+    bodies += [function.body for function in program.functions]
+    bodies += [block.body for block in program.blocks]
+    for name, kind in (each for body in bodies for each in _written(body, kinds)):
+        found.setdefault(name, kind)
+    return {name: kind for name, kind in found.items() if kind not in ("", _BOUNDS)}
+
+
+def _written(node: Any, kinds: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Iterate over what is put into tables by a node and all in it; "" is what is no number."""
+    match node:
+        case syntax_tree.Assignment(operator, syntax_tree.TableAccess(name), value):
+            yield name, "sum" if operator else _kind(value, kinds)
+        case syntax_tree.Increment(amount, syntax_tree.TableAccess(name)):
+            yield name, "count" if amount == 1 else "sum"
+    if isinstance(node, tuple):
+        for each in node:
+            yield from _written(each, kinds)
+    elif type(node).__module__ == syntax_tree.__name__:
+        for field in getattr(type(node), "__slots__", ()):
+            yield from _written(getattr(node, field), kinds)
+
+
+def _kind(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
+    match value:
+        case syntax_tree.Call("last", [kept]):
+            return _kind(kept, kinds)
+        case syntax_tree.Call(function) if function in kinds:
+            return function
+        case syntax_tree.StringLiteral() | syntax_tree.Call("str", [_]):
+            return TEXT
+        case syntax_tree.Conditional() if is_text_choice(value):
+            return TEXT
+        case syntax_tree.Call("str" | "mem" | "kstack" | "ustack" | "ntop") | syntax_tree.Name("comm"):
+            return ""
+        case syntax_tree.TableAccess():
+            return ""
+    return "last"
+
+
+def is_text_choice(value: syntax_tree.Expression) -> bool:
+    """Return whether a value is a text in quotes, or a choice between such."""
+    match value:
+        case syntax_tree.StringLiteral():
+            return True
+        case syntax_tree.Conditional(_, yes, no):
+            return is_text_choice(yes) and is_text_choice(no)
+    return False
+
+
+def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
+    """
+    Return for how many bytes there is to be room where handlers put strings in quotes, by table and position.
+
+    ``kept`` is how many bytes tables keep of a string.
+    """
+    bodies = [each for probe in program.probes for each in (probe.condition, probe.body)]
+    bodies += [function.body for function in program.functions]
+    placed = [each for body in bodies for each in _placed(body)]
+    wanted = {place for place, value in placed if is_text_choice(value)}
+    placed += [each for block in program.blocks for each in _placed(block.body)]
+    found = dict.fromkeys(wanted, 0)
+    for place, value in placed:
+        if place in wanted and not isinstance(value, syntax_tree.TableAccess):
+            found[place] = max(found[place], _room_for(value))
+    for place, value in placed:
+        if place in wanted and isinstance(value, syntax_tree.TableAccess):
+            found[place] = max(found[place], found.get((value.name, VALUE), kept))
+    return found
+
+
+def _placed(node: Any) -> Iterator[tuple[tuple[str, int], syntax_tree.Expression]]:
+    """Iterate over keys and what is put under them, each with the name of the table and its position."""
+    match node:
+        case syntax_tree.Assignment(_, syntax_tree.TableAccess(name), value):
+            kept = value.arguments[0] if isinstance(value, syntax_tree.Call) and value.function == "last" else value
+            yield (name, VALUE), kept
+        case syntax_tree.TableAccess(name, keys):
+            yield from (((name, position), key) for position, key in enumerate(keys))
+    if isinstance(node, tuple):
+        for each in node:
+            yield from _placed(each)
+    elif type(node).__module__ == syntax_tree.__name__:
+        for field in getattr(type(node), "__slots__", ()):
+            yield from _placed(getattr(node, field))
+
+
+def _room_for(value: syntax_tree.Expression) -> int:
+    """Return for how many bytes of a text there is room in the cells that it takes; 0 of what is none."""
+    match value:
+        case syntax_tree.StringLiteral(text):
+            return min(len(text.encode("utf-8", "replace")) // 8 * 8 + 7, STRING_SIZE_MAX)
+        case syntax_tree.Conditional(_, yes, no):
+            return max(_room_for(yes), _room_for(no))
+    return 0
+
+
+def word_kind(type_: Integer | Enumeration, known: str) -> str:
+    """Return the kind of a key of a word: that of the first use of the table, or else with the sign of its type."""
+    if known in (_UNSIGNED, SIGNED):
+        return known
+    return SIGNED if (type_.base if isinstance(type_, Enumeration) else type_).is_signed else _UNSIGNED
+
+
+LONG, SIGNED_LONG = "long", "slong"
+"""The kinds of keys of 64 bits in programs of 32, and of values, which have a sign in any case."""
+
+_WIDE = (LONG, SIGNED_LONG)
+
+_KEYS_MAX = 8
+_WORDS = {
+    LONG: "64 bits",
+    SIGNED_LONG: "64 bits",
+    SIGNED: "word",
+    **dict.fromkeys(("text", "cuttext"), "a text in quotes or kept string"),
+    **dict.fromkeys(("frames", "uframes"), "a kept call stack"),
+}
+_STACK_HINT = "write print(@name)"
+_TEXT_HINT = "a table has either strings in quotes or str(p) and comm in one place: use two tables"
+_KEPT_STACK_HINT = "keep the other call stack in a table as well, and have that for the key: @s[tid] = ustack()"
+_MIXED = (
+    *((frozenset((text, other)), _TEXT_HINT) for text in ("text", "cuttext") for other in ("str", "cutstr", "comm")),
+    (frozenset(("ustack", "uframes")), _KEPT_STACK_HINT),
+    (frozenset(("kstack", "frames")), _KEPT_STACK_HINT.replace("ustack", "kstack")),
+)
+"""Kinds of strings and call stacks of which a place of a table has one, with what to do."""
+
+_SUMS = {"+": 1, "-": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedTable:
+    """
+    A table: its name in RPN, what it keeps, and its keys, as the statement ``table =`` says them.
+
+    ``value`` is the kind of value if that is no word: a number of 64 bits, a string, a call stack.
+    """
+
+    name: str
+    kind: str
+    keys: tuple[str, ...]
+    unit: str
+    value: str
+    span: Span
+
+    @property
+    def statement(self) -> str:
+        """The statement of the file header."""
+        options = [f"{name} = {text}" for name, text in (("unit", self.unit), ("value", self.value)) if text]
+        return f"table = {', '.join((self.name, self.kind, *self.keys, *options))}"
+
+    @property
+    def contents(self) -> str:
+        """What it keeps, and under which keys."""
+        kept = f" of {_word(self.value)}" if self.value else ""
+        return f"'{self.kind}'{kept} by {', '.join(map(_word, self.keys)) or 'no key'}"
+
+    @property
+    def kept(self) -> Key | None:
+        """The string or call stack that it keeps; None of numbers."""
+        return Key.parsed(self.value) if self.value and self.value != LONG else None
+
+
+class Tables:
+    """
+    The tables of a program.
+
+    ``written`` says what is put into those that are read before that, ``quoted`` for how many bytes of strings in
+    quotes they have to have room, by name and position. ``string_limit`` is that of ``str(p)``.
+    """
+
+    def __init__(
+        self,
+        diagnostics: Diagnostics,
+        written: Callable[[], Mapping[str, str]],
+        quoted: Callable[[], Mapping[tuple[str, int], int]],
+        string_limit: int,
+    ) -> None:
+        self.string_limit = string_limit
+        self._diagnostics = diagnostics
+        self._written = written
+        self._quoted = quoted
+        self._tables: dict[str, KeyedTable] = {}
+        self.named: list[tuple[str, Span]] = []
+        """The tables that are printed or cleared."""
+
+    def __iter__(self) -> Iterator[KeyedTable]:
+        return iter(self._tables.values())
+
+    def find(self, name: str) -> KeyedTable | None:
+        """Return the table of a name, if it was used already."""
+        return self._tables.get(name or UNNAMED)
+
+    def written(self, name: str) -> Kept | None:
+        """Return what is put into a table further below; None if that is not known."""
+        kind = self._written().get(name)
+        if kind == TEXT:
+            size = self.text_size(name, VALUE)
+            return Kept("last", value=f"cutstr[{self.string_limit + 1}]" if size is None else self.text_kind(size))
+        return None if kind is None else Kept(kind)
+
+    def text_kind(self, size: int) -> str:
+        """Return the kind of what has room for so many bytes of strings in quotes, and of those that are kept."""
+        return f"cuttext[{size}]" if size > self.string_limit else f"text[{size}]"
+
+    def written_key(self, name: str) -> Key | None:
+        """Return what string is put into a table further below; None if it keeps numbers, or nothing is known."""
+        written = self.written(name)
+        return Key.parsed(written.value) if written is not None and written.value else None
+
+    def text_size(self, name: str, position: int) -> int | None:
+        """Return for how many bytes of strings in quotes there is to be room; None where handlers put none."""
+        return self._quoted().get((name, position))
+
+    def check(self) -> None:
+        """Report the tables that are printed or cleared, and into which nothing is put."""
+        for name, span in self.named:
+            if self.find(name) is None:
+                near = did_you_mean(f"@{name}", [f"@{each}" for each in self._tables])
+                hint = near or "a probe puts something into it: @name[keys] = count()"
+                self._diagnostics.error(span, f"nothing is put into '@{name}'", hint=hint)
+
+    def used(self, name: str, kept: Kept, keys: tuple[str, ...], span: Span) -> KeyedTable:
+        """Return the table of a name, made by its first use; report a use that does not fit that."""
+        if name.startswith("__"):
+            self._diagnostics.error(span, f"'@{name}' is no name for a table: '__' begins those of dprobes")
+        table = KeyedTable(name or UNNAMED, kept.kind, keys, kept.unit, kept.value, span)
+        known = self._tables.setdefault(table.name, table)
+        if (known.kind, known.keys, known.value) != (table.kind, table.keys, table.value):
+            first = Note(f"here it is {known.contents}", known.span)
+            is_wider, was_wide = (not {each.value, *each.keys}.isdisjoint(_WIDE) for each in (table, known))
+            hint = "convert what is wider: (long)x" if is_wider and not was_wide else None
+            hint = hint or _hint_about(known, table)
+            self._diagnostics.error(span, f"'@{name}' is {table.contents} here", notes=(first,), hint=hint)
+        return known
+
+
+def _hint_about(one: KeyedTable, other: KeyedTable) -> str | None:
+    """Return what to do where two uses of a table have strings or call stacks of two kinds in one place."""
+    if len(one.keys) != len(other.keys):
+        return None
+    for place in zip((one.value, *one.keys), (other.value, *other.keys), strict=True):
+        kinds = {each.partition("[")[0] for each in place}
+        if (hint := next((hint for mixed, hint in _MIXED if kinds == mixed), None)) is not None:
+            return hint
+    return None
+
+
+def _with_room(
+    text: typed_values.Literal | typed_values.TextChoice, size: int
+) -> typed_values.Literal | typed_values.TextChoice:
+    """Return a text in quotes, or a choice between such, that takes the cells of so many bytes."""
+    if isinstance(text, typed_values.Literal):
+        return replace(text, limit=size, type=String(size))
+    return replace(text, yes=_with_room(text.yes, size), no=_with_room(text.no, size), type=String(size))
+
+
+class Kept(NamedTuple):
+    """What a use of a table lets it keep: see ``KeyedTable``."""
+
+    kind: str
+    unit: str = ""
+    value: str = ""
+
+
+def _word(key: str) -> str:
+    kind, _, size = key.removesuffix("]").partition("[")
+    if kind == KeyKind.CUT_STRING.value:
+        return f"{KeyKind.STRING.value}[{int(size or STRING_SIZE) - 1}]"
+    return _WORDS.get(key) or _WORDS.get(kind, key)
+
+
+class TableTyper:
+    """Type the uses of tables; ``values`` types numbers, ``strings`` strings and stacks. ``is_tool`` is a block's."""
+
+    def __init__(self, values: ExpressionTyper, strings: TextTyper, tables: Tables, *, is_tool: bool) -> None:
+        self._values = values
+        self._strings = strings
+        self._tables = tables
+        self._is_tool = is_tool
+
+    def assignment(
+        self, target: syntax_tree.TableAccess, operator: str, value: syntax_tree.Expression
+    ) -> typed_program.Tally:
+        """Return what ``@name[keys] = value`` does: ``value`` may be what is to be kept, ``hist(x)``."""
+        kinds, keys = self._keys(target)
+        kept, taken = self._kept(operator, value, target.name)
+        if kept.value and len(keys) == _KEYS_MAX:
+            raise self._values.wrong(target.span, f"a table that keeps no words has at most {_KEYS_MAX - 1} keys")
+        table = self._tables.used(target.name, kept, kinds, target.span)
+        return typed_program.Tally(table.name, keys, taken, target.span)
+
+    def step(self, target: syntax_tree.TableAccess, amount: int) -> typed_program.Tally:
+        """Return what ``@name[keys]++`` does."""
+        kinds, keys = self._keys(target)
+        known = self._tables.find(target.name)
+        kind = "count" if amount == 1 and (known is None or known.kind == "count") else "sum"
+        value = known.value if known is not None and known.value == LONG and kind == "sum" else ""
+        table = self._tables.used(target.name, Kept(kind, value=value), kinds, target.span)
+        number = None if kind == "count" else typed_values.Constant(amount, self._number_type(value))
+        return typed_program.Tally(table.name, keys, number, target.span)
+
+    def whole(self, access: syntax_tree.TableAccess) -> str:
+        """Return the name of a table that is meant as a whole; what it keeps may be written below."""
+        self._tables.named.append((access.name, access.span))
+        return access.name or UNNAMED
+
+    def removal(self, target: syntax_tree.TableAccess) -> typed_program.Untally:
+        """Return what ``delete(@name[keys])`` does."""
+        kinds, keys = self._keys(target)
+        self._check(target, kinds)
+        return typed_program.Untally(target.name or UNNAMED, keys, target.span)
+
+    def value(self, access: syntax_tree.TableAccess) -> Value:
+        """Return the number that a table has under its keys."""
+        if (kept := self.kept(access)) is not None:
+            raise self._values.wrong(
+                access.span,
+                f"'@{access.name}' keeps a {kept.type}, which is no value",
+                "it can be printed, tested, be a key, and a string be compared with a text",
+            )
+        kinds, keys = self._keys(access)
+        known = self._check(access, kinds)
+        return typed_values.TableValue(access.name or UNNAMED, keys, self._number_type(known.value))
+
+    def kept(self, access: syntax_tree.TableAccess) -> typed_values.Kept | None:
+        """Return the string or call stack that a table has under its keys; None if it keeps numbers."""
+        known = self._tables.find(access.name)
+        key = known.kept if known is not None else self._tables.written_key(access.name)
+        if key is None:
+            return None
+        if key.kind is KeyKind.USER_STACK and self._is_tool:
+            message = f"'@{access.name}' keeps call stacks of the program, which only printing the table shows here"
+            raise self._values.wrong(access.span, message, _STACK_HINT)
+        kinds, keys = self._keys(access)
+        self._check(access, kinds)
+        cells = key.bytes // self._values.types.word_size
+        limit = key.size or PROCESS_NAME_SIZE - 1
+        marks = key.kind in (KeyKind.CUT_STRING, KeyKind.CUT_TEXT)
+        type_ = String(limit, marks) if key.kind.is_string else Stack(key.kind.is_kernel_stack, key.size)
+        return typed_values.Kept(access.name or UNNAMED, keys, cells, type_)
+
+    def _number_type(self, value: str) -> Integer:
+        return LONG_LONG if value == LONG else self._values.types.long
+
+    def _check(self, access: syntax_tree.TableAccess, kinds: tuple[str, ...]) -> KeyedTable:
+        known = self._tables.find(access.name)
+        if known is None and (written := self._tables.written(access.name)) is not None:
+            return self._tables.used(access.name, written, kinds, access.span)
+        if known is None:
+            raise self._values.wrong(access.span, f"nothing was put into '@{access.name}' above")
+        return self._tables.used(access.name, Kept(known.kind, known.unit, known.value), kinds, access.span)
+
+    def _kept(self, operator: str, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument | None]:
+        """Return what a table keeps, and the value that is taken in."""
+        known = self._tables.find(name)
+        if operator in _SUMS:
+            number, kind = self._number(value, known)
+            number = number if operator == "+" else self._values.operators.unary("-", number, value.span)
+            return Kept("sum", value=kind), number
+        if operator:
+            raise self._values.wrong(
+                value.span, f"'{operator}=' is nothing that a table does", "write '=', '+=' or '-='"
+            )
+        if not isinstance(value, syntax_tree.Call) or value.function not in KINDS:
+            return self._last(value, name)
+        count = KINDS[value.function]
+        if len(value.arguments) != count:
+            takes = f"'{value.function}' takes {count} argument{'' if count == 1 else 's'}"
+            raise self._values.wrong(value.span, takes, f"write {CALL_FORMS[value.function]}")
+        if not count:
+            return Kept("count"), None
+        if value.function == "last":
+            return self._last(value.arguments[0], name)
+        number, kind = self._number(value.arguments[0], known)
+        unit = "ns" if isinstance(value.arguments[0], syntax_tree.Name) and value.arguments[0].name == "elapsed" else ""
+        if value.function != "lhist":
+            return Kept(value.function, unit, kind), number
+        bounds = [self._values.constant(argument) for argument in value.arguments[1:]]
+        return Kept(f"lhist({', '.join(str(bound or 0) for bound in bounds)})", unit, kind), number
+
+    def _last(self, value: syntax_tree.Expression, name: str) -> tuple[Kept, Argument]:
+        """Return what a table keeps as it is: a number, a string, a call stack."""
+        known, text = self._tables.find(name), self._strings.text(value)
+        if text is None or isinstance(text, typed_values.Register):
+            number, kind = self._number(value, known)
+            unit = "ns" if isinstance(value, syntax_tree.Name) and value.name == "elapsed" else ""
+            return Kept("last", unit, kind), number
+        if isinstance(text, typed_values.Bytes):
+            raise self._values.wrong(value.span, "a table keeps no bytes", "use str(p, n), or mem(p, n) as a key")
+        if isinstance(text, typed_values.NetworkAddress):
+            raise self._values.wrong(value.span, "a table keeps no network addresses", "keep its number")
+        size = self._tables.text_size(name, VALUE)
+        kind, text = self._fitting(text, known.value if known is not None else "", size, value.span)
+        return Kept("last", value=kind), text
+
+    def _number(self, expression: syntax_tree.Expression, known: KeyedTable | None) -> tuple[Value, str]:
+        """Return a number that is taken in, and what it is if it is no word."""
+        value = self._values.value(expression)
+        kind = LONG if self._values.operators.is_wide(value.type) or (known is not None and known.value == LONG) else ""
+        return self._values.converted(value, self._number_type(kind), expression.span), kind
+
+    def _keys(self, access: syntax_tree.TableAccess) -> tuple[tuple[str, ...], tuple[Argument, ...]]:
+        if len(access.keys) > _KEYS_MAX:
+            raise self._values.wrong(access.span, f"a table has at most {_KEYS_MAX} keys")
+        table = self._tables.find(access.name)
+        known = table.keys if table is not None and len(table.keys) == len(access.keys) else ("",) * len(access.keys)
+        found = [
+            self._key(key, kind, self._tables.text_size(access.name, position))
+            for position, (key, kind) in enumerate(zip(access.keys, known, strict=True))
+        ]
+        return tuple(kind for kind, _ in found), tuple(value for _, value in found)
+
+    def _key(self, key: syntax_tree.Expression, known: str, size: int | None) -> tuple[str, Argument]:
+        """Return the kind of a key, and its value; ``known`` and ``size`` as ``_fitting`` has them."""
+        text = self._strings.text(key)
+        if isinstance(text, typed_values.NetworkAddress):
+            raise self._values.wrong(key.span, "a network address is no key", "use its number")
+        if text is None:
+            text = self._object(key)
+        if isinstance(text, typed_values.Bytes):
+            return f"bytes[{self._byte_count(text, key.span)}]", text
+        if text is not None:
+            return self._fitting(text, known, size, key.span)
+        value = self._values.value(key)
+        match value.type:
+            case Pointer():
+                return "address", value
+            case Integer() | Enumeration() as type_ if self._values.operators.is_wide(type_):
+                return known if known in _WIDE else SIGNED_LONG if word_kind(type_, "") == SIGNED else LONG, value
+            case Integer() | Enumeration() if known in _WIDE:
+                return known, self._values.converted(value, LONG_LONG, key.span)
+            case Integer() | Enumeration() as type_:
+                register = value.name if isinstance(value, typed_values.Register) else ""
+                if (
+                    register == "pc"
+                    or is_of_system(register)
+                    or (isinstance(key, syntax_tree.Call) and key.function == "sym")
+                ):
+                    return "address", value
+                kind, types = word_kind(type_, known), self._values.types
+                return kind, self._values.converted(value, types.long if kind == SIGNED else types.word, key.span)
+        raise self._values.wrong(key.span, f"'{value.type}' is no key")
+
+    def _object(self, key: syntax_tree.Expression) -> typed_values.Text | typed_values.Bytes | None:
+        """Return the string in an array of characters, or the bytes of another array or a structure; None of others."""
+        if not isinstance(key, syntax_tree.Name | syntax_tree.MemberAccess | syntax_tree.Index | syntax_tree.Unary):
+            return None
+        if isinstance(key, syntax_tree.Unary) and key.operator != "*":
+            return None
+        type_ = self._values.type_of(key)
+        if not isinstance(type_, Array | Record):
+            return None
+        address = self._values.value(key if isinstance(type_, Array) else syntax_tree.Unary("&", key, key.span))
+        if isinstance(type_, Array) and type_.count and is_text(type_):
+            return self._strings.array_text(address, type_.count)
+        if isinstance(type_, Array) and type_.count is None and is_text(Array(type_.element, 1)):
+            return self._strings.array_text(address, None)
+        whole = self._values.converted(address, self._values.types.word, key.span)
+        return typed_values.Bytes(whole, typed_values.Constant(size_of(type_) or 0, UNSIGNED), Array(CHAR, None))
+
+    def _byte_count(self, value: typed_values.Bytes, span: Span) -> int:
+        """Return how many bytes are a key, which has to be the same for all."""
+        match value.size:
+            case typed_values.Constant(count) if 1 <= count <= STRING_SIZE_MAX:
+                return count
+        if isinstance(value.size, typed_values.Constant) and not span.text.startswith("mem"):
+            message = f"as a key, an object has 1 to {STRING_SIZE_MAX} bytes, not {value.size.value}"
+            raise self._values.wrong(span, message, "use a part of it")
+        message = f"as a key, 'mem' takes a constant number of bytes, from 1 to {STRING_SIZE_MAX}"
+        raise self._values.wrong(span, message, "use str(p, n) for a string, mem(p, 16) for bytes")
+
+    def _fitting(self, text: Argument, known: str, size: int | None, span: Span) -> tuple[str, Argument]:
+        """
+        Return the kind of a part that is no number, and its value.
+
+        The tool has strings as they are ``known``; there is room for ``size`` bytes where handlers put those in quotes.
+        """
+        if size is not None:
+            match text:
+                case typed_values.Literal() | typed_values.TextChoice():
+                    return self._tables.text_kind(size), _with_room(text, size)
+                case typed_values.Kept(_, _, cells, String(limit)) if limit < size and not self._is_tool:
+                    whole = Key(KeyKind.TEXT, size).bytes // self._values.types.word_size
+                    return self._tables.text_kind(size), replace(text, padding=whole - cells)
+        if (
+            not self._is_tool
+            or not isinstance(text, typed_values.Literal | typed_values.Kept)
+            or not isinstance(text.type, String)
+        ):
+            return self._part(text, span), text
+        key = Key.parsed(known) if known else None
+        if key is None or not key.kind.is_string:
+            return self._part(text, span), text
+        limit = key.size or PROCESS_NAME_SIZE - 1
+        if isinstance(text, typed_values.Kept):
+            return known if text.type.limit == limit else self._part(text, span), text
+        if len(text.text.encode()) > (shown := limit - (key.kind in (KeyKind.CUT_STRING, KeyKind.CUT_TEXT))):
+            raise self._values.wrong(span, f"this table has room for {shown} bytes of a string")
+        return known, typed_values.Literal(text.text, limit, String(limit))
+
+    def _part(self, text: Argument, span: Span) -> str:
+        """Return the kind of a key, or of what is kept, that is no number."""
+        match text:
+            case typed_values.CommName():
+                return "comm"
+            case typed_values.Literal(content, limit) if len(content.encode()) >= limit:
+                raise self._values.wrong(span, f"this table has room for {limit - 1} bytes of a string")
+            case typed_values.Text(_, limit, String(_, marks)):
+                if limit > STRING_SIZE_MAX:
+                    message = f"a string in a table has at most {STRING_SIZE_MAX - 1} bytes, not {limit - marks}"
+                    raise self._values.wrong(span, message)
+                return f"{'cut' if marks else ''}str[{limit}]"
+            case typed_values.Literal(_, limit):
+                return f"cutstr[{limit}]"
+            case typed_values.StackTrace(is_kernel, frames):
+                return f"{'k' if is_kernel else 'u'}stack" + ("" if frames is None else f"[{frames}]")
+            case typed_values.Kept(_, _, _, String(limit, marks)):
+                return f"{'cut' if marks else ''}text[{limit}]"
+            case typed_values.Kept(_, _, _, Stack(is_kernel, frames)):
+                return f"{'' if is_kernel else 'u'}frames[{frames}]"
+        return "address"

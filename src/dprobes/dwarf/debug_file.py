@@ -1,0 +1,589 @@
+"""
+A file with debug information: its sections, its units, and the file that it shares entries with.
+
+Units are found by following their headers; nothing reads all entries. Whatever the bytes are, nothing but
+``TargetError`` comes out.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from dprobes.dwarf.address_lists import covers
+from dprobes.dwarf.debug_entries import UNREADABLE, Entry, FormSizes, read_shapes
+from dprobes.dwarf.debug_sections import has_debug_information, joined_source, section_bytes, section_source
+from dprobes.dwarf.dwarf_numbers import At, UnitKind, text_at
+from dprobes.errors import TargetError
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from dprobes.arch import ByteOrder
+    from dprobes.dwarf.debug_entries import EntryFile, EntryUnit, Shapes
+    from dprobes.dwarf.debug_sections import Package, PackagedPart, SectionBytes, SectionSource
+
+__all__ = ["NOT_THERE", "DebugFile", "Unit", "debug_file_of", "find_alternate_file", "number_of", "split_files"]
+
+# Units: the parts of debug information that are made of one source file, or shared by several.
+#
+# ::
+#
+#     DWARF 4   length | u16 version | offset of shapes | u8 address size | [u64 signature | offset of its type]
+#     DWARF 5   length | u16 version | u8 kind | u8 address size | offset of shapes | [u64 dwo_id or signature | …]
+#
+# ``length`` is 4 bytes, or 0xffffffff and 8 bytes; then offsets in sections have 8, too (DWARF 5, 7.5.1).
+
+
+_LONG = 0xFFFFFFFF
+_VERSIONS = (2, 3, 4, 5)
+_ADDRESS_SIZES = (4, 8)
+
+
+def unit_end(section: SectionBytes, offset: int, order: ByteOrder) -> int:
+    """Return where the unit at an offset of a section ends; ValueError if that is not in it."""
+    place = section.start + offset
+    length = int.from_bytes(section.data[place : place + 4], order)
+    head = 4
+    if length == _LONG:
+        length, head = int.from_bytes(section.data[place + 4 : place + 12], order), 12
+    end = offset + head + length
+    if length < 7 or end > section.size:
+        raise ValueError(f"a unit at {offset:#x} with {length} bytes")
+    return end
+
+
+def is_skeleton(unit: Unit) -> bool:
+    """Return whether the entries of a unit are elsewhere: DWARF 5 says so in its header, GNU's DWARF 4 in its entry."""
+    if unit.kind != UnitKind.COMPILE or unit.sizes.version >= 5:
+        return unit.kind == UnitKind.SKELETON
+    return unit.root.has(At.GNU_DWO_NAME)
+
+
+class Unit:
+    """
+    A unit of a file, at ``offset`` of its section ``.debug_info``, or ``.debug_types`` if ``is_types``.
+
+    ``skeleton`` is the unit in the program of a unit in a file of its own. ``sizes`` are those of forms. ``signature``
+    is that of its type, or for a part of split debug information the number that both parts have.
+    """
+
+    def __init__(self, file: EntryFile, section: SectionBytes, offset: int, *, is_types: bool = False) -> None:
+        """Read the header; IndexError or ValueError if it cannot be understood."""
+        self.file = file
+        self.section = section
+        self.offset = offset
+        self.is_types = is_types
+        self.skeleton: Unit | None = None
+        self.order = file.elf.byte_order
+        self.end = unit_end(section, offset, self.order)
+        position = section.start + offset
+        offset_size = 8 if int.from_bytes(section.data[position : position + 4], self.order) == _LONG else 4
+        position += 12 if offset_size == 8 else 4
+        version = self._number(position, 2)
+        if version not in _VERSIONS:
+            raise ValueError(f"a unit of version {version}")
+        position += 2
+        self.kind: int = UnitKind.TYPE if is_types else UnitKind.COMPILE
+        if version >= 5:
+            self.kind = self._number(position, 1)
+            address_size = self._number(position + 1, 1)
+            self._shapes_offset = self._number(position + 2, offset_size)
+            position += 2 + offset_size
+        else:
+            self._shapes_offset = self._number(position, offset_size)
+            address_size = self._number(position + offset_size, 1)
+            position += offset_size + 1
+        if address_size not in _ADDRESS_SIZES:
+            raise ValueError(f"a unit with addresses of {address_size} bytes")
+        self.signature: int | None = None
+        self.type_offset = 0
+        if self.kind in (UnitKind.TYPE, UnitKind.SPLIT_TYPE):
+            self.signature = self._number(position, 8)
+            self.type_offset = self._number(position + 8, offset_size)
+            position += 8 + offset_size
+        elif self.kind in (UnitKind.SKELETON, UnitKind.SPLIT_COMPILE):
+            self.signature = self._number(position, 8)
+            position += 8
+        self.sizes = FormSizes(address_size, offset_size, version, self.order)
+        self._first = position - section.start
+
+    def __repr__(self) -> str:
+        return f"Unit({str(self.file.elf.path)!r}, {self.offset:#x})"
+
+    def _number(self, position: int, size: int) -> int:
+        return int.from_bytes(self.section.data[position : position + size], self.order)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """The shapes of its entries by their codes."""
+        return self.file.shapes_at(self._shapes_offset, self.sizes)
+
+    @cached_property
+    def root(self) -> Entry:
+        """The entry that all others are in."""
+        return self.entry(self._first)
+
+    def entry(self, offset: int) -> Entry:
+        """Return the entry at an offset of the section; raise ``TargetError`` if there is none."""
+        found = self.entry_or_end(offset)
+        if found is None:
+            self.file.malformed(f"there is no entry at {offset:#x}")
+        return found
+
+    def entry_or_end(self, offset: int) -> Entry | None:
+        """Return the entry at an offset of the section; None if the end of the children of one is there."""
+        if not self._first <= offset < self.end:
+            self.file.malformed(f"an entry at {offset:#x} is outside of its unit")
+        return Entry.at(self, offset)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is the part of split debug information that is in a file of its own."""
+        return self.kind in (UnitKind.SPLIT_COMPILE, UnitKind.SPLIT_TYPE)
+
+    @cached_property
+    def low_pc(self) -> int:
+        """What the addresses of its ranges and lists count from."""
+        if self.skeleton is not None:
+            return self.skeleton.low_pc
+        return self.root.address(At.LOW_PC) or 0
+
+    def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
+        """Return where the unit's part of a section begins."""
+        if self.skeleton is not None and attribute in (At.ADDR_BASE, At.GNU_RANGES_BASE):
+            return self.skeleton.base(attribute, gnu_attribute)
+        found = self.root.offset_in_section(attribute)
+        return found if found is not None or gnu_attribute is None else self.root.offset_in_section(gnu_attribute)
+
+
+# Which unit covers an address (``.debug_aranges``; DWARF 5, 6.1.2).
+#
+# ::
+#
+#     length | u16 version (2) | offset of the unit | u8 address size | u8 segment size | padding to two addresses
+#     (address, size)*; 0 0 ends
+
+
+_VERSION = 2
+
+
+def _tables(section: SectionBytes, prefix: str) -> Iterator[tuple[int, int, int, int]]:
+    """Give of each table the offset of its unit, and address size, begin and end of its rows."""
+    short, long = struct.Struct(f"{prefix}IHIBB"), struct.Struct(f"{prefix}4xQHQBB")
+    data, start = section.data, section.start
+    while start + short.size <= section.end:
+        layout, head = short, 4
+        length, version, unit, address_size, segment_size = short.unpack_from(data, start)
+        if length == _LONG:
+            layout, head = long, 12
+            if start + long.size > section.end:
+                break
+            length, version, unit, address_size, segment_size = long.unpack_from(data, start)
+        end = start + head + length
+        if length < 8 or end > section.end:
+            break
+        rows = layout.size
+        rows += -rows % (2 * address_size) if address_size else 0
+        if version == _VERSION and address_size in (4, 8) and not segment_size:
+            yield unit, address_size, start + rows, end
+        start = end
+
+
+def units_listed(section: SectionBytes, prefix: str) -> set[int]:
+    """Return the offsets of the units that the section knows the addresses of."""
+    return {unit for unit, _, rows, end in _tables(section, prefix) if rows < end}
+
+
+def unit_covering(section: SectionBytes, prefix: str, address: int) -> int | None:
+    """Return the offset of the unit that covers a link address; None if the section does not say."""
+    layouts = {4: struct.Struct(f"{prefix}2I"), 8: struct.Struct(f"{prefix}2Q")}
+    for unit, size, rows, end in _tables(section, prefix):
+        layout = layouts[size]
+        usable = (end - rows) // layout.size * layout.size
+        if usable <= 0:
+            continue
+        for begin, length in layout.iter_unpack(section.data[rows : rows + usable]):
+            if begin <= address < begin + length:
+                return unit
+    return None
+
+
+# Files of debug information that the compiler has put aside, one for each unit (``-gsplit-dwarf``; DWARF 5, 7.3.2).
+#
+# The program has a *skeleton* of the unit, with its addresses, lines and the name of the file; a number that both have
+# says that they belong together. DWARF 4 has that in GNU's forms.
+
+
+NOT_THERE = "put the .dwo files or their .dwp package where the program is, or compile it without -gsplit-dwarf"
+"""What to do where none of the files is the right one."""
+
+
+def number_of(unit: Unit) -> int | None:
+    """Return the number that both parts of a unit have; None if it has none."""
+    if unit.sizes.version >= 5:
+        return unit.signature if unit.kind in (UnitKind.SKELETON, UnitKind.SPLIT_COMPILE) else None
+    number = unit.root.number(At.GNU_DWO_ID)
+    return None if number is None else number & (1 << 64) - 1
+
+
+def split_files(program: ElfFile, name: str, directory: str) -> Iterator[ElfFile]:
+    """Give the files that may be the one of a unit: where it was compiled, and beside the program."""
+    path = Path(directory) / name
+    for candidate in (path, Path(os.path.realpath(program.path)).parent / path.name):
+        try:
+            yield ElfFile.open(candidate)
+        except TargetError:
+            continue
+
+
+# The file of entries that the debug files of a package share (dwz).
+#
+# ::
+#
+#     .gnu_debugaltlink   path of the file, NUL | its build-id
+#
+# The path is absolute in Debian's files, elsewhere relative to the file that has it.
+
+
+def find_alternate_file(elf: ElfFile, directory: Path | None = None) -> ElfFile:
+    """Return the file that ``elf`` shares entries with; raise ``TargetError`` if it is not there, or another one."""
+    section = section_bytes(elf, ".gnu_debugaltlink")
+    link = bytes(section.data[section.start : section.end])
+    name, separator, identity = link.partition(b"\0")
+    if not separator or not name or not identity:
+        raise TargetError(f"'{elf.path}' has malformed debug information: it does not say what it shares entries with")
+    build_id = identity.hex()
+    path = Path(os.fsdecode(name))
+    for candidate in _candidates(elf, path, build_id, directory or DEBUG_DIRECTORY):
+        try:
+            found = ElfFile.open(candidate)
+        except TargetError:
+            continue
+        if found.build_id == build_id and has_debug_information(found):
+            return found
+    raise TargetError(
+        f"'{elf.path}' shares debug information with '{path}', which is not there",
+        hint="install the package of debug information again",
+    )
+
+
+def _candidates(elf: ElfFile, path: Path, build_id: str, directory: Path) -> Iterator[Path]:
+    if path.is_absolute():
+        yield path
+    else:
+        yield Path(os.path.realpath(elf.path)).parent / path
+    yield directory / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
+    yield directory / ".dwz" / path.name
+
+
+Read = TypeVar("Read")
+
+_UNITS_MAX = 1 << 18
+"""Units of a file; a kernel has some thousands, a browser some tens of thousands."""
+
+_READ_FIRST = 1 << 14
+"""Bytes of a section in which most of what is read at an offset ends."""
+
+_OF_PROGRAM = frozenset(
+    (".debug_addr", ".debug_ranges", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink")
+)
+"""Sections that a unit has in the program, not in a file of its own."""
+
+
+def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile | None:
+    """
+    Return the debug information of a module: its own, or that of its separate debug file; None if there is none.
+
+    ``directory`` is where separate files are installed.
+    """
+    from dprobes.target.elf.symbol_sources import find_debug_file
+
+    if has_debug_information(module):
+        return DebugFile(module, directory)
+    found = find_debug_file(module, directory or DEBUG_DIRECTORY)
+    return DebugFile(found, directory) if found is not None and has_debug_information(found) else None
+
+
+class DebugFile:
+    """
+    The debug information that is in one file.
+
+    ``program`` is the one that it was put aside for: then its sections have other names, or are those of the program.
+    ``part`` is what is meant of a package.
+    """
+
+    def __init__(
+        self,
+        elf: ElfFile,
+        directory: Path | None = None,
+        program: DebugFile | None = None,
+        part: PackagedPart | None = None,
+    ) -> None:
+        self.elf = elf
+        self._part = part
+        self.order = elf.byte_order
+        self._directory = directory
+        self._program = program
+        self._sections: dict[str, SectionSource] = {}
+        self._shapes: dict[tuple[int, FormSizes], Shapes] = {}
+        self._units: dict[tuple[bool, int], Unit] = {}
+        self._split: dict[int, Unit] = {}
+        self._packaged_types: dict[int, Unit | None] = {}
+        self._starts: list[int] = [0]
+        """Where the units begin that were passed so far, and where the next one does."""
+
+    def malformed(self, detail: str) -> NoReturn:
+        """Raise the error that says that the debug information is not well-formed."""
+        raise TargetError(
+            f"'{self.elf.path}' has malformed debug information: {detail}",
+            hint="declare what the program needs: then nothing is read of it",
+        )
+
+    def section(self, name: str) -> SectionBytes:
+        """Return a section, decompressed; an empty one if there is none."""
+        source = self._source(name)
+        return source.until(source.size)
+
+    def read_at(self, name: str, offset: int, read: Callable[[SectionBytes], Read]) -> Read:
+        """
+        Return what is read at an offset of a section, of which not much more is decompressed than that takes.
+
+        ``read`` gets the beginning of the section, and raises one of UNREADABLE if that does not reach.
+        """
+        source, size = self._source(name), _READ_FIRST
+        while True:
+            section = source.until(offset + size)
+            try:
+                return read(section)
+            except UNREADABLE:
+                if section.is_whole:
+                    raise
+            size *= 2
+
+    def _source(self, name: str) -> SectionSource:
+        if self._program is not None and name in _OF_PROGRAM:
+            return self._program._source(name)  # noqa: SLF001 - of the same class
+        found = self._sections.get(name)
+        if found is None:
+            if self._program is None:
+                found = section_source(self.elf, name)
+            elif self._part is None:
+                found = joined_source(self.elf, f"{name}.dwo")
+            else:
+                found = self._part.source(f"{name}.dwo")
+            self._sections[name] = found
+        return found
+
+    @property
+    def has_alternate(self) -> bool:
+        """Whether there is a file of entries that several files share."""
+        return self.section(".gnu_debugaltlink").size > 0
+
+    @cached_property
+    def alternate(self) -> DebugFile:
+        """The file of entries that several files share (dwz); raise ``TargetError`` if it is not there."""
+        return DebugFile(find_alternate_file(self.elf, self._directory), self._directory)
+
+    def all_files(self) -> Iterator[DebugFile]:
+        """Give the file, and those that have entries of it: the one that is shared, and those of its units."""
+        yield self
+        if self.has_alternate:
+            yield self.alternate
+        for unit in self.units():
+            whole = self.whole_unit(unit)
+            if whole is not unit and isinstance(whole.file, DebugFile):
+                yield whole.file
+        if self._split and self.package is not None:
+            yield from self._files_of_types
+
+    @cached_property
+    def _files_of_types(self) -> Sequence[DebugFile]:
+        """What the package has of types that have units of their own."""
+        package = self.package
+        return () if package is None else [DebugFile(package.elf, program=self, part=each) for each in package.types()]
+
+    def whole_unit(self, unit: Unit) -> Unit:
+        """Return a unit with its entries, which may be in a file of its own (``-gsplit-dwarf``)."""
+        if not is_skeleton(unit):
+            return unit
+        if unit.offset not in self._split:
+            self._split[unit.offset] = self._open_split(unit)
+        return self._split[unit.offset]
+
+    @cached_property
+    def package(self) -> Package | None:
+        """The package with what was put aside for its units, if there is one."""
+        from dprobes.dwarf.debug_sections import find_package
+
+        return find_package(self.elf)
+
+    def _open_split(self, skeleton: Unit) -> Unit:
+
+        name = skeleton.root.text(At.DWO_NAME) or skeleton.root.text(At.GNU_DWO_NAME)
+        number = number_of(skeleton)
+        if not name or number is None:
+            self.malformed(f"the unit at {skeleton.offset:#x} does not say in which file it is")
+        package = self.package
+        part = None if package is None else package.unit(number)
+        if part is not None:
+            files = iter((DebugFile(part.package.elf, program=self, part=part),))
+        else:
+            found = split_files(self.elf, name, skeleton.root.text(At.COMP_DIR) or "/")
+            files = (DebugFile(elf, program=self) for elf in found)
+        for file in files:
+            for unit in file.units():
+                if number_of(unit) == number:
+                    unit.skeleton, unit.kind = skeleton, UnitKind.SPLIT_COMPILE
+                    return unit
+        message = f"'{self.elf.path}' has debug information in '{name}', which is not there, or of another build"
+        raise TargetError(message, hint=NOT_THERE)
+
+    # Units
+
+    def units(self) -> Iterator[Unit]:
+        """Give all units of ``.debug_info`` in order."""
+        offset = 0
+        size = self._source(".debug_info").size
+        number = 0
+        while offset < size:
+            yield self.unit_at(offset)
+            number += 1
+            offset = self._start_of(number)
+
+    def _start_of(self, number: int) -> int:
+        """Return where a unit begins by its number; the end of the section behind the last one."""
+        size, starts = self._source(".debug_info").size, self._starts
+        while len(starts) <= number and starts[-1] < size:
+            self._pass(starts)
+        return starts[number] if number < len(starts) else size
+
+    def _pass(self, starts: list[int]) -> None:
+        start = starts[-1]
+        try:
+            starts.append(self.read_at(".debug_info", start, lambda section: unit_end(section, start, self.order)))
+        except UNREADABLE:
+            self.malformed(f"the unit at {starts[-1]:#x} cannot be understood")
+        if len(starts) > _UNITS_MAX:
+            self.malformed(f"there are more than {_UNITS_MAX} units")
+
+    def unit_at(self, offset: int, *, is_types: bool = False) -> Unit:
+        """Return the unit that begins at an offset of ``.debug_info``, or ``.debug_types``."""
+        found = self._units.get((is_types, offset))
+        if found is None:
+            name = ".debug_types" if is_types else ".debug_info"
+            try:
+                found = self.read_at(name, offset, lambda section: Unit(self, section, offset, is_types=is_types))
+            except UNREADABLE:
+                self.malformed(f"the unit at {offset:#x} cannot be understood")
+            self._units[is_types, offset] = found
+        return found
+
+    def unit_of(self, offset: int) -> Unit:
+        """Return the unit that has an entry at an offset of ``.debug_info``."""
+        starts = self._starts
+        if not 0 <= offset < self._source(".debug_info").size:
+            self.malformed(f"there is no entry at {offset:#x}")
+        while starts[-1] <= offset:
+            self._pass(starts)
+        return self.unit_at(starts[bisect_right(starts, offset) - 1])
+
+    def entry_at(self, offset: int) -> Entry:
+        """Return the entry at an offset of ``.debug_info``."""
+        return self.unit_of(offset).entry(offset)
+
+    def unit_covering(self, address: int) -> Unit | None:
+        """Return the unit of the code or data at a link address; None if no unit covers it."""
+        aranges = self.section(".debug_aranges")
+        try:
+            found = unit_covering(aranges, self.elf.struct_prefix, address)
+        except UNREADABLE:
+            self.malformed("its table of address ranges cannot be understood")
+        if found is not None:
+            return self.unit_at(found)
+        listed = units_listed(aranges, self.elf.struct_prefix)
+        for unit in self.units():  # compilers may leave the table out
+            if unit.offset not in listed and unit.kind in (UnitKind.COMPILE, UnitKind.SKELETON):
+                root = unit.root
+                if (root.has(At.LOW_PC) or root.has(At.RANGES)) and covers(root, address):
+                    return unit
+        return None
+
+    def type_of_signature(self, signature: int) -> Entry:
+        """Return the type that has a unit of its own."""
+        unit = self._type_units.get(signature) or self._packaged_type(signature)
+        if unit is None:
+            self.malformed(f"there is no type with the signature {signature:#x}")
+        return unit.entry(unit.offset + unit.type_offset)
+
+    def _packaged_type(self, signature: int) -> Unit | None:
+        if self._part is None:
+            return None
+        found = self._packaged_types.get(signature)
+        if found is None and (part := self._part.package.type_unit(signature)) is not None:
+            file = DebugFile(self.elf, program=self._program, part=part)
+            found = self._packaged_types[signature] = file._type_units.get(signature)
+        return found
+
+    def type_units(self) -> Iterator[Unit]:
+        """Give all units of ``.debug_types``, where DWARF 4 has types with signatures."""
+        section, offset = self.section(".debug_types"), 0
+        while offset < section.size:
+            unit = self.unit_at(offset, is_types=True)
+            yield unit
+            offset = unit.end
+
+    @cached_property
+    def _type_units(self) -> Mapping[int, Unit]:
+        units = chain(self.units(), self.type_units())
+        kinds = (UnitKind.TYPE, UnitKind.SPLIT_TYPE)
+        return {u.signature: u for u in units if u.signature is not None and u.kind in kinds}
+
+    # What units and entries ask for
+
+    def shapes_at(self, offset: int, sizes: FormSizes) -> Shapes:
+        """Return the shapes of entries at an offset of their section."""
+        key = (offset, sizes)
+        if key not in self._shapes:
+            try:
+                self._shapes[key] = self.read_at(".debug_abbrev", offset, lambda s: read_shapes(s, offset, sizes))
+            except UNREADABLE:
+                self.malformed(f"the shapes of entries at {offset:#x} cannot be understood")
+        return self._shapes[key]
+
+    def text_at(self, name: str, offset: int) -> str:
+        """Return a text of a section."""
+        section = self.section(name)
+        try:
+            return text_at(section.data, section.start + offset, section.end)[0]
+        except UNREADABLE:
+            self.malformed(f"there is no text at {offset:#x} of {name}")
+
+    def indexed_text(self, unit: EntryUnit, index: int) -> str:
+        """Return a text of a unit by its number."""
+        size = unit.sizes.offset
+        base = unit.base(At.STR_OFFSETS_BASE)
+        if base is None:
+            # Without one, as in split debug information: behind the header of the only table.
+            base = 2 * size if unit.sizes.version >= 5 else 0
+        return self.text_at(".debug_str", self._number(".debug_str_offsets", base + index * size, size))
+
+    def indexed_address(self, unit: EntryUnit, index: int) -> int:
+        """Return a link address of a unit by its number."""
+        base = unit.base(At.ADDR_BASE, At.GNU_ADDR_BASE)
+        if base is None:
+            self.malformed(f"the unit at {unit.offset:#x} has no addresses by their numbers")
+        return self._number(".debug_addr", base + index * unit.sizes.address, unit.sizes.address)
+
+    def _number(self, name: str, offset: int, size: int) -> int:
+        section = self.section(name)
+        if not 0 <= offset <= section.size - size:
+            self.malformed(f"there is nothing at {offset:#x} of {name}")
+        return int.from_bytes(section.data[section.start + offset : section.start + offset + size], self.order)

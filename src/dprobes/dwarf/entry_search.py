@@ -1,0 +1,499 @@
+"""
+Entries by the address or the name of what they are about.
+
+A unit is searched only if it covers the address, or its bytes contain the name, or a reference to it, where an entry
+that is wanted may have it: no index is made.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.dwarf.address_lists import covers
+from dprobes.dwarf.debug_entries import UNREADABLE
+from dprobes.dwarf.dwarf_numbers import At, Form, Tag
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from dprobes.dwarf.debug_entries import Entry, EntryShape, EntryUnit, FormSizes
+    from dprobes.dwarf.debug_file import DebugFile, Unit
+    from dprobes.dwarf.debug_sections import SectionBytes
+
+__all__ = [
+    "Scoped",
+    "definitions_of",
+    "entries_named",
+    "found_in",
+    "found_named",
+    "function_at",
+    "imported_units",
+    "is_c",
+    "plausible_places",
+    "scopes_of",
+    "strings_with",
+    "type_units_of",
+    "units_with",
+]
+
+# Which bytes in front of a name may be the beginning of an entry that is wanted.
+#
+# So a number that is there by chance, or an entry of another kind, is known without reading all that is before it.
+
+
+def plausible_places(
+    unit: EntryUnit, places: Sequence[int], tags: Collection[int], *, declarations: bool
+) -> Sequence[int]:
+    """
+    Return those places of a name in a unit where an entry with one of the ``tags`` may have it.
+
+    Without ``declarations`` entries that only declare something do not count.
+    """
+    heads: dict[int, set[bytes]] = {}
+    for code, shape in _shapes_with(unit, tags):
+        if (not declarations and _only_declares(shape)) or not shape.has(At.NAME):
+            continue
+        distance = _distance(shape, unit.sizes)
+        if distance is None:
+            return places
+        head = _unsigned(code)
+        heads.setdefault(distance + len(head), set()).add(head)
+    data, start = unit.section.data, unit.section.start
+    return [place for place in places if _begins(data[start + unit.offset : start + place][-_LONGEST:], heads.items())]
+
+
+def _only_declares(shape: EntryShape) -> bool:
+    """Return whether entries declare something; variables of functions, too, whose place changes or that have none."""
+    if shape.has(At.DECLARATION):
+        return True
+    if shape.tag != Tag.VARIABLE or shape.has(At.CONST_VALUE) or shape.has(At.SPECIFICATION):
+        return False
+    return all(each.form not in _FIXED_PLACES for each in shape.attributes if each.attribute == At.LOCATION)
+
+
+def _shapes_with(unit: EntryUnit, tags: Collection[int]) -> list[tuple[int, EntryShape]]:
+    try:
+        return list(unit.shapes.with_tags(tags))
+    except UNREADABLE:
+        unit.file.malformed("the shapes of entries cannot be understood")
+
+
+_FIXED_PLACES = frozenset((Form.EXPRLOC, Form.BLOCK, Form.BLOCK1, Form.BLOCK2, Form.BLOCK4))
+"""Forms of a location that is the same at all instructions, as that of a variable outside of functions is."""
+
+_LONGEST = 64
+"""Bytes before a name that are looked at."""
+
+
+def _begins(before: bytes, heads: Iterable[tuple[int, set[bytes]]]) -> bool:
+    """Return whether what is before a name ends with one of the ``heads``, so many bytes before it."""
+    for distance, codes in heads:
+        if distance > _LONGEST or any(before[-distance:].startswith(code) for code in codes):
+            return True
+    return False
+
+
+def _distance(shape: EntryShape, sizes: FormSizes) -> int | None:
+    """Return how many bytes of attributes are before the name; None if they are not always as many."""
+    distance = 0
+    for attribute, form, _ in shape.attributes:
+        if attribute == At.NAME:
+            return distance
+        size = sizes.of(form)
+        if size is None:
+            return None
+        distance += size
+    return None
+
+
+def _unsigned(number: int) -> bytes:
+    """Return a number as LEB128."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+# Where debug information may refer to a text: the units whose bytes hold the text itself, or its offset.
+#
+# Linkers let a text that others end with share the bytes of one of these. Which one that is nobody says: GNU ld takes
+# the first one, if all are sorted from their ends. If nothing refers to that, any of them may be it.
+
+
+_STRINGS_MAX = 256
+"""Strings of a file that are looked for as one; linkers write none twice."""
+_TAILS_MAX = 1 << 16
+_PLACES_MAX = 1 << 16
+"""Places of a name that are looked at in one section."""
+
+_TEXT_MAX = 1 << 14
+"""Bytes of a text that is compared with another one."""
+
+_TEXT_FORMS = frozenset((Form.STRP, Form.STRP_SUP, Form.GNU_STRP_ALT))
+_CHECKED = 16
+"""Places that are looked at until one is found that refers to a text; a number may be the same by chance."""
+
+
+def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int] | None]]:
+    """
+    Give the units whose bytes may have a name, and where, as they are found: whoever has enough does not search on.
+
+    A unit may come several times, with other places; without places all of it may have the name.
+    """
+    whole, tails = _text_offsets(file.section(".debug_str"), raw)
+    yield from _units_referring(file, whole, tails)
+    if file.has_alternate:
+        yield from _units_referring(file, *_text_offsets(file.alternate.section(".debug_str"), raw))
+    if (whole or tails) and file.section(".debug_str_offsets").size:
+        yield from ((unit, None) for unit in file.units() if _has_indexed_texts(unit))
+    if (whole or tails) and file.section(".debug_types").size:
+        yield from ((unit, None) for unit in file.type_units())
+    # Short names, and those that are used once, are in the entries. All of units with numbered strings was searched.
+    own = _places(file.section(".debug_info"), raw + b"\0")
+    yield from _units_of(file, own, skip_indexed=bool(whole or tails))
+
+
+def places_in(file: DebugFile, unit: Unit, raw: bytes) -> Sequence[int] | None:
+    """Return where the bytes of one unit of a file may refer to a name; None if its bytes do not say."""
+    if _has_indexed_texts(unit):
+        return None
+    own, strings = unit.section, [file.section(".debug_str")]
+    if file.has_alternate:
+        strings.append(file.alternate.section(".debug_str"))
+    needles = [raw + b"\0"]
+    for whole, tails in (_text_offsets(each, raw) for each in strings):
+        needles += (_packed(file, offset) for offset in (whole or tails))
+    part = own._replace(start=own.start + unit.offset, end=own.start + unit.end)
+    return sorted({unit.offset + place for needle in needles for place in _places(part, needle)})
+
+
+def strings_with(file: DebugFile, beginning: bytes) -> set[bytes]:
+    """Return the strings of debug information that begin with some bytes, and ends of strings that do."""
+    sections = [file.section(".debug_str"), file.section(".debug_info"), file.section(".debug_types")]
+    if file.has_alternate:
+        sections.append(file.alternate.section(".debug_str"))
+    found = set()
+    for section in sections:
+        for place in _places(section, beginning):
+            start = section.start + place
+            end = section.data.find(b"\0", start, min(section.end, start + _TEXT_MAX))
+            if end >= 0:
+                found.add(bytes(section.data[start:end]))
+    return found
+
+
+def _units_referring(
+    file: DebugFile, whole: Sequence[int], tails: Sequence[int]
+) -> Iterator[tuple[Unit, Sequence[int]]]:
+    """Give the units with one of the offsets ``whole``, or else of the ``tails``, the most probable one first."""
+    section = file.section(".debug_info")
+    for offset in whole:
+        yield from _units_of(file, _places(section, _packed(file, offset)))
+    if whole or not tails:
+        return
+    is_used, checked = False, 0
+    for unit, places in _units_of(file, _places(section, _packed(file, tails[0]))):
+        for place in places:
+            if is_used or checked >= _CHECKED:
+                break
+            checked += 1
+            is_used = _refers(unit, place, tails[0])
+        yield unit, places
+    if not is_used and len(tails) > 1:
+        needles = [_packed(file, offset) for offset in tails[1 : _STRINGS_MAX + 1]]
+        yield from _units_of(file, _places_of_any(section, needles))
+
+
+def _refers(unit: Unit, place: int, offset: int) -> bool:
+    """Return whether the entry with some bytes of a unit refers to a text at an offset."""
+    entry: Entry | None = unit.root
+    while entry is not None:
+        if any(form in _TEXT_FORMS and value == offset for form, value in entry.attributes.values()):
+            return True
+        entry = next((child for child in entry.children() if child.offset <= place < child.following()), None)
+    return False
+
+
+def _units_of(
+    file: DebugFile, places_of_file: Iterable[int], *, skip_indexed: bool = True
+) -> Iterator[tuple[Unit, Sequence[int]]]:
+    """Give the units of places, and these; ``skip_indexed`` leaves those with numbered strings out."""
+    unit: Unit | None = None
+    places: list[int] = []
+    for place in places_of_file:
+        if unit is not None and place >= unit.end:
+            yield unit, places
+            unit, places = None, []
+        if unit is None:
+            unit = file.unit_of(place)
+            if skip_indexed and _has_indexed_texts(unit):
+                unit = None
+                continue
+        places.append(place)
+    if unit is not None:
+        yield unit, places
+
+
+def _has_indexed_texts(unit: Unit) -> bool:
+    return unit.is_split or unit.root.has(At.STR_OFFSETS_BASE)
+
+
+def _packed(file: DebugFile, offset: int) -> bytes:
+    return offset.to_bytes(4, file.order) if offset >> 32 == 0 else offset.to_bytes(8, file.order)
+
+
+def _text_offsets(section: SectionBytes, raw: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    """Return where a text is in a section by itself, or else at the end of longer ones, as GNU ld would share it."""
+    whole = [place + 1 for place in _places(section, b"\0" + raw + b"\0", _STRINGS_MAX)]
+    data, start = section.data, section.start
+    if data[start : start + len(raw) + 1] == raw + b"\0":
+        whole.append(0)
+    if whole:
+        return whole, ()
+    tails = []
+    for place in _places(section, raw + b"\0", _TAILS_MAX):
+        before = data.rfind(b"\0", start, start + place) + 1 or start
+        tails.append((data[before : start + place][::-1], place))
+    return (), [place for _, place in sorted(tails)]
+
+
+def _places(section: SectionBytes, needle: bytes, limit: int = _PLACES_MAX) -> Iterator[int]:
+    """Give the offsets of bytes in a section."""
+    position = section.start - 1
+    for _ in range(limit):
+        position = section.data.find(needle, position + 1, section.end)
+        if position < 0:
+            return
+        yield position - section.start
+
+
+def _places_of_any(section: SectionBytes, needles: Sequence[bytes]) -> Iterator[int]:
+    """Give the offsets of one of several bytes in a section, in one pass."""
+    pattern = re.compile(b"(?=" + b"|".join(map(re.escape, needles)) + b")", re.DOTALL)
+    found = pattern.finditer(section.data, section.start, section.end)
+    for match, _ in zip(found, range(_PLACES_MAX), strict=False):
+        yield match.start() - section.start
+
+
+_SPACES = frozenset((Tag.NAMESPACE, Tag.MODULE))
+_CLASSES = frozenset((Tag.CLASS_TYPE, Tag.STRUCTURE_TYPE, Tag.UNION_TYPE))
+_C_LANGUAGES = frozenset((0x01, 0x02, 0x0C, 0x1D, 0x2C))
+"""C89, C, C99, C11 and C17, in which names of types are not in others."""
+
+_DEPTH_MAX = 32
+_IMPORTS_MAX = 1 << 12
+_REFERENCES_MAX = 1 << 10
+
+
+class Scope(NamedTuple):
+    """
+    A namespace, a class or an enumeration that others are named in; the name is empty if it has none.
+
+    The scope around one that ``is_open`` has its names, too: a namespace that is ``inline`` or has no name, an
+    enumeration of C.
+    """
+
+    name: str
+    is_open: bool
+
+
+class Scoped(NamedTuple):
+    """An entry, and the scopes that it is in, the outermost first."""
+
+    entry: Entry
+    scopes: tuple[Scope, ...]
+
+
+def function_at(file: DebugFile, address: int) -> Entry | None:
+    """
+    Return the function that covers a link address: an entry ``SUBPROGRAM`` with code; None if there is none.
+
+    Of functions in functions it is the inner one. Parts of a function that are apart belong to it.
+    """
+    unit = file.unit_covering(address)
+    return None if unit is None else _function_in(file.whole_unit(unit).root, address, 0)
+
+
+def _function_in(parent: Entry, address: int, depth: int) -> Entry | None:
+    if depth > _DEPTH_MAX:
+        return None
+    for entry in parent.children():
+        tag = entry.tag
+        if tag == Tag.SUBPROGRAM:
+            if (entry.has(At.LOW_PC) or entry.has(At.RANGES)) and covers(entry, address):
+                inner = _function_in(entry, address, depth + 1) if _has_functions(entry) else None
+                return inner if inner is not None else entry
+        elif tag in _SPACES or (tag in _CLASSES and parent.tag in _SPACES):
+            found = _function_in(entry, address, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _has_functions(entry: Entry) -> bool:
+    return any(child.tag == Tag.SUBPROGRAM for child in entry.children())
+
+
+def entries_named(
+    file: DebugFile, name: str, tags: Collection[int], *, declarations: bool = True, c_declarations: bool = True
+) -> Iterator[Entry]:
+    """
+    Give the entries with one of the ``tags`` whose own name is ``name``, outside of functions.
+
+    Each file is searched on its own: the entries that it shares with others are in its ``alternate``. Without
+    ``declarations`` most entries that only declare something are left out, without ``c_declarations`` those of C: a
+    declaration in C++ may be all that has the name of a definition.
+    """
+    found = found_named(file, name, tags, declarations=declarations, c_declarations=c_declarations)
+    return (each.entry for each in found)
+
+
+def found_named(
+    file: DebugFile, name: str, tags: Collection[int], *, declarations: bool = True, c_declarations: bool = True
+) -> Iterator[Scoped]:
+    """Iterate over the entries of ``entries_named``, with their scopes."""
+    raw = name.encode("utf-8", "surrogateescape")
+    if not raw or b"\0" in raw:
+        return
+    for unit, places in units_with(file, raw):
+        counts = declarations and (c_declarations or not is_c(unit))
+        yield from _in_unit(unit, places, name, tags, declarations=counts)
+
+
+def found_in(file: DebugFile, unit: Unit, name: str, tags: Collection[int]) -> Iterator[Scoped]:
+    """Iterate over the entries of one unit that ``found_named`` would find."""
+    raw = name.encode("utf-8", "surrogateescape")
+    if raw and b"\0" not in raw:
+        yield from _in_unit(unit, places_in(file, unit, raw), name, tags, declarations=True)
+
+
+def _in_unit(
+    unit: Unit, places: Sequence[int] | None, name: str, tags: Collection[int], *, declarations: bool
+) -> Iterator[Scoped]:
+    if places is not None:
+        places = plausible_places(unit, places, tags, declarations=declarations)
+        if not places:
+            return
+    yield from _Search(name, frozenset(tags), places, is_c=is_c(unit)).in_entry(unit.root, ())
+
+
+class _Search:
+    """A search for a name in a unit; ``places`` are where its bytes may refer to it, None if they do not say."""
+
+    def __init__(self, name: str, tags: Collection[int], places: Sequence[int] | None, *, is_c: bool) -> None:
+        self._name = name
+        self._tags = tags
+        self._places = places
+        self._spaces = _SPACES if is_c else _SPACES | _CLASSES
+        if Tag.ENUMERATOR in self._tags:
+            self._spaces |= {Tag.ENUMERATION_TYPE}
+
+    def in_entry(self, parent: Entry, scopes: tuple[Scope, ...]) -> Iterator[Scoped]:
+        """Give what is found among the entries in one."""
+        if len(scopes) > _DEPTH_MAX:
+            return
+        for entry in parent.children():
+            tag = entry.tag
+            if tag not in self._tags and tag not in self._spaces:
+                continue
+            if not self._may_have(entry):
+                continue
+            around = scopes
+            if not scopes and (declared := entry.reference(At.SPECIFICATION)) is not None:
+                around = scopes_of(declared)  # a type that has a unit of its own
+            if tag in self._tags and entry.has(At.NAME) and entry.text(At.NAME) == self._name:
+                yield Scoped(entry, around)
+            if tag in self._spaces and entry.has_children:
+                yield from self.in_entry(entry, (*around, _scope(entry)))
+
+    def _may_have(self, entry: Entry) -> bool:
+        """Return whether a place is in an entry, or in the entries in it."""
+        if self._places is None:
+            return True
+        number = bisect_left(self._places, entry.offset)
+        return number < len(self._places) and self._places[number] < entry.following()
+
+
+def _scope(entry: Entry) -> Scope:
+    name = entry.name or ""
+    if not name and entry.has(At.SIGNATURE) and (whole := entry.reference(At.SIGNATURE)) is not None:
+        name = whole.name or ""  # clang leaves the name to the type's own unit
+    if entry.tag == Tag.ENUMERATION_TYPE:
+        return Scope(name, not entry.flag(At.ENUM_CLASS))
+    return Scope(name, not name or entry.flag(At.EXPORT_SYMBOLS))
+
+
+def scopes_of(entry: Entry) -> tuple[Scope, ...]:
+    """Return the namespaces and classes that an entry is in, the outermost first."""
+    found: list[Scope] = []
+    around = entry.unit.root
+    for _ in range(_DEPTH_MAX):
+        inner = next((each for each in around.children() if each.offset <= entry.offset < each.following()), None)
+        if inner is None or inner.offset == entry.offset:
+            break
+        if inner.tag in _SPACES | _CLASSES:
+            found.append(_scope(inner))
+        around = inner
+    return tuple(found)
+
+
+def definitions_of(file: DebugFile, entry: Entry) -> Iterator[Entry]:
+    """Give the entries of other units that complete one, which is their origin: of what a linker has joined (LTO)."""
+    section = file.section(".debug_info")
+    needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
+    place = section.data.find(needle, section.start, section.end)
+    for _ in range(_REFERENCES_MAX):
+        if place < 0:
+            return
+        offset = place - section.start
+        unit = file.unit_of(offset)
+        inner: Entry | None = unit.root
+        while inner is not None:
+            if inner.tag == entry.tag and inner.reference(At.ABSTRACT_ORIGIN) == entry:
+                yield inner
+            inner = next((each for each in inner.children() if each.offset <= offset < each.following()), None)
+        place = section.data.find(needle, place + 1, section.end)
+
+
+def imported_units(unit: EntryUnit) -> Sequence[EntryUnit]:
+    """Return a unit, and those whose entries belong to it as well: what it shares with others (dwz), or was joined."""
+    found = [unit]
+    for each in found:
+        if len(found) > _IMPORTS_MAX:
+            break
+        for child in each.root.children():
+            imported = child.reference(At.IMPORT) if child.tag == Tag.IMPORTED_UNIT else None
+            if imported is not None and all(imported.unit is not known for known in found):
+                found.append(imported.unit)
+    return found
+
+
+def type_units_of(unit: EntryUnit) -> Sequence[EntryUnit]:
+    """Return the units of the types that entries of a unit refer to, and those that these refer to."""
+    found: dict[int, EntryUnit] = {}
+    waiting = [unit]
+    while waiting and len(found) < _IMPORTS_MAX:
+        each = waiting.pop()
+        for signature in _signatures_in(each.root):
+            if signature not in found:
+                found[signature] = each.file.type_of_signature(signature).unit
+                waiting.append(found[signature])
+    return list(found.values())
+
+
+def _signatures_in(parent: Entry) -> Iterator[int]:
+    """Iterate over the signatures of types that an entry and its children refer to."""
+    waiting = [parent]
+    while waiting:
+        entry = waiting.pop()
+        yield from (v for form, v in entry.attributes.values() if form == Form.REF_SIG8 and isinstance(v, int))
+        waiting += entry.children()
+
+
+def is_c(unit: EntryUnit) -> bool:
+    """Return whether a unit is made of C: no function of it is declared apart from its definition."""
+    return unit.root.number(At.LANGUAGE) in _C_LANGUAGES

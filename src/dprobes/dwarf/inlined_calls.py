@@ -1,0 +1,140 @@
+"""Calls that the compiler has replaced by the code of the function: what is theirs, and where it begins."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.dwarf.address_lists import ranges_of
+from dprobes.dwarf.dwarf_numbers import At, Tag
+from dprobes.dwarf.entry_search import entries_named, is_c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.dwarf.debug_entries import Entry, EntryUnit
+    from dprobes.dwarf.debug_file import DebugFile
+
+__all__ = ["InlinedCall", "inlined_calls_in", "inlined_calls_of"]
+
+_DEPTH_MAX = 128
+"""How deep calls and blocks lie in each other."""
+
+
+class InlinedCall(NamedTuple):
+    """
+    A call that was inlined: ``entry`` is the call's, ``function`` the entry of the function with the code.
+
+    ``depth`` counts the inlined calls that it lies in.
+    """
+
+    entry: Entry
+    function: Entry
+    depth: int
+
+    @property
+    def name(self) -> str:
+        """The name of the function that was called: that of its symbol, if it has another one."""
+        return self.entry.linker_name or self.entry.name or "?"
+
+    @property
+    def first_address(self) -> int | None:
+        """The link address of the instruction by which its code is entered; None if there is no code of it."""
+        ranges = ranges_of(self.entry)
+        if not ranges:
+            return None
+        if self.entry.has(At.ENTRY_PC):
+            address = self.entry.address(At.ENTRY_PC)
+            if address is None and (distance := self.entry.number(At.ENTRY_PC)) is not None:
+                address = ranges[0][0] + distance
+            if address is not None:
+                return address
+        return ranges[0][0]
+
+
+def inlined_calls_in(function: Entry) -> Iterator[InlinedCall]:
+    """Give the calls that were inlined into a function, each before those in it."""
+    yield from _calls_in(function, function, 0, 0)
+
+
+def _calls_in(parent: Entry, function: Entry, depth: int, level: int) -> Iterator[InlinedCall]:
+    if level > _DEPTH_MAX:
+        function.unit.file.malformed(f"the calls in the entry at {function.offset:#x} do not end")
+    for entry in parent.children():
+        if entry.tag == Tag.INLINED_SUBROUTINE:
+            yield InlinedCall(entry, function, depth)
+            yield from _calls_in(entry, function, depth + 1, level + 1)
+        elif entry.tag == Tag.LEXICAL_BLOCK:
+            yield from _calls_in(entry, function, depth, level + 1)
+
+
+def inlined_calls_of(file: DebugFile, name: str) -> Iterator[InlinedCall]:
+    """
+    Give all calls of a function that were inlined, in all units; ``name`` is that of the source.
+
+    Where other units refer to it, only what may contain such a reference is looked into.
+    """
+    alternate = file.alternate if file.has_alternate else None
+    for holder in file.all_files():
+        user = file if holder is alternate else holder  # of what several files share calls are in this one
+        found = (
+            each
+            for each in entries_named(holder, name, (Tag.SUBPROGRAM,), c_declarations=False)
+            if not _is_elsewhere(each)
+        )
+        for abstract in {entry.origin: None for entry in found}:
+            for unit, places in _references(user, holder, abstract):
+                yield from _Search(abstract, places).calls_in(unit.root, None, 0, 0)
+
+
+def _is_elsewhere(function: Entry) -> bool:
+    """Return whether a unit only calls a function: many do, and to look for references to each takes long."""
+    return function.has(At.DECLARATION) and is_c(function.unit)
+
+
+class _Search:
+    """Look for calls of a function; ``places`` are where references to it may be, None if they may be anywhere."""
+
+    def __init__(self, abstract: Entry, places: Sequence[int] | None) -> None:
+        self._abstract = abstract
+        self._places = places
+
+    def calls_in(self, parent: Entry, function: Entry | None, depth: int, level: int) -> Iterator[InlinedCall]:
+        """Give the calls in an entry, which is in a ``function``, and in ``depth`` calls."""
+        if level > _DEPTH_MAX:
+            parent.unit.file.malformed(f"what is in the entry at {parent.offset:#x} does not end")
+        for entry in parent.children():
+            if not entry.has_children and entry.tag != Tag.INLINED_SUBROUTINE:
+                continue
+            if not self._may_have(entry):
+                continue
+            is_call = entry.tag == Tag.INLINED_SUBROUTINE and function is not None
+            if is_call and entry.origin == self._abstract:
+                assert function is not None
+                yield InlinedCall(entry, function, depth)
+            inner = entry if entry.tag == Tag.SUBPROGRAM else function
+            yield from self.calls_in(entry, inner, depth + is_call, level + 1)
+
+    def _may_have(self, entry: Entry) -> bool:
+        if self._places is None:
+            return True
+        number = bisect_left(self._places, entry.offset)
+        return number < len(self._places) and self._places[number] < entry.following()
+
+
+def _references(file: DebugFile, holder: DebugFile, entry: Entry) -> Iterator[tuple[EntryUnit, Sequence[int] | None]]:
+    """Give the units of a file that may refer to an entry, of the same file or its alternate, and where they may."""
+    own = entry.unit.offset if holder is file else None
+    if own is not None:
+        yield entry.unit, None  # by distances in the unit, which dwz writes with as few bytes as it can
+    section = file.section(".debug_info")
+    needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
+    by_unit: dict[int, list[int]] = {}
+    place = section.data.find(needle, section.start, section.end)
+    while place >= 0:
+        unit = file.unit_of(place - section.start)
+        if unit.offset != own:
+            by_unit.setdefault(unit.offset, []).append(place - section.start)
+        place = section.data.find(needle, place + 1, section.end)
+    for offset, places in by_unit.items():
+        yield file.unit_at(offset), places

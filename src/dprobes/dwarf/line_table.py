@@ -1,0 +1,436 @@
+"""
+The line table: which line of the source each instruction is of (``.debug_line``).
+
+There is one program a unit, whose header names the files; executed, it gives rows of addresses and lines. Rules: DWARF
+Debugging Information Format, versions 4 and 5, section 6.2; a header of version 2 or 3 is like that of version 4, but
+has no ``maximum_operations_per_instruction``.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["LineProgram", "LineSections", "SourceLine", "UnitLines", "addresses_of_lines", "line_programs"]
+
+_LONG = 0xFFFFFFFF
+"""What stands for a length in the 64-bit format; a longer one follows."""
+_RESERVED = 0xFFFFFFF0
+
+_FILES_MAX = 1 << 20
+_ROWS_MAX = 1 << 24
+
+
+class LineSections(NamedTuple):
+    """What line tables are read from: ``.debug_line`` and the sections of the strings that it refers to."""
+
+    lines: bytes
+    strings: bytes = b""
+    line_strings: bytes = b""
+    is_big_endian: bool = False
+
+
+class LineRow(NamedTuple):
+    """
+    The first instruction of a line, or of a part of it.
+
+    ``file`` is a number among the files of the program. ``ends`` is set in the row behind the last instruction of a
+    sequence, which is of no line.
+    """
+
+    address: int
+    file: int
+    line: int
+    column: int
+    begins_statement: bool
+    ends_prologue: bool
+    ends: bool
+
+
+class LineProgram:
+    """
+    The line table of one unit.
+
+    ``files`` are paths by the numbers that rows have, each with its directory as the compiler wrote it: relative to
+    that of the unit, or absolute.
+    """
+
+    def __init__(self, sections: LineSections, offset: int) -> None:
+        """Read the header at ``offset`` of the section; raise ``TargetError`` if there is none."""
+        self.offset = offset
+        self._order: Literal["big", "little"] = "big" if sections.is_big_endian else "little"
+        self._data = sections.lines
+        self._strings = sections
+        try:
+            self.end = self._read_header()
+        except (IndexError, struct.error, ValueError) as error:
+            raise TargetError(f"the line table at {offset:#x} of .debug_line is damaged: {error}") from None
+
+    def rows(self) -> Iterator[LineRow]:
+        """Execute the program; raise ``TargetError`` where it is damaged."""
+        try:
+            yield from self._execute()
+        except (IndexError, struct.error, ValueError) as error:
+            raise TargetError(f"the line table at {self.offset:#x} of .debug_line is damaged: {error}") from None
+
+    # The header
+
+    def _read_header(self) -> int:
+        self._position = self.offset
+        length = self._fixed(4)
+        self._offset_size = 4
+        if length == _LONG:
+            length, self._offset_size = self._fixed(8), 8
+        elif length >= _RESERVED:
+            raise ValueError(f"its length is {length:#x}")
+        end = self._position + length
+        if end > len(self._data):
+            raise ValueError(f"it goes on to {end:#x}, the section only to {len(self._data):#x}")
+        self.version = self._fixed(2)
+        if not 2 <= self.version <= 5:
+            raise ValueError(f"it has version {self.version}")
+        self._address_size = 0
+        if self.version >= 5:
+            self._address_size, _segment = self._fixed(1), self._fixed(1)
+        header_length = self._fixed(self._offset_size)
+        self._start = self._position + header_length
+        if self._start > end:
+            raise ValueError("its header is longer than it is")
+        self._unit = self._fixed(1)
+        self._operations = self._fixed(1) if self.version >= 4 else 1
+        self._default_is_statement = bool(self._fixed(1))
+        self._line_base = self._fixed(1, is_signed=True)
+        self._line_range = self._fixed(1)
+        self._opcode_base = self._fixed(1)
+        if not self._line_range or not self._operations or not self._opcode_base:
+            raise ValueError("its header has a zero where none may be")
+        self._operand_counts = [self._fixed(1) for _ in range(self._opcode_base - 1)]
+        self.files: Sequence[str] = self._files_of_5() if self.version >= 5 else self._files_of_4()
+        return end
+
+    def _files_of_4(self) -> list[str]:
+        """
+        Read two lists of strings, each of which ends with an empty one; the numbers of files begin with 1.
+
+        ::
+
+            directory NUL ... NUL   name NUL  directory (ULEB128)  time  size  ... NUL
+        """
+        directories = [""]
+        while text := self._text():
+            directories.append(text)
+        files = [""]
+        while name := self._text():
+            directory, _, _ = self._unsigned(), self._unsigned(), self._unsigned()
+            files.append(_joined(directories, directory, name))
+            if len(files) > _FILES_MAX:
+                raise ValueError("it has too many files")
+        return files
+
+    def _files_of_5(self) -> list[str]:
+        """Read directories and files, each list behind the forms of its fields; the numbers of files begin with 0."""
+        directories = [path for path, _ in self._entries()]
+        return [_joined(directories, directory, path) for path, directory in self._entries()]
+
+    def _entries(self) -> list[tuple[str, int]]:
+        forms = [(self._unsigned(), self._unsigned()) for _ in range(self._fixed(1))]
+        count = self._unsigned()
+        if count > _FILES_MAX or (count and not forms):
+            raise ValueError(f"it has {count} files")
+        entries = []
+        for _ in range(count):
+            path, directory = "", 0
+            for content, form in forms:
+                value = self._form(form)
+                if content == _CONTENT_PATH and isinstance(value, str):
+                    path = value
+                elif content == _CONTENT_DIRECTORY and isinstance(value, int):
+                    directory = value
+            entries.append((path, directory))
+        return entries
+
+    def _form(self, form: int) -> int | str | None:
+        match form:
+            case 0x08:  # DW_FORM_string
+                return self._text()
+            case 0x0E:  # DW_FORM_strp
+                return _text_at(self._strings.strings, self._fixed(self._offset_size))
+            case 0x1F:  # DW_FORM_line_strp
+                return _text_at(self._strings.line_strings, self._fixed(self._offset_size))
+            case 0x0F:  # DW_FORM_udata
+                return self._unsigned()
+            case 0x0B | 0x05 | 0x06 | 0x07:  # DW_FORM_data1, data2, data4, data8
+                return self._fixed({0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8}[form])
+            case 0x1E:  # DW_FORM_data16
+                self._skip(16)
+            case 0x09:  # DW_FORM_block
+                self._skip(self._unsigned())
+            case _:
+                raise ValueError(f"its header has form {form:#x}")
+        return None
+
+    # The program
+
+    def _execute(self) -> Iterator[LineRow]:  # one state machine, in one loop for its speed
+        data, position, end = self._data, self._start, self.end
+        line_base, line_range, base = self._line_base, self._line_range, self._opcode_base
+        unit, operations, default = self._unit, self._operations, self._default_is_statement
+        address, operation, file, line, column = 0, 0, 1, 1, 0
+        is_statement, ends_prologue = default, False
+        rows = 0
+        while position < end:
+            opcode = data[position]
+            position += 1
+            if opcode >= base:
+                advance, step = divmod(opcode - base, line_range)
+                if operations == 1:
+                    address += advance * unit
+                else:
+                    address += unit * ((operation + advance) // operations)
+                    operation = (operation + advance) % operations
+                line += line_base + step
+                yield LineRow(address, file, line, column, is_statement, ends_prologue, False)
+                ends_prologue = False
+                rows += 1
+            elif opcode == 0:
+                self._position = position
+                size = self._unsigned()
+                start = self._position
+                position = start + size
+                if not size or position > end:
+                    raise ValueError("an instruction is longer than it")
+                extended = data[start]
+                if extended == _END_SEQUENCE:
+                    yield LineRow(address, file, line, column, is_statement, False, True)
+                    address, operation, file, line, column = 0, 0, 1, 1, 0
+                    is_statement, ends_prologue = default, False
+                    rows += 1
+                elif extended == _SET_ADDRESS:
+                    address = int.from_bytes(data[start + 1 : position], self._order)
+                    operation = 0
+            elif opcode == _COPY:
+                yield LineRow(address, file, line, column, is_statement, ends_prologue, False)
+                ends_prologue = False
+                rows += 1
+            elif opcode == _NEGATE_STATEMENT:
+                is_statement = not is_statement
+            elif opcode == _CONST_ADD_PC:
+                advance = (255 - base) // line_range
+                address += unit * ((operation + advance) // operations)
+                operation = (operation + advance) % operations
+            elif opcode == _FIXED_ADVANCE_PC:
+                self._position = position
+                address, operation = address + self._fixed(2), 0
+                position = self._position
+            elif opcode == _SET_PROLOGUE_END:
+                ends_prologue = True
+            elif opcode in _PLAIN:
+                pass
+            else:
+                self._position = position
+                if opcode == _ADVANCE_PC:
+                    advance = self._unsigned()
+                    address += unit * ((operation + advance) // operations)
+                    operation = (operation + advance) % operations
+                elif opcode == _ADVANCE_LINE:
+                    line += self._signed()
+                elif opcode == _SET_FILE:
+                    file = self._unsigned()
+                elif opcode == _SET_COLUMN:
+                    column = self._unsigned()
+                else:  # one that is newer than this reader, whose operands the header counts
+                    for _ in range(self._operand_counts[opcode - 1]):
+                        self._unsigned()
+                position = self._position
+            if rows > _ROWS_MAX:
+                raise ValueError("it has too many rows")
+
+    # Numbers
+
+    def _fixed(self, size: int, *, is_signed: bool = False) -> int:
+        start = self._position
+        self._skip(size)
+        return int.from_bytes(self._data[start : start + size], self._order, signed=is_signed)
+
+    def _skip(self, size: int) -> None:
+        self._position += size
+        if self._position > len(self._data):
+            raise IndexError("it ends too early")
+
+    def _unsigned(self) -> int:
+        return self._leb128()[0]
+
+    def _signed(self) -> int:
+        value, bits, is_negative = self._leb128()
+        return value - (1 << bits) if is_negative else value
+
+    def _leb128(self) -> tuple[int, int, bool]:
+        value = bits = 0
+        while bits < 70:  # ten groups of seven hold 64 bits
+            byte = self._data[self._position]
+            self._position += 1
+            value |= (byte & 0x7F) << bits
+            bits += 7
+            if byte < 0x80:
+                return value, bits, bool(byte & 0x40)
+        raise ValueError("a number does not end")
+
+    def _text(self) -> str:
+        end = self._data.index(b"\0", self._position)
+        start, self._position = self._position, end + 1
+        return self._data[start:end].decode("utf-8", "surrogateescape")
+
+
+def line_programs(sections: LineSections) -> Iterator[LineProgram]:
+    """Give the line tables of all units, of which only headers have been read; ``TargetError`` if one is damaged."""
+    offset = 0
+    while offset < len(sections.lines):
+        program = LineProgram(sections, offset)
+        yield program
+        offset = program.end
+
+
+_CONTENT_PATH, _CONTENT_DIRECTORY = 1, 2
+"""DW_LNCT_path, DW_LNCT_directory_index."""
+
+_COPY, _ADVANCE_PC, _ADVANCE_LINE, _SET_FILE, _SET_COLUMN, _NEGATE_STATEMENT = range(1, 7)
+_SET_BASIC_BLOCK, _CONST_ADD_PC, _FIXED_ADVANCE_PC, _SET_PROLOGUE_END, _SET_EPILOGUE_BEGIN = range(7, 12)
+_PLAIN = frozenset({_SET_BASIC_BLOCK, _SET_EPILOGUE_BEGIN})
+_END_SEQUENCE, _SET_ADDRESS = 1, 2
+"""DW_LNS_… and DW_LNE_…, standard and extended opcodes."""
+
+
+def _joined(directories: Sequence[str], number: int, name: str) -> str:
+    directory = directories[number] if number < len(directories) else ""
+    return name if not directory or name.startswith("/") else f"{directory}/{name}"
+
+
+def _text_at(section: bytes, offset: int) -> str:
+    if offset >= len(section):
+        raise ValueError(f"a string is at {offset:#x}, behind the end of its section")
+    return section[offset : section.index(b"\0", offset)].decode("utf-8", "surrogateescape")
+
+
+# Places by line of the source: the instructions that begin one, and the line that an instruction is of.
+
+
+_NEAR_LINES = 2
+"""How many lines with code are named beside one that has none."""
+
+
+class SourceLine(NamedTuple):
+    """A line of a source file; ``path`` is as the compiler wrote it."""
+
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path.rpartition('/')[2]}:{self.line}"
+
+
+class UnitLines:
+    """Which line each instruction of a unit is of."""
+
+    def __init__(self, program: LineProgram) -> None:
+        rows = sorted(_in_force(program.rows()), key=lambda row: row.address)
+        self._files = program.files
+        self._rows = rows
+        self._addresses = [row.address for row in rows]
+
+    def line_at(self, address: int) -> SourceLine | None:
+        """Return the line that an instruction is of; None if it is of none."""
+        row = self._row_at(address)
+        return None if row is None else SourceLine(self.path(row.file), row.line)
+
+    def path(self, file: int) -> str:
+        """Return the path of a file by its number, ``?`` for a number that there is not."""
+        return self._files[file] if 0 <= file < len(self._files) else "?"
+
+    def _row_at(self, address: int) -> LineRow | None:
+        place = bisect_right(self._addresses, address)
+        row = self._rows[place - 1] if place else None
+        return row if row is not None and not row.ends and row.line else None
+
+
+def addresses_of_lines(sections: LineSections, path: str, first: int, last: int) -> dict[int, list[int]]:
+    """
+    Return the link addresses of the instructions that begin a statement of lines from ``first`` to ``last``, by line.
+
+    ``path`` is the name of a source file, or the last parts of its path. A statement that goes on over several rows
+    begins once; a loop's line begins where it is entered, tested and continued. Where the compiler has left no
+    statement of a line, its instructions do for it: those that come behind others' instructions. An instruction that
+    several lines begin at is one of a single line that is asked for, and of several lines one of the last of them.
+
+    Raise ``TargetError`` if there is no such file, several, or none of its instructions is of those lines.
+    """
+    starts: dict[int, tuple[set[int], set[int]]] = {}  # statements, and the rest
+    owners: dict[int, int] = {}
+    paths: set[str] = set()
+    lines: set[int] = set()
+    for program in line_programs(sections):
+        files = {number for number, each in enumerate(program.files) if _ends_with(each, path)}
+        if not files:
+            continue
+        before: LineRow | None = None
+        for row in program.rows():
+            if row.file in files and not row.ends and row.line:
+                paths.add(_normal(program.files[row.file]))
+                lines.add(row.line)
+                if first <= row.line <= last:
+                    owners[row.address] = row.line
+                    if before is None or (before.file, before.line) != (row.file, row.line):
+                        statements, others = starts.setdefault(row.line, (set(), set()))
+                        (statements if row.begins_statement else others).add(row.address)
+            before = None if row.ends else row
+    if not lines:
+        raise TargetError(f"no source file '{path}' is known to the debug information")
+    if len(paths) > 1:
+        raise TargetError(
+            f"{len(paths)} source files are named '{path}'",
+            hint=f"write more of its path: {', '.join(sorted(paths))}",
+        )
+    if not starts:
+        what = f"line {first} of '{path}' has" if first == last else f"lines {first} to {last} of '{path}' have"
+        raise TargetError(f"{what} no instructions", hint=_near(lines, first))
+    found = {line: sorted(statements or others) for line, (statements, others) in sorted(starts.items())}
+    if first != last:
+        found = {line: [each for each in addresses if owners[each] == line] for line, addresses in found.items()}
+    return {line: addresses for line, addresses in found.items() if addresses}
+
+
+def _in_force(rows: Iterable[LineRow]) -> Iterator[LineRow]:
+    """Give the last row at each address: an earlier one there has no instruction."""
+    before: LineRow | None = None
+    for row in rows:
+        if before is not None and (before.address != row.address or before.ends):
+            yield before
+        before = row
+    if before is not None:
+        yield before
+
+
+def _ends_with(path: str, end: str) -> bool:
+    """Return whether the last parts of a path are those of another one."""
+    return path == end or path.endswith(f"/{end}")
+
+
+def _normal(path: str) -> str:
+    """Return a path without the parts that lead nowhere: units name the same header in several ways."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == ".." and parts and parts[-1] not in ("", ".."):
+            parts.pop()
+        elif part != "." and (part or not parts):
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _near(lines: Iterable[int], line: int) -> str:
+    nearest: Sequence[int] = sorted(sorted(lines, key=lambda each: abs(each - line))[:_NEAR_LINES])
+    return f"the nearest lines with instructions are {' and '.join(map(str, nearest))}"

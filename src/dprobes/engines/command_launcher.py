@@ -1,0 +1,271 @@
+"""
+Starting the command that is to be probed.
+
+The command is a child of ours, in our session, with our terminal, as if the shell had started it. It waits until the
+engine is ready for it, so that it is probed from its first instruction on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from dprobes.engines.engine_interface import Scope
+from dprobes.errors import DprobesError, EngineError, TargetError, reason_of_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Command", "LaunchedCommand"]
+
+# What Python changes for itself and a program must not inherit.
+_CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+_READY = b"r"
+_GO, _END = b"g", b"e"
+_STANDARD_OUTPUT = 1
+
+_PATIENCE = 2.0
+"""Seconds that a child may take to end when it is asked to."""
+
+
+class Command:
+    """
+    Hold a child process that waits to become ``arguments``.
+
+    ``prepare`` is called in the child, with our process id, before that of the child is known to anybody. Its standard
+    output is the descriptor ``output``, by default ours.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], prepare: Callable[[int], None] | None = None, output: int | None = None
+    ) -> None:
+        self._arguments = list(arguments)
+        self._prepare = prepare
+        self._output = output
+        self._status: int | None = None
+        client = os.getpid()
+        go_read, self._go = os.pipe2(os.O_CLOEXEC)
+        self._failure, failure_write = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become(client, go_read, failure_write)
+        os.close(go_read)
+        os.close(failure_write)
+        if os.read(self._failure, 1) != _READY:  # from now on it is prepared
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
+
+    def go(self) -> None:
+        """Let the child execute its program; whether it could shows when it ends (``wait``)."""
+        if self._go < 0:
+            return
+        with contextlib.suppress(BrokenPipeError):  # killed: its end will be seen
+            os.write(self._go, _GO)
+        os.close(self._go)
+        self._go = -1
+        # The other pipe ends with the exec, or holds the number of the error. Not waited for here: an engine may have
+        # something to do about the new program before that.
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether the child was let execute its program."""
+        return self._go < 0
+
+    def wait(self) -> int:
+        """Wait for the child's end and return its wait status; raise ``TargetError`` if it could not be started."""
+        if self._status is None:
+            self._status = os.waitpid(self.pid, 0)[1]
+            if number := os.read(self._failure, 16):
+                raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
+        return self._status
+
+    def check_started(self) -> None:
+        """Wait until the child has executed its program; raise ``TargetError`` if it could not."""
+        if number := os.read(self._failure, 16):
+            self._status = os.waitpid(self.pid, 0)[1]
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: {self._reason(int(number))}")
+
+    def _reason(self, number: int) -> str:
+        """Return why the program was not executed: the kernel does not tell a missing loader from a missing program."""
+        if number == errno.ENOENT:
+            from dprobes.target.elf.elf_file import ElfFile
+            from dprobes.target.loader_search import executable_of
+
+            with contextlib.suppress(DprobesError):
+                loader = ElfFile.open(executable_of(self._arguments[0])).interpreter
+                if loader is not None and not Path(loader).exists():
+                    return f"'{loader}', which loads it, does not exist"
+        return reason_of_number(number)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``wait`` returns at once."""
+        if self._status is None:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True
+
+    def end(self) -> int | None:
+        """Ask the child to end (SIGTERM); return its wait status, None if it has not begun or does not end."""
+        if self._go >= 0:
+            return None
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if not self.has_ended:
+                process = os.pidfd_open(self.pid)
+                try:
+                    signal.pidfd_send_signal(process, signal.SIGTERM)
+                    signal.pidfd_send_signal(process, signal.SIGCONT)  # should it be stopped
+                    ending = select.poll()
+                    ending.register(process, select.POLLIN)
+                    if not ending.poll(1000 * _PATIENCE):
+                        return None
+                finally:
+                    os.close(process)
+            return self.wait()
+        return self._status
+
+    def close(self) -> None:
+        """Let go of the child; one that never started its program ends."""
+        if self._go >= 0:
+            # Its pipe need not end with this: another child of ours that was forked meanwhile may hold it, too.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._go, _END)
+            os.close(self._go)
+            self._go = -1
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        os.close(self._failure)
+
+    def _become(self, client: int, go: int, failure: int) -> NoReturn:
+        try:
+            os.close(self._go)
+            os.close(self._failure)
+            for number in _CHANGED_BY_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores it
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if self._prepare is not None:
+                self._prepare(client)
+            if self._output is not None:
+                os.dup2(self._output, _STANDARD_OUTPUT)
+            os.write(failure, _READY)
+            if os.read(go, 1) == _GO:
+                os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose
+        except OSError as error:
+            os.write(failure, str(error.errno or 0).encode())
+        finally:
+            os._exit(127)
+
+
+# The command of a session: a child process that waits until its programs are inserted, and then executes its own.
+
+
+_LOOK = 0.005
+"""Seconds between two looks whether the command has ended."""
+
+
+class LaunchedCommand:
+    """
+    Hold a command from the first program that is inserted for it to its end; any thread may use it.
+
+    There is no process before ``scope`` is asked for, and none after ``close`` unless the command was let go.
+    ``output`` is the descriptor that it gets as its standard output, by default ours.
+    """
+
+    def __init__(self, words: Sequence[str], *, follow: bool, output: int | None = None) -> None:
+        self._words = list(words)
+        self._follow = follow
+        self._output = output
+        self._command: Command | None = None
+        self._has_begun = False
+        self._wait_status: int | None = None
+        self._changing = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """Its first word."""
+        return self._words[0]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was let go."""
+        return self._has_begun
+
+    def scope(self) -> Scope:
+        """Return what a program is inserted into: the process, which is started now and waits unless it has begun."""
+        with self._changing:
+            if self._has_begun:
+                if self._command is None or self._ended(self._command):
+                    raise EngineError(f"the command '{self.name}' has ended", hint="launch it again")
+                return Scope(self._command.pid, follow=self._follow)
+            if self._command is None:
+                from dprobes.engines.linux.process_calls import allow_tracer
+
+                self._command = Command(self._words, allow_tracer, self._output)
+            path = os.path.abspath(shutil.which(self.name) or self.name)
+            return Scope(self._command.pid, follow=self._follow, program=path)
+
+    def go(self) -> None:
+        """Let it execute its program, if it has not; raise ``TargetError`` if it cannot."""
+        with self._changing:
+            if self._has_begun or self._command is None:
+                return
+            self._has_begun = True
+            self._command.go()
+            try:
+                self._command.check_started()
+            except TargetError:
+                self._command.close()
+                self._command = None
+                raise
+
+    def wait(self, until: float | None) -> None:
+        """Wait until it has ended, or until a time of the monotonic clock."""
+        while self._has_begun and self.exit_status is None and self._command is not None:
+            if until is not None and time.monotonic() >= until:
+                return
+            time.sleep(_LOOK)
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status, negative for a signal; None as long as there is none."""
+        status = self.wait_status
+        return None if status is None else os.waitstatus_to_exitcode(status)
+
+    @property
+    def wait_status(self) -> int | None:
+        """Its wait status; None as long as there is none."""
+        with self._changing:
+            is_known = self._wait_status is not None or not self._has_begun
+            if not is_known and self._command is not None and self._ended(self._command):
+                with contextlib.suppress(ChildProcessError):
+                    self._wait_status = self._command.wait()
+            return self._wait_status
+
+    def _ended(self, command: Command) -> bool:
+        try:
+            return command.has_ended
+        except ChildProcessError:  # somebody else has waited for it
+            return True
+
+    def end(self) -> int | None:
+        """Ask it to end, and return its wait status; None if it has not begun, or does not end."""
+        with self._changing:
+            if self._command is not None and self._has_begun and self._wait_status is None:
+                self._wait_status = self._command.end()
+            return self._wait_status
+
+    def close(self) -> None:
+        """Let go of it: what waits still ends, what has begun goes on."""
+        _ = self.exit_status
+        with self._changing:
+            if self._command is not None:
+                self._command.close()
+                self._command = None

@@ -1,0 +1,398 @@
+"""
+The session of programs that were written as one: one list of probepoints, and records in one order.
+
+Each program has a session of its own; the others use the variables and tables of the first one, the principal. A thread
+for each hands its events on; probepoints and definitions are numbered through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from dprobes.engines.command_launcher import LaunchedCommand
+from dprobes.engines.engine_interface import Begun, Counts, Finished, Pause, RecordBatch, StateEvent
+from dprobes.engines.shared_globals import GlobalVariables
+from dprobes.record.log_record import time_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dprobes.engines.engine_interface import Change, ControlledSession, Engine, Event, Job
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["CompanionSession"]
+
+_WAITING = 64
+"""Events that may wait to be given out, of all sessions."""
+
+_BEGINNING = 20.0
+"""Seconds that an insertion may take until what is there has been probed."""
+
+_HELD = 150_000_000
+"""Nanoseconds for which a record is kept back, because another session may have an older one."""
+
+_HELD_AT_END = 5_000_000_000
+"""The same where sessions come to their end: one takes its breakpoints away before it gives out its last records."""
+
+_LOOK = 0.005
+"""Seconds between two looks whether the command has ended."""
+
+
+class _Numbers:
+    """The numbers of probepoints that several sessions have: one list, which only grows."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self.probes: list[Probepoint] = []
+        self._of: list[list[int]] = [[] for _ in programs]
+        self._owners: list[tuple[int, int]] = []
+        self._lock = threading.Lock()
+        self._first: list[int] = []
+        count = 0
+        for program in programs:
+            self._first.append(count)
+            count += len(program.definitions)
+
+    def definition(self, member: int, number: int) -> int:
+        """Return the number of a definition of a program among those of all."""
+        return self._first[member] + number
+
+    def look(self, sessions: Sequence[ControlledSession]) -> None:
+        """Give numbers to the probepoints that are new."""
+        with self._lock:
+            for member, session in enumerate(sessions):
+                own = self._of[member]
+                for probe in session.probes[len(own) :]:
+                    own.append(len(self.probes))
+                    self._owners.append((member, len(own) - 1))
+                    self.probes.append(replace(probe, number=self.definition(member, probe.number)))
+
+    def number(self, member: int, probe: int) -> int:
+        """Return the number of a probepoint of a session."""
+        return self._of[member][probe]
+
+    def owner(self, probe: int) -> tuple[int, int]:
+        """Return the session of a probepoint, and its number there."""
+        return self._owners[probe]
+
+    def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
+        """Return counts in the order of ``probes``."""
+        counts = [Counts() for _ in self.probes]
+        for member, own in enumerate(members):
+            for probe, each in enumerate(own[: len(self._of[member])]):
+                counts[self._of[member][probe]] = each
+        return tuple(counts)
+
+
+class _RecordOrder:
+    """The records of several sessions in the order of their times; those without one are due at once."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[int, int, bytes]] = []
+
+    def take(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Hold records back for a while."""
+        self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
+
+    def due_in(self, held: int) -> float | None:
+        """Return in how many seconds a record is due that is kept back for so long; None if there is none."""
+        if not self._held:
+            return None
+        oldest = min(when for when, _, _ in self._held)
+        return max(0.0, (oldest + held - time.monotonic_ns()) / 1e9)
+
+    def due(self, held: int) -> list[tuple[int, bytes]]:
+        """Take those that nothing older can come before any more, for they were kept back for so long."""
+        return self._until(time.monotonic_ns() - held)
+
+    def rest(self) -> list[tuple[int, bytes]]:
+        """Take all."""
+        return self._until(None)
+
+    def _until(self, until: int | None) -> list[tuple[int, bytes]]:
+        due = [each for each in self._held if until is None or each[0] <= until]
+        if due:
+            self._held = [each for each in self._held if until is not None and each[0] > until]
+        return [(probe, data) for _, probe, data in sorted(due, key=lambda each: each[0])]
+
+
+class CompanionSession:
+    """
+    The session of programs that share their variables and tables (``interface.ControlledSession``).
+
+    ``ready`` is called when all is inserted, before a command begins.
+    """
+
+    def __init__(self, engines: Sequence[Engine], jobs: Sequence[Job]) -> None:
+        self._engines = engines
+        self._jobs = jobs
+        self._programs = tuple(job.program for job in jobs)
+        self._numbers = _Numbers(self._programs)
+        self._sessions: list[ControlledSession] = []
+        self._threads: list[threading.Thread] = []
+        self._queue: queue.Queue[tuple[int, Event | BaseException | None]] = queue.Queue(_WAITING)
+        self._early: list[tuple[int, Event]] = []
+        self._open = 0
+        """How many sessions give out events still."""
+        self._stack = contextlib.ExitStack()
+        self._command: LaunchedCommand | None = None
+        self._globals: GlobalVariables | None = None
+        self._is_stopping = False
+        self._has_begun = threading.Event()
+        """Whether ``ready`` was called: what an endpoint holds still goes on then."""
+        self._order = _RecordOrder()
+        self.ready: Callable[[], None] = lambda: None
+
+    # Start and end
+
+    def __enter__(self) -> Self:
+        scope = self._jobs[0].scope
+        with self._stack as stack:
+            if scope.command and scope.endpoint is None:
+                command = LaunchedCommand(scope.command, follow=scope.follow, output=scope.output)
+                stack.callback(command.close)
+                self._command = command
+                scope = command.scope()
+            self._globals = self._jobs[0].globals
+            if self._globals is None and (count := max(program.gvars for program in self._programs)):
+                self._globals = stack.enter_context(GlobalVariables(count))
+            stack.callback(self._leave)
+            for number, (engine, job) in enumerate(zip(self._engines, self._jobs, strict=True)):
+                principal = self._sessions[0] if self._sessions else None
+                own = replace(job, scope=scope, globals=self._globals, beside=(*job.beside, *self._sessions))
+                session = engine.run(replace(own, principal=principal, companions=self._programs))
+                session.__enter__()
+                self._sessions.append(session)
+                self._follow(number)
+            self.ready()
+            self._has_begun.set()
+            if self._command is not None and not self._is_stopping:
+                self._command.go()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _leave(self) -> None:
+        """Remove everything, the principal last."""
+        self.stop()
+        self._has_begun.set()
+        while self._open:
+            self._take(self._queue.get())
+        for thread in self._threads:
+            thread.join()
+        with contextlib.ExitStack() as stack:  # what they have counted is read afterwards
+            for session in self._sessions:
+                stack.callback(session.__exit__, None, None, None)
+
+    def _follow(self, number: int) -> None:
+        """Begin to hand on the events of a session, and wait until all is probed that is in its scope now."""
+        thread = threading.Thread(target=self._hand_on, args=(number,), name=f"companion {number}", daemon=True)
+        self._threads.append(thread)
+        self._open += 1
+        thread.start()
+        until = time.monotonic() + _BEGINNING
+        while (rest := until - time.monotonic()) > 0:
+            try:
+                member, event = self._queue.get(timeout=rest)
+            except queue.Empty:
+                return
+            if (taken := self._take((member, event))) is None:
+                if member == number:
+                    return
+            elif isinstance(taken, Begun) and member == number:
+                return
+            else:
+                self._early.append((member, taken))
+
+    def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
+        """Return an event that came; None of the end of a session. Raise the error that has ended one."""
+        match item:
+            case _, None:
+                self._open -= 1
+                return None
+            case _, BaseException() as error if not self._is_stopping:
+                raise error
+            case _, BaseException():
+                return Pause()
+            case _, event:
+                return event
+
+    def _hand_on(self, number: int) -> None:
+        try:
+            for event in self._sessions[number].events():
+                self._queue.put((number, event))
+                if isinstance(event, Begun) and self._jobs[0].scope.endpoint is not None:
+                    self._has_begun.wait()
+        except BaseException as error:  # noqa: BLE001 - who reads the events shall raise it
+            self._queue.put((number, error))
+        finally:
+            self._queue.put((number, None))
+
+    # What happens
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens until ``Finished``."""
+        finished: dict[int, Finished] = {}
+        for member, early in self._early:
+            yield from self._given(member, early, finished)
+        yield Begun()
+        while self._open:
+            try:
+                item = self._queue.get(timeout=self._order.due_in(self._held))
+                if (event := self._take(item)) is not None:
+                    yield from self._given(item[0], event, finished)
+            except queue.Empty:
+                pass
+            if records := self._order.due(self._held):
+                yield RecordBatch(records)
+        if records := self._order.rest():
+            yield RecordBatch(records)
+        own = (each.exit_status for each in finished.values() if each.exit_status is not None)
+        status = next(own, None) if self._command is None else self._status_of_command()
+        counts = self._numbers.placed([finished[n].counts if n in finished else () for n in range(len(self._sessions))])
+        yield Finished(counts, status, any(each.cut_short for each in finished.values()))
+
+    @property
+    def _held(self) -> int:
+        """For how many nanoseconds records are kept back now."""
+        command = self._command
+        is_ending = self._is_stopping or (command is not None and command.has_begun and command.exit_status is not None)
+        return _HELD_AT_END if is_ending else _HELD
+
+    def _numbered(self, member: int, batch: RecordBatch) -> list[tuple[int, bytes]]:
+        return [(self._numbers.number(member, probe), data) for probe, data in batch.records]
+
+    def _given(self, member: int, event: Event, finished: dict[int, Finished]) -> Iterator[Event]:
+        self._numbers.look(self._sessions)
+        match event:
+            case RecordBatch() if len(self._sessions) == 1:
+                yield RecordBatch(self._numbered(member, event))
+            case RecordBatch():
+                self._order.take(self._numbered(member, event))
+            case StateEvent(probes):
+                yield replace(event, probes=tuple(self._numbers.number(member, probe) for probe in probes))
+            case Finished():
+                finished[member] = event
+            case Begun():
+                pass
+            case _:
+                yield event
+
+    def _status_of_command(self) -> int | None:
+        """Wait for the end of the command, unless the run was ended before, and return its wait status."""
+        command = self._command
+        assert command is not None, "only one that is there is asked"
+        while not self._is_stopping and command.has_begun and command.exit_status is None:
+            time.sleep(_LOOK)
+        return command.wait_status
+
+    def stop(self) -> None:
+        """Ask for the end; ``events`` goes on until ``Finished``."""
+        self._is_stopping = True
+        for session in self._sessions:
+            session.stop()
+
+    def hurry(self) -> bool:
+        """Give up the records that are still to be given out after the end; see ``Session``."""
+        gained = [session.hurry() for session in self._sessions]
+        return any(gained)
+
+    def end_command(self) -> int | None:
+        """Ask the command to end; see ``Session``."""
+        if self._command is not None:
+            return self._command.end()
+        return next((status for each in self._sessions if (status := each.end_command()) is not None), None)
+
+    def wake(self) -> None:
+        """Have ``events`` look at once what has come."""
+        for session in self._sessions:
+            session.wake()
+
+    # What others look at
+
+    @property
+    def probes(self) -> Sequence[Probepoint]:
+        """The probepoints of all; their definitions are numbered through."""
+        self._numbers.look(self._sessions)
+        return self._numbers.probes
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over."""
+        return any(session.is_debugging for session in self._sessions)
+
+    @property
+    def tracer(self) -> int | None:
+        """The process that traces those in scope."""
+        return next((each.tracer for each in self._sessions if each.tracer is not None), None)
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return [
+            replace(each, number=self._numbers.definition(member, each.number))
+            for member, session in enumerate(self._sessions)
+            for each in session.left_out
+        ]
+
+    @property
+    def mapped_files(self) -> dict[str, str]:
+        """The names of files that processes mapped as code."""
+        found: dict[str, str] = {}
+        for session in self._sessions:
+            found |= session.mapped_files
+        return found
+
+    @property
+    def members(self) -> Sequence[ControlledSession]:
+        """The sessions of the single programs."""
+        return tuple(self._sessions)
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``."""
+        self._numbers.look(self._sessions)
+        return self._numbers.placed([session.counts() for session in self._sessions])
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Remove probepoints; ``events`` reports them as REMOVED."""
+        count = len(self.probes)
+        for probe in probes:
+            if not 0 <= probe < count:
+                raise IndexError(f"there is no probepoint {probe}: there are {count}")
+        for member, session in enumerate(self._sessions):
+            own = [number for owner, number in map(self._numbers.owner, probes) if owner == member]
+            if own:
+                session.remove(own)
+
+    def local_variables(self) -> list[int]:
+        """Return the local variables, which all share."""
+        return self._sessions[0].local_variables()
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the CPU variables, which all share, a list for each CPU."""
+        return self._sessions[0].cpu_variables()
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what the keyed tables hold, which all share."""
+        return self._sessions[0].tables()
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables, which all share."""
+        self._sessions[0].change(changes)
+
+    @property
+    def globals(self) -> GlobalVariables | None:
+        """The global variables, if the programs have some."""
+        return self._globals
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
+        self._sessions[0].reset_variables(first, last)

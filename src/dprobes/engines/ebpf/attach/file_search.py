@@ -1,0 +1,382 @@
+"""
+Which files a run is about: those that the module's name means, for 64-bit and 32-bit programs, and in containers.
+
+A file is kept open from the time when it is found: the process through which it is reached may end, and its name may
+come to mean another file. Files that other users can change are read by another process, within limits (``examiner``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.ebpf.attach.code_mappers import FileId
+from dprobes.engines.ebpf.attach.file_spec import KEPT, Findings, PlannedFile, conflicts_in, module_files
+from dprobes.engines.ebpf.attach.handler_objects import basic_request
+from dprobes.engines.ebpf.attach.run_scope import descendants
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession
+from dprobes.engines.engine_interface import Notice
+from dprobes.engines.foreign.foreign_users import ForeignUsers
+from dprobes.engines.linux.procfs import living_thread
+from dprobes.errors import DprobesError, EngineError, SourceError, TargetError, reason_of_number
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.probed_space import Space, space_of
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.module_lookup import find_module, root_of, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.file_spec import ModuleFile
+    from dprobes.engines.ebpf.attach.perf_probes import EventProbe
+    from dprobes.engines.ebpf.attach.site_planner import Planner
+    from dprobes.engines.engine_interface import Event, Job
+    from dprobes.engines.foreign.foreign_outlines import Question
+    from dprobes.resolve.probepoints import ResolvedModule
+
+__all__ = ["NewFiles", "find_probes"]
+
+_SEARCH_TIME = 2.0
+"""Seconds that reading files of other users may take before the run begins; what is left waits until then."""
+
+
+def find_probes(planner: Planner, job: Job) -> Findings:
+    """
+    Find what a program is about; raise an error of ours if it cannot be served.
+
+    The caller closes the descriptors of files.
+    """
+    if space_of(job.program) in (Space.PROCESSES, Space.SYSTEM):
+        from dprobes.engines.ebpf.attach.perf_probes import events_everywhere
+
+        events, notices = events_everywhere(job.program, basic_request(planner.features, job.program))
+        planner.plan_everywhere([event.probe for event in events], Diagnostics())
+        return Findings(events=events, notices=notices)
+    if space_of(job.program) is Space.KERNEL:
+        return _in_kernel(planner, job)
+    files, found = _planned_files(planner, job)
+    return replace(found, files=files, events=[event for file in files for event in file.events])
+
+
+def _in_kernel(planner: Planner, job: Job) -> Findings:
+    if job.kernel is None:
+        raise TargetError(f"'{job.program.name}' is not there: its probepoints in the kernel could not be found")
+    planned = planner.plan_kernel(job.program, job.kernel, Diagnostics())
+    events: tuple[EventProbe, ...] = ()
+    if job.kernel.events:
+        from dprobes.engines.ebpf.attach.perf_probes import events_in_kernel
+
+        events = events_in_kernel(job.kernel)
+    return Findings(kernel=planned, events=events)
+
+
+def _planned_files(planner: Planner, job: Job) -> tuple[list[PlannedFile], Findings]:
+    files: list[PlannedFile] = []
+    notices: list[Event] = []
+    own = job.resolved.module.path if job.resolved is not None else None
+    refusals: list[SourceError | TargetError] = []
+    users = ForeignUsers(job.program.name)
+    found = _files(job, own, users)
+    began, is_partial = time.monotonic(), False
+    known: dict[FileId, int] = {}
+    with Descriptors(each for file in found for each in file.descriptors) as descriptors:
+        # Those that take unknown time come last.
+        for file in sorted(found, key=lambda file: file.owner is not None and file.path != own):
+            is_late = time.monotonic() - began > _SEARCH_TIME
+            if file.owner is not None and file.path != own and is_late and files:
+                is_partial = True
+                continue
+            known |= states_of(file.descriptors)
+            try:
+                planned = plan_module_file(planner, job, file, users, job.resolved if file.path == own else None)
+                if planned is None:
+                    continue
+                files.append(planned)
+                known.update(dict.fromkeys(states_of(file.descriptors), KEPT))
+                if planned.plan.resolved is not job.resolved:
+                    notices += doubts_about(planned)
+            except (SourceError, TargetError) as error:
+                if file.path == own:
+                    raise
+                refusals.append(error)
+                notices.append(refused(file, error))
+        if not files:
+            raise (refusals[0] if refusals else _missing(job.program.name))
+        for planned in files:
+            leave(descriptors, planned.descriptors)
+    notices += users.notices()
+    return files, Findings(notices=notices, known=known, users=users, is_partial=is_partial)
+
+
+def plan_module_file(
+    planner: Planner,
+    job: Job,
+    file: ModuleFile,
+    users: ForeignUsers,
+    resolved: ResolvedModule | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> PlannedFile | None:
+    """
+    Plan a file, whose descriptor goes to what is returned; return None if it is not meant, or not wanted any more.
+
+    Raise an error of ours if it cannot be served.
+    """
+    diagnostics = Diagnostics()
+    warnings: str | None = None
+    if resolved is None and file.owner is not None:
+        began = time.monotonic()
+        try:
+            examined = planner.features.examiner.examine(_question(planner, job, file), file.descriptor, is_wanted)
+        finally:
+            users.note_reading(file.owner, time.monotonic() - began)
+        if examined is None or examined.resolved is None:
+            return None
+        resolved, warnings = examined.resolved, examined.warnings
+    elif resolved is None:
+        from dprobes.resolve.resolution import resolve
+
+        module = planner.symbols.module_of(ElfFile.open(file.path, file.reached))
+        resolved = resolve(job.program, module, diagnostics, allow_write=planner.allow_write)
+    plan = planner.plan(job.program, resolved, diagnostics, _kept(job, file), str(file.reached))
+    if warnings is None:
+        warnings = "\n".join(warning.render() for warning in resolved.warnings)
+    return PlannedFile(str(file.path), file.descriptor, plan, file.alias_descriptors, file.owner, warnings)
+
+
+def _question(planner: Planner, job: Job, file: ModuleFile) -> Question:
+    from dprobes.engines.foreign.foreign_outlines import Question
+
+    return Question(
+        str(file.path),
+        job.program,
+        planner.symbols,
+        allow_write=planner.allow_write,
+        soname=file.soname,
+        wants_moves=not planner.exact,
+    )
+
+
+def states_of(descriptors: Iterable[int]) -> dict[FileId, int]:
+    """Return which files are open, and when each was changed last, in nanoseconds."""
+    return {FileId(status.st_dev, status.st_ino): status.st_ctime_ns for status in map(os.fstat, descriptors)}
+
+
+def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
+    """Leave descriptors to the caller."""
+    for descriptor in descriptors:
+        owner.remove(descriptor)
+
+
+def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
+    """
+    Return where the program that is replaced has breakpoints in a file.
+
+    Were one of the new program behind it, a thread between the two when the programs change places would hit both.
+    """
+    old = job.replaces
+    return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
+
+
+def _missing(name: str) -> EngineError:
+    hint = "the ebpf engine probes files: one must be there when the run begins"
+    return EngineError(
+        f"there is no module '{name}' on this machine, and no process executes one", hint=suggestion(name) or hint
+    )
+
+
+def doubts_about(planned: PlannedFile) -> list[Notice]:
+    """Return what was warned of that is due to the file."""
+    message = f"{planned.path}: not everything in this file is as the program says"
+    return [Notice(message, details=planned.warnings)] if planned.warnings else []
+
+
+def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
+    """Return what to say of a file that cannot be served."""
+    if isinstance(error, TargetError):
+        return Notice(f"{file.path}: {error.message}", error.hint)
+    return Notice(f"{file.path}: the program cannot be inserted here", details=error.message)
+
+
+def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:
+    """Return the file ``found``, what the name means for the other word size, and what processes in scope execute."""
+    name, scope = job.program.name, job.scope
+    paths = [] if found is None else [found]
+    is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
+    thread = None if scope.pid is None or is_about_to_exec else living_thread(scope.pid)
+    # What the name means for the processor of the file that was found is that file.
+    known = job.resolved.architecture.name if job.resolved is not None else None
+    others = {8: {"x86_64"}, 4: {"i386"}}.get(job.program.word_size or 0, {"x86_64", "i386"})
+    for architecture in others - {known}:
+        command = scope.command[0] if scope.command else None
+        path = find_module(name, pid=thread, command=command, architecture=architecture)
+        # A program in PATH is found for whatever processor.
+        if path is not None and path not in paths and ElfFile.open(path).machine == architecture:
+            paths.append(path)
+    pids: list[int] | None = [] if is_about_to_exec else None
+    if scope.pid is not None and not is_about_to_exec:
+        pids = [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
+    return module_files(name, paths, pids, users=users)
+
+
+# Files that the module's name means and that were not there when a run began: a thread looks for them.
+#
+# A container that is started later brings its own C library, and an upgrade a new one. To look takes time, and more if
+# somebody wants it to; so records are taken meanwhile, and what was found is inserted between two of them.
+
+
+_FIRST_INTERVAL, _LOOK_INTERVAL = 0.1, 2.0
+"""Seconds between two looks for files at least, at first and later."""
+
+_LOOK_SHARE = 50
+"""A look takes at most one part in so many of the time."""
+
+_NEW_FILES_TIME = 10.0
+"""Seconds of a look in which files of other users are read; what is left waits for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that was found late, and where processes hold other code than it."""
+
+    file: PlannedFile
+    conflicts: tuple[Conflict, ...]
+
+
+class NewFiles:
+    """
+    Look for files now and then, in a thread; ``found`` gives what was found.
+
+    Whoever has one calls ``close`` at the end.
+    """
+
+    def __init__(self, planner: Planner, job: Job, start: Findings) -> None:
+        self._planner = planner
+        self._job = job
+        self._users = start.users or ForeignUsers(job.program.name)
+        self._paths = [Path(file.reached) for file in start.files]
+        self._known = dict(start.known)
+        # What a tree is going to execute shows soon; elsewhere nobody waits for a certain process.
+        self._interval = _FIRST_INTERVAL if job.scope.is_tree else _LOOK_INTERVAL
+        self._next = time.monotonic() + (0.0 if start.is_partial else self._interval)
+        self._found: deque[NewFile | Notice] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether it is worth while to ask often."""
+        return self._interval < _LOOK_INTERVAL or self._thread is not None or bool(self._found)
+
+    def found(self, pids: Callable[[], Iterable[int] | None]) -> Iterator[NewFile | Notice]:
+        """
+        Iterate over what there is to say, up to the next file; to be called often.
+
+        A look is begun when it is time for one, at the processes ``pids``, or at all if these are None. The caller
+        closes the descriptors of files.
+        """
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+        if self._thread is None and not self._found and time.monotonic() >= self._next:
+            self._thread = threading.Thread(
+                target=self._look, args=(pids(), tuple(self._paths)), name="looking for files", daemon=True
+            )
+            self._thread.start()
+        while self._found:
+            each = self._found.popleft()
+            yield each
+            if isinstance(each, NewFile):
+                return  # records have come meanwhile
+
+    def keep(self, file: PlannedFile) -> None:
+        """Know that a file is probed, and kept open."""
+        self._paths.append(Path(file.reached))
+
+    def discard(self, file: PlannedFile) -> None:
+        """Close a file that cannot be probed; it is looked at again if it changes."""
+        self._known |= states_of(file.descriptors)
+        Descriptors(file.descriptors).close()
+
+    def lack_room(self, file: PlannedFile) -> Iterator[Notice]:
+        """Say that there is no room for the probepoints of a file, of other users' once for each user."""
+        if file.owner is None:
+            yield Notice(f"{file.path} is not probed: it came when there was no room left for its probepoints")
+        else:
+            self._users.note_lack_of_room(file.owner)
+            yield from self._users.notices()
+
+    def close(self) -> None:
+        """Look no more, and forget what nobody has asked for."""
+        self._is_closed = True
+        self._users.end()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        for each in self._found:
+            if isinstance(each, NewFile):
+                Descriptors(each.file.descriptors).close()
+        self._found.clear()
+
+    # The thread
+
+    def _look(self, pids: Iterable[int] | None, probed: Sequence[Path]) -> None:
+        began = time.monotonic()
+        try:
+            self._find(pids, probed)
+        except (DprobesError, OSError) as error:
+            self._found.append(Notice(f"no files are looked for that processes come to execute: {error}"))
+        self._found.extend(self._users.notices())
+        now = time.monotonic()
+        self._interval = min(2 * self._interval, _LOOK_INTERVAL)
+        self._next = now + max(self._interval, _LOOK_SHARE * (now - began))
+        if pids is None:
+            # All sessions look at the same moment, so that what one has read about processes serves the others.
+            self._next = math.ceil(self._next / _LOOK_INTERVAL) * _LOOK_INTERVAL
+
+    def _find(self, pids: Iterable[int] | None, probed: Sequence[Path]) -> None:
+        # A tree is small, and what it is about to execute changes fast.
+        recent = self._planner.features.maps if pids is None else None
+        known = self._known
+        files = module_files(self._job.program.name, probed, pids, recent, self._users, known)
+        began = time.monotonic()
+        with Descriptors(each for file in files for each in file.descriptors) as descriptors:
+            for file in sorted(files, key=lambda file: file.owner is not None):
+                if self._is_closed:
+                    return
+                if known.get(file.identity) == KEPT:
+                    known.update(dict.fromkeys(states_of(file.alias_descriptors), KEPT))
+                    continue
+                if file.owner is not None and time.monotonic() - began > _NEW_FILES_TIME:
+                    return
+                known |= states_of(file.descriptors)
+                if self._add(file):
+                    known.update(dict.fromkeys(states_of(file.descriptors), KEPT))
+                    leave(descriptors, file.descriptors)
+
+    def _add(self, file: ModuleFile) -> bool:
+        """Plan a file; return whether it can be inserted."""
+        try:
+            planned = plan_module_file(
+                self._planner, self._job, file, self._users, is_wanted=lambda: not self._is_closed
+            )
+            if planned is None:
+                return False
+            conflicts = conflicts_in(planned, self._users)
+        except (SourceError, TargetError) as error:
+            self._found.append(refused(file, error))
+            return False
+        except OSError as error:
+            reason = reason_of_number(error.errno or 0)
+            self._found.append(Notice(f"{file.path} is not probed: {reason}"))
+            return False
+        self._found.extend(doubts_about(planned))
+        self._found.append(NewFile(planned, tuple(conflicts)))
+        return True

@@ -1,0 +1,461 @@
+"""
+All files that the name of a module means, where every process counts: a uprobe belongs to a file, not to a name.
+
+Containers bring their own C library, and an upgrade leaves the old one in the processes that run. So the files that
+processes execute under the module's name are added to the one that is found on this machine. What is executed is known
+when this is asked; a container that starts later has to be looked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import stat
+from dataclasses import field, replace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from dprobes.engines.ebpf.attach.code_conflicts import BEFORE, Place, find_conflicts
+from dprobes.engines.ebpf.attach.code_mappers import FileId, RecentMaps, file_id, processes
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor
+from dprobes.engines.foreign.foreign_users import ForeignUsers
+from dprobes.engines.linux.process_calls import RemoteMemory
+from dprobes.engines.linux.procfs import without_waiting
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.code.machine_code import first_instructions
+from dprobes.target.module_lookup import has_soname, is_made_by_kernel, matches
+from dprobes.target.process_maps import executable_mappings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dprobes.engines.ebpf.attach.code_conflicts import Conflict
+    from dprobes.engines.ebpf.attach.perf_probes import EventProbe
+    from dprobes.engines.ebpf.attach.site_spec import FilePlan, Site
+    from dprobes.engines.ebpf.inkernel.kernel_spec import PlannedKernel
+    from dprobes.engines.engine_interface import Event
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedCode, ResolvedModule
+    from dprobes.target.elf.file_contents import Contents
+    from dprobes.target.process_maps import Mapping as MemoryMapping
+
+__all__ = [
+    "KEPT",
+    "Findings",
+    "ModuleFile",
+    "PlannedCode",
+    "PlannedFile",
+    "conflicts_in",
+    "descriptor_path",
+    "module_files",
+    "places_of",
+]
+
+KEPT = -1
+"""Stands for the time of a file that is kept open: no other one can have its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFile:
+    """
+    Hold a file of a module, kept open: ``path`` is for people, and may stop leading to it at any time.
+
+    ``descriptor`` is opened with O_PATH, for the process through which the file was found may end at once; the caller
+    closes it. ``aliases`` are paths to files of their own that show the same contents, as overlay file systems have
+    them for the containers of one image: a uprobe in one is in all of them. They are kept open likewise.
+
+    ``owner`` is who can change the file besides root and ourselves, and shall not keep us busy with it. Such a file is
+    only meant if ``soname`` is its SONAME, where that is given.
+    """
+
+    path: Path
+    identity: FileId
+    descriptor: int = field(compare=False)
+    aliases: tuple[Path, ...] = ()
+    alias_descriptors: tuple[int, ...] = field(default=(), compare=False)
+    owner: str | None = None
+    soname: str | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All that the caller closes."""
+        return self.descriptor, *self.alias_descriptors
+
+    @property
+    def reached(self) -> Path:
+        """A path to the very file, as long as it is open."""
+        return descriptor_path(self.descriptor)
+
+
+def descriptor_path(descriptor: int) -> Path:
+    """Return the path that leads to a file which is open in this process."""
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def module_files(
+    name: str,
+    known: Iterable[Path] = (),
+    pids: Iterable[int] | None = None,
+    recent: RecentMaps | None = None,
+    users: ForeignUsers | None = None,
+    passed_over: Mapping[FileId, int] = MappingProxyType({}),
+) -> list[ModuleFile]:
+    """
+    Return the files ``known``, which ``find_module`` found, and the others that processes execute under the name.
+
+    ``pids`` are the processes in scope, by default all. Files of other mount namespaces have paths through
+    ``/proc/PID/root``; those that were removed or replaced, through ``/proc/PID/map_files``. A name with a slash is a
+    path as each process sees it. ``recent`` is asked what processes map, where others ask as well. ``users`` bounds
+    what is done for other users. Of the files ``passed_over`` only the ``known`` are returned; the number says when a
+    file was changed last (``st_ctime_ns``), lest it is another one by now, or is KEPT.
+    """
+    users = users or ForeignUsers(name)
+    found = _Collection(users, passed_over)
+    for own in known:
+        found.add_known(own)
+    if is_made_by_kernel(name):
+        return found.files
+    chosen = _ByPath(name) if "/" in name else _ByName(name)
+    recent = recent or RecentMaps()
+    seen: set[tuple[int, int, str]] = set()
+    for pid, limit in users.bounded(processes() if pids is None else pids):
+        thread, text, root = recent.of(pid, limit)
+        for mapping in chosen.candidates(text, root):
+            key = (mapping.device, mapping.inode, mapping.path)
+            if key in seen:
+                continue
+            path = _reachable(thread, root, mapping)
+            if path is None:
+                continue
+            meaning = chosen.meaning(path, mapping)
+            # Where a process has ended meanwhile, another one may show the same file.
+            if meaning is _Meaning.NONE or found.add(path, name if meaning is _Meaning.BY_SONAME else None):
+                seen.add(key)
+    return found.files
+
+
+def _executed(text: str, *parts: str) -> list[MemoryMapping]:
+    """Return the mappings of code in whose lines one of ``parts`` stands."""
+    # Most processes have none of them, which is quickly known.
+    if not any(part in text for part in parts):
+        return []
+    return executable_mappings("\n".join(line for line in text.split("\n") if any(part in line for part in parts)))
+
+
+class _Meaning(Enum):
+    """Say whether a file is meant by a module's name."""
+
+    NONE = "not at all"
+    BY_NAME = "by its name"
+    BY_SONAME = "if that is its SONAME"
+
+
+class _ByPath:
+    """Choose the file that a path leads to in each process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._wanted: dict[str, FileId | None] = {}
+
+    def candidates(self, text: str, root: str) -> list[MemoryMapping]:
+        if root and not self._name.startswith("/"):
+            return []
+        if root not in self._wanted:
+            self._wanted[root] = None
+            with contextlib.suppress(OSError):
+                self._wanted[root] = file_id(root + self._name)
+        wanted = self._wanted[root]
+        shown = self._name.replace("\n", "\\012")
+        parts = (shown,) if wanted is None else (shown, f" {wanted.inode} ")
+        executed = _executed(text, *parts)
+        return [m for m in executed if m.path == self._name or (m.device, m.inode) == wanted]
+
+    def meaning(self, _path: Path, _mapping: MemoryMapping) -> _Meaning:
+        return _Meaning.BY_NAME
+
+
+class _ByName:
+    """Choose the files with a file name or SONAME, or with a link of that name beside them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # A library is called libNAME.so.1.2 or libNAME-1.2.so where its SONAME is libNAME.so.1.
+        self._stem = name.partition(".so")[0] or name
+
+    def candidates(self, text: str, _root: str) -> list[MemoryMapping]:
+        return _executed(text, f"/{self._stem}")
+
+    def meaning(self, path: Path, mapping: MemoryMapping) -> _Meaning:
+        name = self._name
+        base = mapping.path.rpartition("/")[2]
+        if matches(name, mapping.path, None) or matches(name, path, None):
+            return _Meaning.BY_NAME
+        is_likely = base.startswith(self._stem) and not base[len(self._stem) : len(self._stem) + 1].isalpha()
+        return _Meaning.BY_SONAME if is_likely and ".so" in name else _Meaning.NONE
+
+
+def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
+    """Return a path that leads to the file of a mapping, and not to one that has taken its place."""
+    exact = Path(f"/proc/{thread}/map_files/{mapping.start:x}-{mapping.end:x}")
+    plain = Path(root + mapping.path)
+    try:
+        identity = file_id(exact)
+    except PermissionError:
+        # Not ours to use: the path is as good as it gets.
+        return plain if not mapping.deleted and plain.is_file() else None
+    except OSError:
+        return None  # the process has ended, and what its path means to us may be another file
+    try:
+        return plain if file_id(plain) == identity else exact
+    except OSError:
+        return exact
+
+
+class _Collection:
+    """Gather files, each once."""
+
+    def __init__(self, users: ForeignUsers, passed_over: Mapping[FileId, int]) -> None:
+        self.files: list[ModuleFile] = []
+        self._users = users
+        self._passed_over = passed_over
+        self._seen: set[FileId] = set()
+
+    def add_known(self, path: Path) -> None:
+        """Add the file of ``path``, whoever owns it."""
+        with contextlib.suppress(OSError), Descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
+            status = os.fstat(descriptor.fd)
+            self._add(path, descriptor, FileId(status.st_dev, status.st_ino), None, None)
+
+    def add(self, path: Path, soname: str | None) -> bool:
+        """
+        Add the file of ``path`` unless it is there already; return False if it has gone.
+
+        It may have to have a SONAME. Where its owner has had enough files looked at, it is left for later.
+        """
+        try:
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return False
+        with Descriptor(opened) as descriptor:
+            status = os.fstat(opened)
+            identity = FileId(status.st_dev, status.st_ino)
+            if identity in self._seen or self._passed_over.get(identity) in (KEPT, status.st_ctime_ns):
+                return True
+            if not stat.S_ISREG(status.st_mode):
+                return True
+            owner = self._users.owner_of(status)
+            if owner is None:
+                if soname is not None and not has_soname(descriptor_path(opened), soname):
+                    self._seen.add(identity)
+                    return True
+                soname = None
+            elif not self._users.may_have_file(owner):
+                return True
+            self._add(path, descriptor, identity, owner, soname)
+        return True
+
+    def _add(self, path: Path, opened: Descriptor, identity: FileId, owner: str | None, soname: str | None) -> None:
+        if identity in self._seen:
+            return
+        self._seen.add(identity)
+        descriptor = opened.detach()
+        reached = descriptor_path(descriptor)
+        for index, file in enumerate(self.files):
+            if _share_pages(reached, file.reached):
+                self.files[index] = replace(
+                    file, aliases=(*file.aliases, path), alias_descriptors=(*file.alias_descriptors, descriptor)
+                )
+                return
+        self.files.append(ModuleFile(path, identity, descriptor, owner=owner, soname=soname))
+
+
+_PAGE_FRAME = (1 << 55) - 1
+"""The bits of a ``/proc/PID/pagemap`` entry that hold the page frame number; 0 without CAP_SYS_ADMIN."""
+
+
+def _share_pages(one: Path, other: Path) -> bool:
+    """
+    Return whether two files have their contents in the same memory, and so are one file to the kernel's uprobes.
+
+    Nothing else tells it of the files of an overlay file system: device and inode are the overlay's.
+    """
+    try:
+        a, b = one.stat(), other.stat()
+        if (a.st_size, a.st_mtime_ns) != (b.st_size, b.st_mtime_ns) or not a.st_size:
+            return False
+        with _FirstPage(one) as first, _FirstPage(other) as second:
+            # Pages may be moved at any time, but hardly twice between three looks.
+            frames = (first.frame(), second.frame(), first.frame())
+    except OSError:
+        return False
+    return frames[1] != 0 and frames[1] in (frames[0], frames[2])
+
+
+class _FirstPage:
+    """Map the first page of a file into this process."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb", opener=without_waiting) as file:
+            # Private, so that it may be writable, which ctypes wants; it is never written.
+            self._mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mapping.close()
+
+    def frame(self) -> int:
+        """Return the number of the page frame, 0 if it is not ours to know."""
+        view = ctypes.c_char.from_buffer(self._mapping)
+        address = ctypes.addressof(view)
+        del view
+        # By the kernel, which gets an error where we would get SIGBUS: the file may be truncated at any time.
+        RemoteMemory().read(os.getpid(), address, 1)
+        descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            entry = os.pread(descriptor, 8, address // mmap.PAGESIZE * 8)
+        finally:
+            os.close(descriptor)
+        return int.from_bytes(entry, "little") & _PAGE_FRAME
+
+
+# A file that is to be probed: its plan, and how it is reached; and all that was found when a run begins.
+
+
+class PlannedCode(Protocol):
+    """Code that is to be probed, of a file or of the kernel: where each probepoint in it stands, and how it is told."""
+
+    @property
+    def path(self) -> str:
+        """What people call it."""
+
+    @property
+    def reached(self) -> str:
+        """A path to the very file for the kernel; empty if the code is in none."""
+
+    @property
+    def owner(self) -> str | None:
+        """Who else can change it."""
+
+    @property
+    def resolved(self) -> ResolvedCode:
+        """What is known of it."""
+
+    @property
+    def probes(self) -> Sequence[tuple[Probepoint, tuple[Site, ...]]]:
+        """The probepoints, each with its sites; without any where it is not inserted."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Iterate over the places where other code is found."""
+
+    def original(self) -> tuple[tuple[int, int], Contents] | None:
+        """Return device and inode of the file with its bytes; None if the code is in no file."""
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """
+    A file's plan, and how the file is reached.
+
+    ``path`` is for people, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
+    ``aliases`` are such descriptors of files that show the same contents: a uprobe in one is in all of them. ``owner``
+    is who else can change the file, ``warnings`` what was warned of that is due to it.
+    """
+
+    path: str
+    descriptor: int
+    plan: FilePlan
+    aliases: tuple[int, ...] = ()
+    owner: str | None = None
+    warnings: str = ""
+
+    @property
+    def reached(self) -> str:
+        """A path to the very file for the kernel."""
+        return str(descriptor_path(self.descriptor))
+
+    @property
+    def resolved(self) -> ResolvedModule:
+        """What is known of the file."""
+        return self.plan.resolved
+
+    @property
+    def probes(self) -> Sequence[tuple[Probepoint, tuple[Site, ...]]]:
+        """The probepoints, each with its sites."""
+        return self.plan.probes
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return self.plan.left_out
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Iterate over the places where processes hold other code than the file."""
+        return conflicts_in(self)
+
+    def original(self) -> tuple[tuple[int, int], Contents]:
+        """Return device and inode of the file, and its bytes."""
+        status = os.fstat(self.descriptor)
+        return (status.st_dev, status.st_ino), self.plan.resolved.module.elf.data
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What is to be closed when the file is not needed any more."""
+        return self.descriptor, *self.aliases
+
+    @property
+    def all_reached(self) -> tuple[str, ...]:
+        """Paths to the very file, and to those that show the same contents."""
+        return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
+
+    @property
+    def events(self) -> tuple[EventProbe, ...]:
+        """The samplers and watchpoints of the program for this file."""
+        if not self.plan.resolved.events:
+            return ()
+        from dprobes.engines.ebpf.attach.perf_probes import events_in
+
+        return events_in(self.plan.resolved, self.all_reached)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """
+    The files, or the kernel, that are to be probed, the events, and what the user should hear about others.
+
+    ``known`` are all files that were looked at, as ``passed_over`` of ``module_files``. With ``is_partial`` some are
+    left to be looked at when the run has begun.
+    """
+
+    files: Sequence[PlannedFile] = ()
+    kernel: PlannedKernel | None = None
+    events: Sequence[EventProbe] = ()
+    notices: Sequence[Event] = ()
+    known: Mapping[FileId, int] = field(default_factory=dict)
+    users: ForeignUsers | None = None
+    is_partial: bool = False
+
+
+def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
+    """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
+    if places := places_of(file.plan):
+        for path in file.all_reached:
+            yield from find_conflicts(path, places, users=users).found
+
+
+def places_of(plan: FilePlan) -> list[Place]:
+    """Return the places of a plan where uprobes are to be, with the bytes that the file has there."""
+    offsets = tuple(dict.fromkeys(site.offset for _, sites in plan.probes for site in sites))
+    module = plan.resolved.module
+    return [
+        Place(found.offset, found.raw, bytes(module.elf.data[max(0, found.offset - BEFORE) : found.offset]))
+        for found in first_instructions(module, offsets)
+    ]

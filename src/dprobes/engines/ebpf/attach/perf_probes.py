@@ -1,0 +1,438 @@
+"""
+Probepoints that are perf events: samplers, which a clock on each CPU hits, and watchpoints, which debug registers hit.
+
+A program belongs to one event probepoint. Where the code of one module is sampled, the program itself recognises it; an
+address that is watched in every process runs the handler for the word size of whoever accesses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.bpf.lower import lower, lower_for_word_sizes
+from dprobes.bpf.lower.lowering_request import Placement, Watched
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.ebpf.attach.handler_objects import check_handlers
+from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
+from dprobes.engines.ebpf.attach.site_spec import DEBUG_REGISTER
+from dprobes.engines.ebpf.kernel.bpf_links import ACCESSES
+from dprobes.engines.ebpf.kernel.bpf_objects import PERF_REMEDY, Descriptors
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.ebpf.kernel.task_structures import FileIdentifier, mapped_module, vma_layout
+from dprobes.engines.engine_interface import Notice
+from dprobes.engines.linux import perf_calls
+from dprobes.engines.linux.bpf_calls import link_perf_event
+from dprobes.engines.linux.cpus import online_cpus
+from dprobes.errors import EngineError, PrivilegeError, SourceError, reason_of, reason_of_number
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_record import Item
+from dprobes.resolve.probe_state import ProbeState, impossible_address
+from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.resolution import resolve_everywhere
+from dprobes.rpn.instruction_encoding import encode
+from dprobes.rpn.program_checker import check
+from dprobes.rpn.rpn_program import Point
+from dprobes.target.kernel.traced_fields import Source, entry_of
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.lower.lowering_request import Lowered, MappedModule, Request, VmaLayout
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.engines.engine_interface import Event
+    from dprobes.engines.linux.perf_calls import Access
+    from dprobes.resolve.kernel_places import ResolvedKernel
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule, WatchedMemory
+    from dprobes.rpn.instruction_encoding import CodeImage
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = [
+    "IN_USE",
+    "EventProbe",
+    "Watch",
+    "attach_event",
+    "events_everywhere",
+    "events_in",
+    "events_in_kernel",
+    "lower_event",
+    "refuse_events",
+]
+
+# Hardware breakpoints that are there before it is known what they are to watch.
+#
+# To open a breakpoint on a CPU, the kernel waits until all CPUs have passed through user space or the scheduler
+# (``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``), which takes milliseconds, and for ever if a process
+# waits in a BPF program meanwhile. To move one that is open takes microseconds.
+
+
+USER_END = (1 << 47) - 4096
+"""Where the addresses of programs end on x86-64, with four levels of page tables."""
+
+IN_USE = "all debug registers of a CPU are in use"
+"""Why there is no register for a watchpoint."""
+
+_NOWHERE = 0
+
+
+class MovableBreakpoint(Descriptors):
+    """
+    Own a breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
+
+    It watches nothing until ``move``. OSError as the kernel answers: ENOSPC if the four of a CPU are in use.
+    The program must stay loaded as long as CPUs may come.
+    """
+
+    def __init__(self, program: int, size: int, access: Access) -> None:
+        super().__init__()
+        self._program = program
+        self._size = size
+        self._access = access
+        self._address: int | None = None
+        self._events: dict[int, tuple[int, int]] = {}
+        """Event and link, by the CPU."""
+        try:
+            for cpu in online_cpus():
+                self.renew(cpu)
+        except BaseException:
+            self.close()
+            raise
+
+    def renew(self, cpu: int) -> None:
+        """Watch on a CPU that has come online, with an event in place of the one before (see ``bpf_links``)."""
+        for old in self._events.pop(cpu, ()):
+            os.close(self.remove(old))
+        try:
+            event = self.add(perf_calls.open_breakpoint(_NOWHERE, self._size, self._access, cpu=cpu))
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return  # it has gone offline meanwhile
+            raise
+        self._events[cpu] = event, self.add(link_perf_event(self._program, event))
+        if self._address is not None:
+            perf_calls.move_breakpoint(event, self._address, self._size, self._access)
+
+    def move(self, address: int) -> None:
+        """Watch an address from now on."""
+        for event, _ in self._events.values():
+            perf_calls.move_breakpoint(event, address, self._size, self._access)
+        self._address = address
+
+    def rest(self) -> None:
+        """Watch nothing until the next ``move``."""
+        self._address = None
+        for event, _ in self._events.values():
+            perf_calls.disable(event)
+
+
+class Watch(Descriptors):
+    """
+    Own the breakpoints of one watchpoint, by the load bias for which they are; ``close`` ends it.
+
+    One more is ready for the next place (``prepare``). ``on_close`` is called then.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        memory: WatchedMemory,
+        program: int,
+        lock: threading.Lock,
+        on_close: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self._memory = memory
+        self._program = program
+        self._lock = lock
+        self._on_close = on_close
+        self._placed: dict[int, MovableBreakpoint] = {}
+        self._spare: MovableBreakpoint | None = None
+        self.is_closed = False
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether a number is watched, the same in each process."""
+        return self._memory.absolute
+
+    def attach(self, bias: int) -> tuple[ProbeState, str] | None:
+        """Watch the address that a load bias gives; return why if that cannot be. The lock is held."""
+        place = 0 if self._memory.absolute else bias
+        if self.is_closed or place in self._placed:
+            return None
+        address = self._memory.address + place
+        if address + self._memory.length > USER_END:
+            return ProbeState.INVALID_OFFSET, impossible_address(address)
+        try:
+            if self._spare is None:
+                self._spare = self._opened()
+            self._spare.move(address)
+            self._placed[place], self._spare = self._spare, None
+        except OSError as error:
+            reason = f"the kernel does not watch {address:#x}: {reason_of_number(error.errno or 0)}"
+            return ProbeState.DEBUGREG_UNAVAIL, IN_USE if error.errno == errno.ENOSPC else reason
+        return None
+
+    def prepare(self) -> None:
+        """Have a breakpoint ready for the next place, if there is one to be had. The lock is held."""
+        if self._spare is None and not self.is_closed and not self._memory.absolute:
+            with contextlib.suppress(OSError):
+                self._spare = self._opened()
+
+    def _opened(self) -> MovableBreakpoint:
+        return MovableBreakpoint(self._program, self._memory.length, ACCESSES[self._memory.access])
+
+    def release(self, bias: int) -> None:
+        """Watch there no longer. The lock is held."""
+        if self._memory.absolute or (left := self._placed.pop(bias, None)) is None:
+            return
+        if self._spare is None:
+            left.rest()
+            self._spare = left
+        else:
+            left.close()
+
+    def renew(self, cpu: int) -> None:
+        """Watch on a CPU that has come online; OSError as the kernel answers."""
+        with self._lock:
+            for each in (*self._placed.values(), *([self._spare] if self._spare is not None else ())):
+                each.renew(cpu)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        with self._lock:
+            self.is_closed = True
+            left = list(self._placed.values())
+            if self._spare is not None:
+                left.append(self._spare)
+            self._placed.clear()
+            self._spare = None
+        for each in left:
+            each.close()
+        self._on_close()
+
+
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EventProbe:
+    """
+    Hold a probepoint that is an event, with the program's code for each word size that it runs in.
+
+    ``module`` is the one whose code is sampled or whose memory is watched, and ``paths`` lead to its file, and to
+    others with the same contents. ``kernel`` is what a program in the kernel is about.
+    """
+
+    probe: Probepoint
+    forms: tuple[tuple[CodeImage, Architecture], ...]
+    module: ResolvedModule | None = None
+    paths: tuple[str, ...] = ()
+    kernel: ResolvedKernel | None = None
+
+    @property
+    def executed(self) -> str:
+        """What hits it, in the words of the summary."""
+        match self.probe.kind:
+            case ProbeKind.SAMPLER:
+                return "clock"
+            case ProbeKind.TRACEPOINT:
+                return "tracepoint"
+        return DEBUG_REGISTER
+
+    @property
+    def placement(self) -> Placement:
+        """How its handler comes to run."""
+        return Placement.TRACEPOINT if self.probe.kind is ProbeKind.TRACEPOINT else Placement.EVENT
+
+
+def events_in(resolved: ResolvedModule, paths: tuple[str, ...]) -> tuple[EventProbe, ...]:
+    """Return the samplers and watchpoints of a program for the file that ``paths`` lead to."""
+    form = (resolved.image, resolved.architecture)
+    return tuple(EventProbe(probe, (form,), resolved, paths) for probe in resolved.events)
+
+
+def events_in_kernel(resolved: ResolvedKernel) -> tuple[EventProbe, ...]:
+    """Return the samplers and watchpoints of a program in the kernel."""
+    form = (resolved.image, resolved.architecture)
+    return tuple(EventProbe(probe, (form,), kernel=resolved) for probe in resolved.events)
+
+
+def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventProbe, ...], list[Event]]:
+    """
+    Return the probepoints of a program that is about everything, and what the user should hear.
+
+    ``request`` is what is asked for all handlers. Raise ``SourceError`` if it can run in code of no word size.
+    """
+    forms: list[tuple[CodeImage, Architecture]] = []
+    probes: tuple[Probepoint, ...] = ()
+    notices: list[Event] = []
+    refusal: SourceError | None = None
+    for name in ("x86_64", "i386"):
+        arch, diagnostics = architecture(name), Diagnostics()
+        try:
+            check(program, arch, diagnostics, allow_write=True)
+            diagnostics.raise_if_errors()
+            found = resolve_everywhere(program, arch, diagnostics)
+            image = encode(program, arch)
+            check_handlers(program, image, arch, diagnostics, request)
+            diagnostics.raise_if_errors()
+        except SourceError as error:
+            refusal = refusal or error
+            notices.append(Notice(f"the program cannot be inserted into {name} processes", details=error.message))
+            continue
+        forms.append((image, arch))
+        probes = probes or found
+    if refusal is not None and not forms:
+        raise refusal
+    return tuple(EventProbe(probe, tuple(forms)) for probe in probes), notices
+
+
+# Code
+
+
+def lower_entry(event: EventProbe, entry: int, base: Request) -> Lowered:
+    """Compile what keeps the entry of a system call for the handler at its end."""
+    from dprobes.bpf.lower import host_of
+    from dprobes.bpf.lower.hits.call_entries import entry_program
+
+    request = replace(base, placement=event.placement, probe=entry, traced=entry_of(event.probe.traced))
+    ((_, arch),) = event.forms
+    return entry_program(arch, request, host_of(request))
+
+
+def lower_event(event: EventProbe, program: Program, entry: int, base: Request) -> Lowered:
+    """Compile the handler of an event, whose entry in the probe table is ``entry``."""
+    probe, definition = event.probe, event.probe.definition
+    request = replace(
+        base,
+        items=base.items | Item.IP if probe.kind is ProbeKind.SAMPLER else base.items,
+        placement=event.placement,
+        probe=entry,
+        passcount=definition.passcount,
+        maxhits=definition.maxhits,
+    )
+    is_watchpoint = probe.kind is ProbeKind.WATCHPOINT
+    point = Point.of(program, definition, probe.memory.address if is_watchpoint else 0)
+    if probe.kind is ProbeKind.TRACEPOINT:
+        assert event.kernel is not None
+        request = replace(request, traced=probe.traced)
+        request = _with_symbols(request, event.kernel)
+        ((image, arch),) = event.forms
+        return lower(image, arch, image.handlers[probe.number], point, request)
+    if event.kernel is not None:
+        request = replace(
+            request,
+            in_kernel=True,
+            kernel_code=None if is_watchpoint else event.kernel.module.code,
+        )
+        request = _with_symbols(request, event.kernel)
+    if event.module is None:
+        return lower_for_word_sizes(event.forms, probe.number, point, request)
+    ((image, arch),) = event.forms
+    start = image.handlers[probe.number]
+    if is_watchpoint:
+        watched = Watched.NUMBER if probe.memory.absolute else Watched.SYMBOL
+        request = replace(request, watched=watched, link=probe.memory.address, symbols=dict(event.module.symbols))
+        return lower(image, arch, start, point, request)
+    module, layout = _sampled(event.module, event.paths)
+    request = replace(
+        request,
+        module=module,
+        symbols=dict(event.module.symbols),
+        abilities=replace(base.abilities, vma=layout),
+    )
+    return lower(image, arch, start, point, request)
+
+
+def _with_symbols(request: Request, resolved: ResolvedKernel) -> Request:
+    return replace(request, symbols=dict(resolved.symbols), per_cpu=resolved.per_cpu)
+
+
+def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModule, VmaLayout]:
+    """Return how programs recognise the code of a module."""
+    with KernelTypes() as types:
+        layout = vma_layout(types)
+    try:
+        with FileIdentifier(layout) as identifier:
+            return mapped_module(identifier, resolved.module.elf, paths), layout
+    except OSError as error:
+        raise EngineError(
+            f"'{resolved.module.path}' cannot be mapped to see how the kernel identifies it: "
+            f"{reason_of_number(error.errno or 0)}"
+        ) from error
+
+
+def refuse_events(
+    probes: Iterable[Probepoint],
+    features: Features,
+    diagnostics: Diagnostics,
+    *,
+    everywhere: bool,
+) -> None:
+    """Add an error for each event that this kernel, or the engine, cannot serve."""
+    for probe in probes:
+        if probe.kind is ProbeKind.TRACEPOINT:
+            is_record = probe.traced.source is Source.RECORD
+            needed: tuple[Feature, ...] = (Feature.PERF_EVENT if is_record else Feature.TYPED_TRACEPOINT,)
+            span, what = probe.definition.span("offset"), f"attach to {probe.where}"
+        elif probe.kind is ProbeKind.SAMPLER:
+            needed = (Feature.PERF_EVENT,) if everywhere else (Feature.PERF_EVENT, Feature.FIND_VMA, Feature.BTF)
+            span, what = probe.definition.span("sampler"), "sample a module"
+        else:
+            needed = (
+                (Feature.PERF_EVENT,)
+                if everywhere
+                else (Feature.PERF_EVENT, Feature.TYPED_TRACEPOINT, Feature.BPF_LOOP)
+            )
+            span, what = probe.definition.span("watchpoint"), "watch memory"
+            if not everywhere and not is_initial_namespace():
+                diagnostics.error(
+                    span,
+                    f"the ebpf engine cannot watch '{probe.where}' from within a PID namespace",
+                    hint="use --engine ptrace with -c COMMAND or -p PID",
+                )
+                continue
+        for feature in needed:
+            if (error := features.error(feature)) is not None:
+                reason = reason_of(error)
+                diagnostics.error(
+                    span, f"the ebpf engine cannot {what} here: this kernel has no {feature.value} ({reason})"
+                )
+                break
+
+
+# Attachment
+
+
+def attach_event(event: EventProbe, program: int) -> Descriptors | str:
+    """Attach a loaded program to its event, on every CPU; return why if no debug register is left."""
+    probe = event.probe
+    if probe.kind is ProbeKind.TRACEPOINT:
+        from dprobes.engines.ebpf.kernel.bpf_links import attach_tracepoint
+
+        return attach_tracepoint(probe.traced, program)
+    from dprobes.engines.ebpf.kernel.bpf_links import attach_breakpoint, attach_clock
+
+    try:
+        if probe.kind is ProbeKind.SAMPLER:
+            return attach_clock(program, 0, period=_NANOSECONDS // probe.clock.frequency)
+        memory = probe.memory
+        return attach_breakpoint(program, memory.address, memory.length, ACCESSES[memory.access])
+    except OSError as error:
+        reason = reason_of_number(error.errno or 0)
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise PrivilegeError(
+                f"the kernel does not permit perf events to this process: {reason}",
+                hint=PERF_REMEDY,
+            ) from error
+        if probe.kind is ProbeKind.WATCHPOINT and error.errno == errno.ENOSPC:
+            return IN_USE
+        raise EngineError(f"the kernel refuses the event of {probe.where}: {reason}") from error

@@ -1,0 +1,286 @@
+"""
+The links of a run: which sites are attached, and how single ones are taken away again.
+
+A link with many sites is cheap to make and to close, a link for each would take some 50 ms each to close. So the sites
+of a pattern share one, and to take some of them away the others get a new link before the old one is closed. For a
+moment both are attached: each probepoint has two entries in the probe table, one for each link, and only one of them is
+enabled. The kernel calls one link after the other at a hit: if the entries change places in between, neither counts it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Notice
+from dprobes.engines.linux.cpus import CpuNews
+from dprobes.errors import reason_of
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from dprobes.bpf.lower.lowering_request import Placement
+    from dprobes.engines.ebpf.attach.map_objects import SharedMaps
+    from dprobes.engines.ebpf.attach.site_spec import Site
+    from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+
+__all__ = ["Attachments", "CpuArrivals", "Group"]
+
+_RENEWAL_INTERVAL = 0.5
+"""Seconds between two renewals of a link at least: what is taken away meanwhile goes together."""
+
+_CLOSERS = 64
+"""How many links are closed at the same time: the kernel waits long for each, but for all of them at once."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """
+    Hold the sites that share a program: in one file, those of one definition that are placed alike, or of many.
+
+    ``program`` is its descriptor, ``path`` leads to the file, which is ``shown`` to people by another name. ``sites``
+    are pairs of a probepoint and one of its sites.
+    """
+
+    program: int
+    path: str
+    shown: str
+    placement: Placement
+    sites: list[tuple[int, Site]]
+    bank: int = 0
+    is_entry: bool = False
+    """Whether it keeps entries: it counts no hits, and serves removed probepoints as long as others need it."""
+    link: Descriptors | None = None
+    renewed: float = field(default=float("-inf"))
+
+
+Linker = Callable[[Group, Sequence[tuple[int, int]]], "Descriptors"]
+"""Attach a group's program to pairs of a file offset and the cookie there."""
+
+
+class Attachments:
+    """
+    Attach groups, and remove probepoints.
+
+    ``bank_size`` is the distance of the two entries that a probepoint has in the probe table.
+    """
+
+    def __init__(self, maps: SharedMaps, bank_size: int, link: Linker) -> None:
+        self._maps = maps
+        self._bank_size = bank_size
+        self._link = link
+        self._groups: set[Group] = set()
+        self._groups_of: dict[int, list[Group]] = {}
+        self._last_groups: dict[int, list[Group]] = {}
+        self._ended: set[int] = set()
+        self._dirty: set[Group] = set()
+        self._left_behind: dict[int, int] = {}
+        self._extra: dict[int, int] = {}
+        self._counting = threading.Lock()
+        self._closing: list[threading.Thread] = []
+        self.is_closed = False
+
+    def attach(self, group: Group) -> None:
+        """Attach all sites of a group; raise an error of ours as the kernel answers."""
+        group.link = self._link(group, self._pairs(group))
+        self._groups.add(group)
+        for probe in {probe for probe, _ in group.sites}:
+            self._groups_of.setdefault(probe, []).append(group)
+
+    def _pairs(self, group: Group) -> list[tuple[int, int]]:
+        base = group.bank * self._bank_size
+        return [(site.offset, _cookie(base + probe, site.moved)) for probe, site in group.sites]
+
+    def take_away(self, probe: int) -> bool:
+        """Begin to remove a probepoint; return whether it was there. Its handler runs no more."""
+        if probe in self._ended:
+            return False
+        self._ended.add(probe)
+        for group in self._groups_of.get(probe, ()):
+            if not group.is_entry:
+                self._maps.disable(group.bank * self._bank_size + probe)
+            self._dirty.add(group)
+        return True
+
+    def detach(self, probe: int) -> None:
+        """Give up the links of a probepoint, which may be attached again; its counts stay."""
+        for group in self._groups_of.pop(probe, ()):
+            self._groups.discard(group)
+            self._dirty.discard(group)
+            old, group.link = group.link, None
+            if old is not None:
+                old.close()
+
+    def has_ended(self, probe: int) -> bool:
+        """Return whether the removal of a probepoint has begun."""
+        return probe in self._ended
+
+    def links(self) -> Iterator[Descriptors]:
+        """Iterate over the links that are attached."""
+        yield from [group.link for group in self._groups if group.link is not None]
+
+    def is_there(self, probe: int) -> bool:
+        """Return whether a probepoint is attached, and its removal has not begun."""
+        return probe in self._groups_of and probe not in self._ended
+
+    def is_disabled(self, probe: int) -> bool:
+        """Return whether no handler of a probepoint runs any more."""
+        groups = (self._last_groups if self.is_closed else self._groups_of).get(probe, ())
+        return any(
+            self._maps.is_disabled(group.bank * self._bank_size + probe) for group in groups if not group.is_entry
+        )
+
+    def expired(self) -> set[int]:
+        """Return the probepoints that handlers have disabled, and that nobody has removed."""
+        disabled = self._maps.disabled()
+        return {
+            probe
+            for group in self._groups
+            if not group.is_entry
+            for probe, _ in group.sites
+            if group.bank * self._bank_size + probe in disabled and probe not in self._ended
+        }
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left for ``renew`` to do."""
+        return not self._dirty
+
+    def renew(self, *, at_once: bool = False) -> None:
+        """
+        Bring links in line with removals; to be called often.
+
+        ``at_once`` is for whoever cannot wait: breakpoints are gone when this returns.
+        """
+        now = time.monotonic()
+        for group in list(self._dirty):
+            remaining = [(probe, site) for probe, site in group.sites if probe not in self._ended]
+            if remaining and not at_once and now - group.renewed < _RENEWAL_INTERVAL:
+                continue
+            self._dirty.discard(group)
+            group.sites = remaining
+            if remaining and group.is_entry:
+                continue  # were it attached twice for a moment, calls would be entered twice
+            old, group.link = group.link, None
+            if remaining:
+                self._switch(group)
+                group.renewed = now
+            else:
+                self._groups.discard(group)
+            if old is not None:
+                self._in_background(old.close)
+        if at_once:
+            self._join()
+
+    def _switch(self, group: Group) -> None:
+        """Attach the remaining sites with their other entries, and let those count from now on."""
+        old, new = group.bank * self._bank_size, (1 - group.bank) * self._bank_size
+        probes = {probe for probe, _ in group.sites}
+        for probe in probes:
+            self._maps.disable(new + probe)
+        group.bank = 1 - group.bank
+        group.link = self._link(group, self._pairs(group))
+        for probe in probes:
+            with self._counting:
+                hits, before = self._maps.hand_over(old + probe, new + probe)
+                # Handlers that were under way when the entries changed places have counted with the old one.
+                self._extra[probe] = self._extra.get(probe, 0) + before - self._left_behind.get(probe, 0)
+                self._left_behind[probe] = hits
+
+    def hits(self, probe: int) -> int:
+        """Return the hits of a probepoint by both of its entries; any thread may ask."""
+        with self._counting:
+            hits = self._maps.counters(probe).hits
+            if probe in self._left_behind:
+                other = self._maps.counters(probe + self._bank_size).hits
+                hits += other - self._left_behind[probe] + self._extra[probe]
+            return hits
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        thread = threading.Thread(target=work, name="closing links")
+        thread.start()
+        self._closing.append(thread)
+
+    def _join(self) -> None:
+        for thread in self._closing:
+            thread.join()
+        self._closing.clear()
+
+    def close(self) -> None:
+        """Remove everything; it is gone when this returns."""
+        self._last_groups = dict(self._groups_of)
+        self.is_closed = True
+        waiting = [group.link for group in self._groups if group.link is not None]
+        self._groups.clear()
+        self._dirty.clear()
+
+        def work() -> None:
+            while True:
+                try:
+                    link = waiting.pop()
+                except IndexError:
+                    return
+                link.close()
+
+        # Whatever ends from now on has no link that could be renewed.
+        self._groups_of.clear()
+        for _ in range(min(_CLOSERS, len(waiting)) - 1):
+            self._in_background(work)
+        work()
+        self._join()
+
+
+def _cookie(entry: int, moved: int) -> int:
+    """Return the cookie of a site: the index of its entry in the probe table, and above that how far it was moved."""
+    return entry | (moved & 0xFFFF_FFFF) << 32
+
+
+# CPUs that come online during a run: samplers and watchpoints, which are events of each CPU, begin there.
+
+
+class CpuArrivals:
+    """
+    The CPUs that come online from now on.
+
+    The kernel takes events from a CPU that goes offline, so one that comes back counts as well.
+    """
+
+    def __init__(self) -> None:
+        self._news: CpuNews | None = None
+        self._deafness: Notice | None = None
+        try:
+            self._news = CpuNews()
+        except OSError as error:
+            message = f"CPUs that come online from now on are not sampled or watched: {reason_of(error)}"
+            self._deafness = Notice(message, "the kernel's uevents (netlink) say that they come", is_warning=False)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What can be read when there may be something to do."""
+        return () if self._news is None else (self._news.descriptor,)
+
+    def look(self, attachments: Attachments) -> Iterator[Notice]:
+        """Attach on CPUs that have come online, and say so."""
+        if self._deafness is not None:
+            yield self._deafness
+            self._deafness = None
+        for cpu in () if self._news is None else self._news.arrived():
+            refusal: OSError | None = None
+            for link in attachments.links():
+                try:
+                    link.renew(cpu)
+                except OSError as error:
+                    refusal = error
+            if refusal is None:
+                yield Notice(f"CPU {cpu} came online: it is sampled and watched from now on", is_warning=False)
+            else:
+                yield Notice(f"CPU {cpu} came online, and not all is sampled and watched there: {reason_of(refusal)}")
+
+    def close(self) -> None:
+        """Follow no more."""
+        if self._news is not None:
+            self._news.close()
+            self._news = None

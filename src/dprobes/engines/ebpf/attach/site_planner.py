@@ -1,0 +1,274 @@
+"""How the probepoints of files are to be served: the plans of an engine, each made once."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import os
+import resource
+import signal
+import struct
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.attach.code_mappers import FileId, find_mappers
+from dprobes.engines.ebpf.attach.handler_objects import basic_request, check_handlers
+from dprobes.engines.ebpf.attach.site_spec import plan_file
+from dprobes.engines.linux.procfs import process_field
+from dprobes.errors import DprobesError, TargetError
+from dprobes.target.elf.file_contents import file_contents
+from dprobes.target.loader_search import executable_of
+from dprobes.target.module_outline import return_address_user_in, stack_user
+from dprobes.target.other_users import foreign_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.ebpf.attach.code_mappers import Mapper
+    from dprobes.engines.ebpf.attach.site_spec import FilePlan
+    from dprobes.engines.ebpf.inkernel.kernel_spec import PlannedKernel
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.resolve.kernel_places import ResolvedKernel
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.probed_module import Module, SymbolProvider
+
+__all__ = ["Planner", "Trampoline", "process_hazard", "trampoline", "uretprobe_hazard"]
+
+# How the thread that returns from a probed function enters the kernel: found out in child processes, through ctypes.
+#
+# x86-64 only. 32-bit programs use a breakpoint in any case.
+
+
+class Trampoline(enum.Enum):
+    """Say how a returning thread gets into the kernel, from the page that a uretprobe makes it return to."""
+
+    BREAKPOINT = "a breakpoint"
+    FILTERED_CALL = "a system call that seccomp filters"
+    EXEMPT_CALL = "a system call that seccomp lets pass"
+
+
+_SYS_URETPROBE = 335
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
+_SECCOMP_MODE_FILTER = 2
+_NOT_ASKED = 255
+# struct sock_filter { u16 code; u8 jt, jf; u32 k; }: load the number; if it is that of uretprobe, answer EPERM.
+_FILTER = b"".join(
+    struct.pack("=HBBI", *instruction)
+    for instruction in (
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, _SYS_URETPROBE),
+        (0x06, 0, 0, 0x00050000 | errno.EPERM),
+        (0x06, 0, 0, 0x7FFF0000),
+    )
+)
+
+
+def trampoline() -> Trampoline:
+    """
+    Find out how uretprobes enter the kernel: make their system call in child processes, with a filter and without.
+
+    Outside the page for it the call ends in SIGILL. Since Linux kernel commit ff474a78cef5 ("uprobe: Add uretprobe
+    syscall to speed up return probe") (in v6.11); not filtered since cf6cb56ef244 ("seccomp: passthrough uretprobe
+    systemcall without filtering") (in v6.14, and in stable kernels before).
+    """
+    if _status_of_call(filtered=False) != -signal.SIGILL:
+        return Trampoline.BREAKPOINT
+    return Trampoline.EXEMPT_CALL if _status_of_call(filtered=True) == -signal.SIGILL else Trampoline.FILTERED_CALL
+
+
+def _status_of_call(*, filtered: bool) -> int:
+    """Return what becomes of a process that makes the system call: its errno, or the negative signal that ends it."""
+    # With the GIL held, which the child could not get from a thread that it does not have. Not os.fork: the child does
+    # nothing that the interpreter would have to know.
+    libc = ctypes.PyDLL(None, use_errno=True)
+    code = ctypes.create_string_buffer(_FILTER, len(_FILTER))
+    program = ctypes.create_string_buffer(struct.pack("=H6xQ", len(_FILTER) // 8, ctypes.addressof(code)))
+    child = libc.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGILL, signal.SIG_DFL)
+        if filtered:
+            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0):
+                os._exit(_NOT_ASKED)
+        libc.syscall(_SYS_URETPROBE)
+        os._exit(ctypes.get_errno())
+    if child < 0:
+        raise OSError(ctypes.get_errno(), "no process to try a system call in")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# Whether uretprobes are safe for what is going to be probed; where not, breakpoints at the return instructions are.
+#
+# What can be known of a file is in ``target.returnsafety``; here are the processes that execute it.
+
+
+def uretprobe_hazard(
+    module: Module, pids: Iterable[int] | None = None, command: str = "", reached: str = ""
+) -> str | None:
+    """
+    Return why uretprobes in a module are not safe, as a clause; None if nothing is known against them.
+
+    They change return addresses in every process that executes the module, whatever the scope of the run is. ``pids``
+    restricts the look at these, for a link that is restricted. ``command`` is a program that is going to be started. Of
+    other processes that start later, or confine themselves later, nobody can know. ``reached`` leads to the file where
+    the module's path may not any more; ``TargetError`` if that does not.
+    """
+    if (reason := return_address_user_in(module)) is not None:
+        return reason
+    if command and (reason := _command_hazard(command)) is not None:
+        return f"'{command}' {reason}"
+    programs = _Programs()
+    kind: Trampoline | None = None
+    try:
+        mappers = find_mappers(reached or module.path, pids)
+    except OSError as error:
+        raise TargetError(f"'{module.path}' is not there any more") from error
+    for mapper in mappers.found:
+        if kind is None and process_field(mapper.thread, "Seccomp") not in ("", "0"):
+            kind = trampoline()
+        if (reason := process_hazard(mapper.thread, kind) or programs.hazard(mapper)) is not None:
+            return f"process {mapper.pid} ({process_field(mapper.thread, 'Name')}) {reason}"
+    return None
+
+
+def process_hazard(thread: int, kind: Trampoline | None) -> str | None:
+    """Return why uretprobes are not safe for a process, as a predicate; ``kind`` is None if nobody has asked for it."""
+    if process_field(thread, "Seccomp") not in ("", "0") and kind in (None, Trampoline.FILTERED_CALL):
+        return "is confined by seccomp, which may refuse the system call of this kernel's uretprobes"
+    if "shstk" in process_field(thread, "x86_Thread_features").split():
+        return "has a shadow stack, on which not every kernel changes the return address as well"
+    return None
+
+
+def _command_hazard(command: str) -> str | None:
+    try:
+        return stack_user(file_contents(executable_of(command), "a program"))
+    except DprobesError:
+        return None  # it cannot be started: whoever starts it will say why
+
+
+_RUNTIMES = ("/libstdc++.so", "/libc++abi.so")
+
+
+_FOREIGN_SIZE = 256 << 20
+"""Bytes of programs of other users that are searched, which takes about a second."""
+
+
+class _Programs:
+    """Look at the programs and libraries of processes, at each file once."""
+
+    def __init__(self) -> None:
+        self._known: dict[FileId, str | None] = {}
+        self._left = _FOREIGN_SIZE
+
+    def hazard(self, mapper: Mapper) -> str | None:
+        """Return why the program or a library of a process may unwind or switch stacks, as a predicate."""
+        program = f"/proc/{mapper.thread}/exe"
+        try:
+            status = os.stat(program)
+            identity = FileId(status.st_dev, status.st_ino)
+            if identity not in self._known:
+                self._known[identity] = self._clause(program, status)
+        except (OSError, TargetError):
+            return None  # it has ended
+        if (clause := self._known[identity]) is not None:
+            return clause
+        if any(library in mapper.text for library in _RUNTIMES):
+            return "uses C++ exceptions, and what meets a uretprobe on its way up the stack ends the program"
+        return None
+
+    def _clause(self, program: str, status: os.stat_result) -> str | None:
+        if (owner := foreign_owner(status)) is not None:
+            self._left -= status.st_size
+            if self._left < 0:
+                return f"executes a program of {owner}, which is too long to be searched for what unwinds stacks"
+        return stack_user(file_contents(Path(program), "a program"))
+
+
+class Planner:
+    """
+    The maker of plans; any thread may use it.
+
+    ``exact`` forbids to place a breakpoint at a cheaper neighbour. ``command`` is the program that the run is going to
+    start.
+    """
+
+    def __init__(
+        self, features: Features, symbols: SymbolProvider, *, allow_write: bool, exact: bool, command: str
+    ) -> None:
+        self.features = features
+        self.symbols = symbols
+        self.allow_write = allow_write
+        self.exact = exact
+        self._command = command
+        self._plans: dict[tuple[int, frozenset[int]], FilePlan] = {}
+        self._kernel_plans: dict[int, PlannedKernel] = {}
+
+    def plan(
+        self,
+        program: Program,
+        resolved: ResolvedModule,
+        diagnostics: Diagnostics,
+        kept: frozenset[int] = frozenset(),
+        reached: str = "",
+    ) -> FilePlan:
+        """
+        Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be.
+
+        What stands at one of the file offsets ``kept`` is not moved to a cheaper neighbour. ``reached`` leads to the
+        file where its path may not any more.
+        """
+        key = (id(resolved), kept)
+        plan = self._plans.get(key)
+        if plan is None:
+            request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
+            check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
+            self._refuse_events(resolved.events, diagnostics, everywhere=False)
+            hazard = partial(self._uretprobe_hazard, resolved.module, reached)
+            plan = plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
+            self._plans[key] = plan
+        return plan
+
+    def _uretprobe_hazard(self, module: Module, reached: str) -> str | None:
+
+        return uretprobe_hazard(module, command=self._command, reached=reached)
+
+    def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
+        """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
+        from dprobes.engines.ebpf.inkernel.kernel_spec import plan_kernel, refuse_reading, refuse_skips, refuse_waiting
+
+        if (known := self._kernel_plans.get(id(resolved))) is not None:
+            return known
+        request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
+        check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
+        self._refuse_events(resolved.events, diagnostics, everywhere=True)
+        refuse_reading(program, resolved, self.features, diagnostics)
+        refuse_waiting(resolved, self.features, diagnostics)
+        refuse_skips(program, resolved, self.features, diagnostics)
+        diagnostics.raise_if_errors()
+        planned = plan_kernel(program, resolved, self.features, diagnostics)
+        diagnostics.raise_if_errors()
+        self._kernel_plans[id(resolved)] = planned
+        return planned
+
+    def forget(self) -> None:
+        """Forget what was planned for runs that have ended."""
+        self._plans.clear()
+        self._kernel_plans.clear()
+
+    def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
+        """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""
+        self._refuse_events(probes, diagnostics, everywhere=True)
+        diagnostics.raise_if_errors()
+
+    def _refuse_events(self, probes: Sequence[Probepoint], diagnostics: Diagnostics, *, everywhere: bool) -> None:
+        if probes:
+            from dprobes.engines.ebpf.attach.perf_probes import refuse_events
+
+            refuse_events(probes, self.features, diagnostics, everywhere=everywhere)

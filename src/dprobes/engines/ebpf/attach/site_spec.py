@@ -1,0 +1,221 @@
+"""
+How the probepoints of a file are to be served: where their breakpoints stand, and which of them share code.
+
+What uprobes cannot serve is found here by decoding, before anything is loaded; the kernel itself would say nothing of
+it if the file is mapped later. Works on files only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.lowering_request import Placement
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.breakpoints import movable_probes
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import LeftOutProbe
+from dprobes.rpn.program_needs import entry_registers
+from dprobes.rpn.rpn_program import MANY_PLACES
+from dprobes.target.code.function_exits import ExitKind
+from dprobes.target.code.machine_code import decode_at
+from dprobes.target.code.uprobe_sites import may_fault, refusal, uprobe_class
+from dprobes.target.module_outline import cheap_sites_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
+
+# The plan of a file: its probepoints, and the places where breakpoints stand for them.
+
+
+DEBUG_REGISTER = "debug register"
+"""What hits a watchpoint, in the words of the summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """
+    Name one place of a breakpoint.
+
+    ``offset`` is that in the file, ``moved`` how far it is from the probepoint's written place. ``return_bytes`` is
+    what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
+    people how the kernel carries the instruction out. ``may_fault`` says that the instruction may raise a fatal signal.
+    ``counter`` is the file offset of the semaphore of a USDT probe, 0 for none.
+    ``anchor`` is what the kernel is to find the place by whenever a module of its own is loaded: ``SYMBOL+DISTANCE``.
+    ``arguments`` is how many words the function at a trampoline takes in registers.
+    """
+
+    offset: int
+    placement: Placement
+    executed: str
+    may_fault: bool
+    moved: int = 0
+    return_bytes: int = 0
+    anchor: str = ""
+    arguments: int = 0
+    counter: int = 0
+    is_entry: bool = False
+    """Whether no handler is here, but what keeps the entry of a call for the handler of its return."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """
+    Hold the probepoints of a file that get a breakpoint, each with its sites, and those that get none.
+
+    A probepoint without sites is one of which the program's file says so already (its ``state``).
+    """
+
+    resolved: ResolvedModule
+    probes: tuple[tuple[Probepoint, tuple[Site, ...]], ...]
+    left_out: tuple[LeftOutProbe, ...]
+
+
+_HANDS_OVER = "it may hand over to another function, and a uretprobe"
+
+
+def plan_file(
+    program: Program,
+    resolved: ResolvedModule,
+    diagnostics: Diagnostics,
+    *,
+    exact: bool,
+    uretprobe_hazard: Callable[[], str | None],
+    kept: Container[int] = (),
+) -> FilePlan:
+    """
+    Return how the probepoints of a file are to be served.
+
+    What was written out and cannot be served is an error; what a pattern found is left out then. ``exact`` forbids to
+    move breakpoints to a neighbouring instruction; those at the file offsets ``kept`` are never moved.
+    ``uretprobe_hazard`` says what speaks against uretprobes in the file, as a clause, or None; it is asked only if one
+    is needed.
+    """
+    planner = _Planner(program, resolved, diagnostics, exact=exact, kept=kept, uretprobe_hazard=cache(uretprobe_hazard))
+    found = FilePlan(resolved, tuple(planner.probes()), (*resolved.left_out, *planner.left_out))
+    diagnostics.raise_if_errors()
+    return found
+
+
+class _Planner:
+    def __init__(
+        self,
+        program: Program,
+        resolved: ResolvedModule,
+        diagnostics: Diagnostics,
+        *,
+        exact: bool,
+        kept: Container[int],
+        uretprobe_hazard: Callable[[], str | None],
+    ) -> None:
+        self._kept = kept
+        self._uretprobe_hazard = uretprobe_hazard
+        self._program = program
+        self._resolved = resolved
+        self._diagnostics = diagnostics
+        self._bits = 8 * resolved.architecture.word_size
+        self._moves = {} if exact else self._cheaper_places()
+        self.left_out: list[LeftOutProbe] = []
+
+    def probes(self) -> Iterator[tuple[Probepoint, tuple[Site, ...]]]:
+        for probe in self._resolved.in_code:
+            if probe.state is not ProbeState.COMPILED or probe.never_returns:
+                yield probe, ()
+                continue
+            sites = self._sites(probe)
+            if sites:
+                moved = sites[0].moved if sites[0].placement is Placement.BREAKPOINT else 0
+                yield replace(probe, subject=replace(probe.code, moved=moved)) if moved else probe, sites
+
+    def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
+        """Return the sites of a probepoint; none if it cannot be served, which has been said then."""
+        if probe.at_return:
+            return self._exits(probe)
+        reason = refusal(probe.instruction, self._bits, at_entry=self._is_entry(probe))
+        if reason is not None:
+            self._refuse(probe, f"its instruction is '{probe.instruction.text}': {reason}")
+            return ()
+        moved = self._moves.get(probe.offset, 0)
+        raw = decode_at(self._resolved.module, probe.offset + moved).raw if moved else probe.instruction.raw
+        executed = uprobe_class(raw, self._bits).value
+        faults = may_fault(raw, self._bits)
+        usdt = probe.code.usdt
+        if usdt is not None and usdt.semaphore and not usdt.counter:
+            self._refuse(probe, "its semaphore is not in the file, which the kernel could raise")
+            return ()
+        counter = usdt.counter if usdt is not None else 0
+        return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved, counter=counter),)
+
+    def _cheaper_places(self) -> dict[int, int]:
+        """Return by how many bytes breakpoints may move to be cheaper, by the file offset of the written place."""
+        probes = [probe for probe in movable_probes(self._resolved) if probe.offset not in self._kept]
+        moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
+        return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}
+
+    def _is_entry(self, probe: Probepoint) -> bool:
+        return self._resolved.module.function_start(probe.offset) == probe.instruction.address
+
+    def _exits(self, probe: Probepoint) -> tuple[Site, ...]:
+        exits = self._plain_exits(probe)
+        if not exits or entry_registers(self._program, probe.definition, self._resolved.architecture) is None:
+            return exits
+        raw = probe.instruction.raw
+        if self._bits == 32 and exits[0].placement is Placement.URETPROBE:
+            self._refuse(probe, f"{_HANDS_OVER} does not tell in 32-bit code which call returns")
+        elif (reason := refusal(probe.instruction, self._bits, at_entry=True)) is not None:
+            self._refuse(probe, f"its entry is kept at its first instruction '{probe.instruction.text}': {reason}")
+        elif any(site.offset == probe.offset and site.placement is Placement.RET_SITE for site in exits):
+            self._refuse(probe, "it returns by its first instruction, where its entry is to be kept as well")
+        else:
+            executed = uprobe_class(raw, self._bits).value
+            return (Site(probe.offset, Placement.BREAKPOINT, executed, may_fault=False, is_entry=True), *exits)
+        return ()
+
+    def _plain_exits(self, probe: Probepoint) -> tuple[Site, ...]:
+        exits = probe.code.exits.exits
+        if any(leaving.kind is not ExitKind.RETURN for leaving in exits):
+            another = _HANDS_OVER
+            if (hazard := self._uretprobe_hazard()) is not None:
+                self._refuse(probe, f"{another} would do harm: {hazard}")
+                return ()
+            if (reason := refusal(probe.instruction, self._bits, at_entry=True)) is not None:
+                self._refuse(
+                    probe, f"{another} cannot be put on its first instruction '{probe.instruction.text}': {reason}"
+                )
+                return ()
+            return (Site(probe.offset, Placement.URETPROBE, "return address", may_fault=False),)
+        for leaving in exits:
+            instruction = decode_at(self._resolved.module, leaving.offset)
+            if (reason := refusal(instruction, self._bits)) is not None:
+                self._refuse(probe, f"it returns by '{instruction.text}': {reason}")
+                return ()
+        return tuple(
+            Site(
+                leaving.offset,
+                Placement.RET_SITE,
+                uprobe_class(leaving.raw, self._bits).value,
+                may_fault=True,
+                moved=leaving.offset - probe.offset,
+                return_bytes=int.from_bytes(leaving.raw[-2:], "little") if leaving.raw[-3:-2] == b"\xc2" else 0,
+            )
+            for leaving in exits
+        )
+
+    def _refuse(self, probe: Probepoint, reason: str) -> None:
+        definition = probe.definition
+        if isinstance(definition.location, MANY_PLACES):
+            self.left_out.append(LeftOutProbe(probe.number, probe.path, probe.where, reason))
+            return
+        what = f"the return of {probe.where}" if probe.at_return else probe.where
+        self._diagnostics.error(
+            definition.span("offset"),
+            f"the ebpf engine cannot probe {what}: {reason}",
+            hint="use --engine ptrace with -c COMMAND or -p PID",
+        )

@@ -1,0 +1,23 @@
+"""Whether the engine is worth a thought: what ``auto`` asks, which costs little where privileges are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.bpf_privilege import missing_privilege
+from dprobes.engines.engine_registry import KernelSupport
+
+if TYPE_CHECKING:
+    from dprobes.engines.engine_options import MachineKnowledge
+
+__all__ = ["support"]
+
+
+def support(knowledge: MachineKnowledge) -> KernelSupport:
+    """Return what the kernel lets us do; without privileges nothing is tried, because all of it would fail."""
+    if (missing := missing_privilege()) is not None:
+        return KernelSupport(missing, "run dprobes as root")
+    from dprobes.engines.ebpf.feature_support import kernel_support
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+
+    return kernel_support(knowledge.recall(Features))

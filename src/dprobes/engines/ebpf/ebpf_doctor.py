@@ -1,0 +1,330 @@
+"""What the machine allows the eBPF engine, found out by trying; and what a probepoint costs where it is not hit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import resource
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.bpf_privilege import missing_privilege
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.engine_interface import Finding
+from dprobes.engines.linux.procfs import thread_state
+from dprobes.errors import TargetError, reason_of, reason_of_number
+from dprobes.target.kernel.running_kernel import RunningKernel
+from dprobes.target.kernel.tracepoints import KernelTracepoints
+
+if TYPE_CHECKING:
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+
+__all__ = ["examine", "examine_kernel"]
+
+# What the machine allows for programs about the kernel and its modules, found out by trying.
+
+
+_TYPES = Path("/sys/kernel/btf")
+_KERNEL = "vmlinux"
+
+
+def examine_kernel(features: Features, lockdown: str) -> list[Finding]:
+    """Return what was found; ``lockdown`` is a clause on it, empty where there is none."""
+    kernel = RunningKernel()
+    return [
+        _kprobes(features, lockdown),
+        _kernel_feature(
+            features,
+            Feature.KPROBE_MULTI,
+            "probe thousands of functions of the kernel at once (kprobe_multi)",
+            "Linux 5.18 or newer has it, with CONFIG_FPROBE; until then each function has a kprobe of its own",
+        ),
+        _kernel_feature(
+            features,
+            Feature.READ_KERNEL,
+            "read the kernel's memory in handlers",
+            "boot with kernel lockdown 'none' or 'integrity'",
+            lockdown,
+        ),
+        _kernel_feature(
+            features,
+            Feature.TRAMPOLINE,
+            "probe functions of the kernel without kprobes (fentry, fexit)",
+            "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them",
+            lockdown,
+        ),
+        _kernel_feature(
+            features,
+            Feature.OVERRIDE_RETURN,
+            "skip functions of the kernel that its source says may fail (bpf_override_return)",
+            "boot a kernel with CONFIG_BPF_KPROBE_OVERRIDE",
+        ),
+        _kernel_feature(
+            features,
+            Feature.MODIFY_RETURN,
+            "skip functions of the kernel in which security modules decide (fmod_ret)",
+            "boot a kernel with CONFIG_DEBUG_INFO_BTF and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS that permits them",
+        ),
+        _symbols(kernel),
+        _text(kernel),
+        _blacklist(kernel),
+        _tracepoints(),
+        _types(),
+    ]
+
+
+def _kprobes(features: Features, lockdown: str) -> Finding:
+    remedy = "boot a kernel with CONFIG_KPROBES and CONFIG_KPROBE_EVENTS; tracepoints, watchpoints and samplers work"
+    error = features.error(Feature.KPROBE)
+    if error is not None and error.errno in (errno.EPERM, errno.EACCES):
+        remedy = "boot without kernel lockdown (lockdown= and secure boot); tracepoints and samplers work"
+    return _kernel_feature(features, Feature.KPROBE, "probe instructions of the kernel (kprobes)", remedy, lockdown)
+
+
+def _kernel_feature(features: Features, feature: Feature, what: str, remedy: str, detail: str = "") -> Finding:
+    error = features.error(feature)
+    if error is None:
+        return Finding(what, works=True, detail=detail)
+    reason = reason_of_number(error.errno or 0)
+    return Finding(what, works=False, detail=f"{reason}; {detail}" if detail else reason, remedy=remedy)
+
+
+def _symbols(kernel: RunningKernel) -> Finding:
+    what = "find places in the kernel by name (/proc/kallsyms)"
+    try:
+        has_data = kernel.symbols.has_data
+    except TargetError as error:
+        return Finding(what, works=False, detail=error.message, remedy=error.hint or "")
+    return Finding(what, works=True, detail="" if has_data else "functions only: CONFIG_KALLSYMS_ALL lists data too")
+
+
+def _text(kernel: RunningKernel) -> Finding:
+    what = "verify instructions of the kernel (/proc/kcore)"
+    problem = kernel.memory.problem
+    kernel.memory.close()
+    if problem is None:
+        return Finding(what, works=True)
+    remedy = "run dprobes as root; where lockdown closes it, the kernel alone checks where instructions start"
+    return Finding(what, works=False, detail=problem, remedy=remedy)
+
+
+def _blacklist(kernel: RunningKernel) -> Finding:
+    what = "tell beforehand what nobody may probe in the kernel (kprobe blacklist)"
+    if kernel.blacklist is None:
+        remedy = "mount debugfs on /sys/kernel/debug; without it the kernel refuses such places at insertion"
+        return Finding(what, works=False, detail="/sys/kernel/debug/kprobes/blacklist is not there", remedy=remedy)
+    return Finding(what, works=True, detail=f"{len(kernel.blacklist)} entries")
+
+
+def _tracepoints() -> Finding:
+    what = "read the records of tracepoints (tracefs)"
+    try:
+        count = len(KernelTracepoints().subsystems())
+    except OSError as error:
+        remedy = "run dprobes as root; where lockdown closes tracefs, tracepoints have arguments only (BTF)"
+        return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
+    return Finding(what, works=True, detail=f"{count} subsystems")
+
+
+def _types() -> Finding:
+    what = "follow arguments of tracepoints, and recognise system calls (BTF)"
+    try:
+        names = sorted(path.name for path in _TYPES.iterdir())
+    except OSError as error:
+        return Finding(what, works=False, detail=reason_of(error), remedy="use a kernel with CONFIG_DEBUG_INFO_BTF")
+    modules = len([name for name in names if name != _KERNEL])
+    if _KERNEL not in names:
+        return Finding(what, works=False, detail=f"{_TYPES} is empty", remedy="use a kernel with CONFIG_DEBUG_INFO_BTF")
+    return Finding(what, works=True, detail=f"of the kernel and {modules} modules")
+
+
+_ENGINE = "run handlers in the kernel (eBPF engine)"
+_LOCKDOWN = Path("/sys/kernel/security/lockdown")
+_STARTING_TIME = 1.0  # seconds
+_TREES = "follow processes (-c, -p)"
+_OLD = "Linux 5.17 or newer has it; --engine ptrace needs none of it"
+
+
+def examine() -> list[Finding]:
+    """Return what was found, the most important things first."""
+    if (missing := missing_privilege()) is not None:
+        disabled = _sysctl("kernel/unprivileged_bpf_disabled")
+        detail = f"{missing} (kernel.unprivileged_bpf_disabled is {disabled or 'not there'})"
+        remedy = "run dprobes as root, or give it CAP_BPF and CAP_PERFMON; --engine ptrace needs neither"
+        return [Finding(_ENGINE, works=False, detail=detail, remedy=remedy)]
+    from dprobes.engines.ebpf.feature_support import kernel_support
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+
+    features = Features()
+    support = kernel_support(features)
+    found = [Finding(_ENGINE, support.problem is None, support.problem or _compiler(), support.remedy or "")]
+    if support.problem is not None:
+        return found
+    typed = "drop the records of instructions that fault (BTF)"
+    if support.tree_problem is None or Feature.BTF not in features:
+        typed = f"{_TREES}, and {typed}"
+    else:
+        found.append(Finding(_TREES, False, support.tree_problem, f"use {support.tree_remedy}, or --engine ptrace"))
+    return [
+        *found,
+        _feature(
+            features,
+            Feature.UPROBE_MULTI,
+            "insert thousands of probepoints at once (uprobe_multi)",
+            "Linux 6.6 or newer has it; until then up to 16 probepoints are inserted one by one",
+        ),
+        _feature(
+            features,
+            Feature.SLEEPABLE_UPROBE,
+            "read memory that is not present (sleepable programs)",
+            "Linux 6.0 or newer has it; until then such memory is a fault for handlers",
+        ),
+        _feature(
+            features,
+            Feature.TYPED_TRACEPOINT,
+            typed,
+            "use a kernel with CONFIG_DEBUG_INFO_BTF",
+        ),
+        _feature(
+            features,
+            Feature.PERF_EVENT,
+            "watch memory and take samples of all processes (perf events)",
+            "allow perf_event_open(2) in this container",
+            detail=f"kernel.perf_event_paranoid is {_sysctl('kernel/perf_event_paranoid')}",
+        ),
+        _feature(
+            features,
+            Feature.FIND_VMA,
+            "take samples of one module, and tell whether memory can be written (bpf_find_vma)",
+            "Linux 5.17 or newer has it",
+        ),
+        _feature(
+            features, Feature.WRITE_USER, "change memory in kernel handlers", _writing_remedy(), detail=_lockdown()
+        ),
+        _feature(
+            features,
+            Feature.WRITE_REGISTERS,
+            "change registers in kernel handlers",
+            "use --engine ptrace: this kernel lets uprobe programs only read them",
+        ),
+        _feature(features, Feature.ANCESTOR_CGROUP, "probe the processes of a cgroup (--cgroup)", _OLD),
+        _feature(features, Feature.NAMESPACE_PID, "number processes as their containers do (--pid-namespace)", _OLD),
+        _map_memory(),
+        _cost(),
+        *examine_kernel(features, _lockdown()),
+    ]
+
+
+def _feature(features: Features, feature: Feature, what: str, remedy: str, *, detail: str = "") -> Finding:
+    error = features.error(feature)
+    if error is None:
+        return Finding(what, works=True, detail=detail)
+    reason = reason_of_number(error.errno or 0)
+    return Finding(what, works=False, detail=f"{reason}; {detail}" if detail else reason, remedy=remedy)
+
+
+def _sysctl(name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys", name).read_text().strip()
+    return ""
+
+
+def _compiler() -> str:
+    """Return what the kernel does with BPF programs."""
+    if _sysctl("net/core/bpf_jit_enable") == "0":
+        return "interpreted, several times slower: set net.core.bpf_jit_enable to 1"
+    return f"compiled, Linux {os.uname().release}"
+
+
+def _lockdown() -> str:
+    with contextlib.suppress(OSError):
+        if (state := re.search(r"\[(\w+)\]", _LOCKDOWN.read_text())) is not None:
+            return f"kernel lockdown is '{state[1]}'"
+    return ""
+
+
+def _writing_remedy() -> str:
+    return "use --engine ptrace, or boot without kernel lockdown (lockdown= and secure boot)"
+
+
+def _map_memory() -> Finding:
+    """Find out whether the kernel has room for what records wait in."""
+    from dprobes.engines.ebpf.ebpf_options import RING_SIZE
+    from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+
+    what = f"make room for records that wait ({RING_SIZE >> 20} MiB)"
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
+    try:
+        RingBuffer(RING_SIZE).close()
+    except OSError as error:
+        detail = f"{reason_of(error)}; the limit of locked memory is {shown}"
+        return Finding(what, works=False, detail=detail, remedy="raise ulimit -l, or use a smaller --ring-size")
+    return Finding(what, works=True, detail=f"the limit of locked memory is {shown}")
+
+
+# What a probepoint costs a process
+
+# here: nop / mov $pause, %eax / syscall / jmp here
+_CODE = b"\x90\xb8\x22\0\0\0\x0f\x05\xeb\xf6"
+_BASE, _HEADER_SIZE, _ENTRY_SIZE = 0x400000, 64, 56
+
+
+def _waiting_program() -> bytes:
+    """Return a whole x86-64 ELF program that waits for ever."""
+    start = _HEADER_SIZE + _ENTRY_SIZE
+    size = start + len(_CODE)
+    header = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header += struct.pack(
+        "<HHIQQQIHHHHHH", 2, 62, 1, _BASE + start, _HEADER_SIZE, 0, 0, _HEADER_SIZE, _ENTRY_SIZE, 1, 0, 0, 0
+    )
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
+    return header + segment + _CODE
+
+
+def _cost() -> Finding:
+    """Measure what a probepoint changes in the memory of a process that maps the file."""
+    from dprobes.engines.ebpf.attach.handler_objects import attach_nothing
+
+    what = "insert a probepoint into a program"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "waiting")
+        path.write_bytes(_waiting_program())
+        path.chmod(0o700)
+        try:
+            process = subprocess.Popen([path])
+        except OSError as error:
+            # Temporary files may be on a file system that executes none.
+            return Finding(what, works=True, detail=f"not tried: {reason_of(error)}")
+        try:
+            _await_sleep(process.pid)
+            before = _private_memory(process.pid)
+            with attach_nothing(str(path), _HEADER_SIZE + _ENTRY_SIZE):
+                cost = _private_memory(process.pid) - before
+        except OSError as error:
+            remedy = "allow perf_event_open(2) and bpf(2) in this container"
+            return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
+        finally:
+            process.kill()
+            process.wait()
+    detail = f"it costs {cost} KiB of private memory for each page with probepoints in each process that uses the page"
+    return Finding(what, works=True, detail=detail)
+
+
+def _await_sleep(pid: int) -> None:
+    """Wait until the program has come to its pause: before that its page may not be in use."""
+    until = time.monotonic() + _STARTING_TIME
+    while thread_state(pid) != "S" and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _private_memory(pid: int) -> int:
+    """Return how many KiB of memory a process shares with no file, and so with no other process."""
+    found = re.findall(r"^Anonymous: +(\d+) kB", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
+    return sum(int(size) for size in found)

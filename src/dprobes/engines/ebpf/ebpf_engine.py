@@ -1,0 +1,183 @@
+"""The eBPF engine as the command line sees it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.attach.site_planner import Planner
+from dprobes.engines.ebpf.ebpf_options import RING_SIZE, Settings
+from dprobes.engines.ebpf.feature_support import kernel_support
+from dprobes.engines.ebpf.kernel.kernel_features import Features
+from dprobes.engines.engine_interface import Engine
+from dprobes.engines.engine_registry import engine_row
+from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
+from dprobes.target.probed_module import OWN_SYMBOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.ebpf.attach.site_spec import FilePlan
+    from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
+    from dprobes.engines.engine_capabilities import Capability
+    from dprobes.engines.engine_interface import Job, Scope
+    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_registry import KernelSupport
+    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.probed_module import SymbolProvider
+
+__all__ = ["EbpfEngine", "engine_for"]
+
+MANY_PLACES = 500
+"""From so many probepoints on it is asked who maps their file."""
+
+MANY_BREAKPOINTS = 50_000
+"""
+So many breakpoints in processes that do not count are too many for a command alone.
+
+To write one and to take it away took 4 us in processes that slept, and 77 us in those of a busy machine. Whoever runs
+into one meanwhile has a hit that counts nowhere. With ptrace they are in the command only.
+"""
+
+
+class EbpfEngine(Engine):
+    """
+    Probe files, whoever maps them, with handlers that are compiled to eBPF and run in the kernel.
+
+    ``exact``, ``command`` are those of the ``Planner``, the others those of ``Settings``. Any thread may use an engine,
+    and sessions may share it.
+    """
+
+    name = "ebpf"
+
+    def __init__(
+        self,
+        *,
+        allow_write: bool = False,
+        symbols: SymbolProvider = OWN_SYMBOLS,
+        debugger: Sequence[str] | None = None,
+        core_directory: str = ".",
+        pid_namespace: bool = False,
+        exact: bool = False,
+        command: str = "",
+        ring_size: int = RING_SIZE,
+        replaceable: bool = False,
+        overhead: float | None = None,
+        features: Features | None = None,
+    ) -> None:
+        self.features = features or Features()
+        self._planner = Planner(self.features, symbols, allow_write=allow_write, exact=exact, command=command)
+        self._settings = Settings(
+            self.features,
+            self._planner,
+            debugger,
+            core_directory,
+            pid_namespace,
+            1 << (ring_size - 1).bit_length(),
+            replaceable,
+            overhead,
+        )
+
+    @cached_property
+    def support(self) -> KernelSupport:
+        """What this kernel lets the engine do."""
+        return kernel_support(self.features)
+
+    @property
+    def found_capabilities(self) -> Container[Capability]:
+        """What this kernel lets it do besides; each is tried when it is asked for."""
+        return self.support.capabilities
+
+    def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: ARG002 - the protocol's signature
+        """Raise ``PrivilegeError`` if it cannot work here, ``NotSupportedError`` if it cannot follow processes."""
+        support = self.support
+        if support.problem is not None:
+            raise PrivilegeError(f"the ebpf engine cannot work here: {support.problem}", hint=support.remedy)
+        if scope.is_tree and support.tree_problem is not None:
+            raise NotSupportedError(
+                f"the ebpf engine cannot follow the processes of -c and -p here: {support.tree_problem}",
+                hint=f"use --engine ptrace, or {support.tree_remedy}",
+            )
+
+    def prepare(self, compiled: Compiled) -> None:
+        """Raise ``SourceError`` if a probepoint that was found cannot be served."""
+        if compiled.everywhere:
+            self.plan_everywhere(compiled.everywhere, compiled.diagnostics)
+        elif compiled.obstacle is not None:
+            raise compiled.obstacle
+        elif compiled.kernel is not None:
+            self._planner.plan_kernel(compiled.program, compiled.kernel, compiled.diagnostics)
+        elif compiled.resolved is not None:
+            self.plan(compiled.program, compiled.resolved, compiled.diagnostics)
+
+    def drawback(self, compiled: Compiled, scope: Scope) -> str | None:
+        """Return why the breakpoints of a process or command should not be in all processes; None if they may."""
+        if compiled.resolved is None or not scope.is_tree:
+            return None
+        if (cost := _cost(compiled, scope)) is not None:
+            return cost
+        from dprobes.diagnostics import Diagnostics
+        from dprobes.engines.ebpf.attach.code_conflicts import conflict_outside
+        from dprobes.engines.ebpf.attach.file_spec import places_of
+
+        diagnostics = Diagnostics()
+        try:
+            plan = self.plan(compiled.program, compiled.resolved, diagnostics)
+        except SourceError:
+            return None  # "prepare" says it
+        conflict = conflict_outside(str(compiled.resolved.module.path), places_of(plan), scope)
+        if conflict is None:
+            compiled.diagnostics.extend(diagnostics)  # the plan is kept
+        return conflict
+
+    def plan(self, program: Program, resolved: ResolvedModule, diagnostics: Diagnostics) -> FilePlan:
+        """Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be."""
+        return self._planner.plan(program, resolved, diagnostics)
+
+    def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
+        """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""
+        self._planner.plan_everywhere(probes, diagnostics)
+
+    def run(self, job: Job) -> EbpfSession:
+        """Return the session; entering it attaches the program, and starts the command if there is one."""
+        from dprobes.engines.ebpf.read.ebpf_session import EbpfSession
+
+        return EbpfSession(self._settings, job)
+
+
+def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
+    """Return the engine for what a user says."""
+    own = engine_row(EbpfEngine.name).own_options(options.own)
+    return EbpfEngine(
+        allow_write=options.allow_write,
+        symbols=options.symbols,
+        debugger=options.debugger,
+        core_directory=options.core_directory,
+        pid_namespace=own.pid_namespace,
+        exact=own.exact,
+        command=scope.program or next(iter(scope.command), ""),
+        ring_size=own.ring_size,
+        replaceable=options.replaceable,
+        overhead=options.overhead,
+        features=options.knowledge.recall(Features),
+    )
+
+
+def _cost(compiled: Compiled, scope: Scope) -> str | None:
+    """Return why it takes too long to put the breakpoints for a command into all processes; None if it does not."""
+    assert compiled.resolved is not None
+    count = len(compiled.resolved.in_code)
+    if not scope.is_command or count < MANY_PLACES:
+        return None
+    from dprobes.engines.ebpf.attach.code_mappers import find_mappers
+
+    mappers = len(find_mappers(compiled.resolved.module.path).found)
+    if count * mappers < MANY_BREAKPOINTS:
+        return None
+    return (
+        f"{count} breakpoints would be in each of {mappers} other processes that map the module as well, "
+        "which takes longer than most commands run"
+    )

@@ -1,0 +1,414 @@
+"""
+Groups of probepoints in the kernel: attached, as far as the kernel takes them, and with the hits that it has missed.
+
+What it refuses because of the place has no probepoint, and all others have one; a program with nothing else is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.lowering_request import Placement
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.engine_interface import Notice, StateEvent
+from dprobes.engines.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY, ProgramType, missed_hits, program_info
+from dprobes.errors import EngineError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import LeftOutProbe
+from dprobes.rpn.rpn_program import Glob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from dprobes.bpf.lower.lowering_request import Request
+    from dprobes.bpf.map_layouts import MapName
+    from dprobes.engines.ebpf.attach.site_links import Group
+    from dprobes.engines.ebpf.attach.site_spec import Site
+    from dprobes.engines.ebpf.inkernel.kernel_spec import PlannedKernel
+    from dprobes.engines.ebpf.inkernel.waiting_kprobes import WaitingProbes
+    from dprobes.engines.ebpf.kernel.bpf_links import EntryKprobes
+    from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.resolve.probepoints import Probepoint
+
+__all__ = ["KernelGroups", "KernelMisses", "KprobeList", "parse_kprobes"]
+
+# What the kernel has made of kprobes: calls of ftrace, jumps, or breakpoints, by its list of them in debugfs.
+#
+# It makes jumps some time after kprobes were registered, and takes them back where somebody else comes near.
+
+
+_LIST = Path("/sys/kernel/debug/kprobes/list")
+_INTERVAL = 1.0
+"""Seconds for which a list is good: there may be thousands of lines in it."""
+_ENDBR = 4
+_WAYS = {"FTRACE": "ftrace", "OPTIMIZED": "jump"}
+
+
+class KprobeList:
+    """The list, as it was when somebody last looked."""
+
+    def __init__(self, path: Path = _LIST) -> None:
+        self._path = path
+        self._ways: dict[int, str] = {}
+        self._read = float("-inf")
+        self._is_last = False
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Read the list, if that was not done a moment ago; what was found when it was ``is_last`` stays."""
+        now = time.monotonic()
+        if self._is_last or (now - self._read < _INTERVAL and not is_last):
+            return
+        self._read, self._is_last = now, is_last
+        try:
+            self._ways = parse_kprobes(self._path.read_text())
+        except OSError:
+            self._ways = {}  # without debugfs nobody tells
+
+    def way(self, address: int) -> str | None:
+        """Return what became of the kprobe at an address, or behind the landing pad there; None if not known."""
+        return self._ways.get(address) or self._ways.get(address + _ENDBR)
+
+
+def parse_kprobes(text: str) -> dict[int, str]:
+    """
+    Return what became of kprobes, by their addresses.
+
+    A line is ``ADDRESS  k|r  NAME+DISTANCE  MODULE  [FLAG]...`` (``report_probe`` in kernel/kprobes.c).
+    """
+    found = {}
+    for line in text.splitlines():
+        address, _, rest = line.partition(" ")
+        flags = re.findall(r"\[(\w+)\]", rest)
+        if "GONE" not in flags and "DISABLED" not in flags:
+            found[int(address, 16)] = next((_WAYS[flag] for flag in flags if flag in _WAYS), "breakpoint")
+    return found
+
+
+# Hits in the kernel that ran no handler, as the kernel counts them.
+#
+# It may have to await more returns than it has room for, or be hit while a handler runs on that processor. It counts by
+# links and by programs: what one of many functions has missed belongs to all of them together.
+
+
+_MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
+
+
+class KernelMisses:
+    """The misses of a run, by the probepoints that share a link or a program; any thread may ask."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._lock = threading.Lock()
+        self._links: set[_WatchedLinks] = set()
+        self._programs: dict[int, tuple[int, ...]] = {}
+        self._ended: Counter[tuple[int, ...]] = Counter()
+
+    def watch(self, links: Descriptors, group: Group) -> Descriptors:
+        """Count what the links of a group miss until they are closed, and its program until ``close``; return them."""
+        probes = tuple(probe for probe, _ in group.sites)
+        if not probes:
+            return links
+        with self._lock:
+            self._programs.setdefault(group.program, probes)
+        count = self._count_of(links, group)
+        if count is None:
+            return links
+        owners = [probes] if group.placement in _MANY else [(probe,) for probe in probes]
+        watched = _WatchedLinks(links, owners, count, self)
+        with self._lock:
+            self._links.add(watched)
+        return watched
+
+    def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
+        """Return what tells how many hits each of some links has missed, by descriptors; None if nothing does."""
+        if group.placement.is_trampoline:
+            return None
+        if Feature.LINK_MISSED in self._features:
+            member = MISSED_MANY if group.placement in _MANY else MISSED
+            offset = self._features.types.member_offset(LINK_INFO, member)
+            return lambda descriptors: [missed_hits(each, offset) for each in descriptors]
+        if group.sites[0][1].anchor:
+            from dprobes.engines.ebpf.inkernel.waiting_kprobes import WaitingLinks
+
+            assert isinstance(links, WaitingLinks), "what has an anchor waits for its module"
+            return lambda _: links.missed()
+        return None
+
+    def settle(self, links: _WatchedLinks) -> None:
+        """Note what links have missed that are about to be closed."""
+        with self._lock:
+            if links in self._links:
+                self._links.discard(links)
+                self._ended.update(links.missed())
+
+    def counts(self) -> Counter[tuple[int, ...]]:
+        """Return how many hits were missed so far, by the probepoints that they belong to."""
+        with self._lock:
+            found = Counter(self._ended)
+            for links in self._links:
+                found.update(links.missed())
+            for program, probes in self._programs.items():
+                found[probes] += program_info(program).recursion_misses
+            return found
+
+    def close(self) -> None:
+        """Keep the counts: the programs are about to be closed."""
+        counts = self.counts()
+        with self._lock:
+            self._links.clear()
+            self._programs.clear()
+            self._ended = counts
+
+
+class _WatchedLinks(Descriptors):
+    """The descriptors of ``links``, which tell what they have missed before they are closed; each is of ``probes``."""
+
+    def __init__(
+        self,
+        links: Descriptors,
+        probes: Sequence[tuple[int, ...]],
+        count: Callable[[Sequence[int]], Sequence[int]],
+        misses: KernelMisses,
+    ) -> None:
+        descriptors = links.detach()
+        super().__init__(descriptors)
+        self._owner = links
+        self._links = dict(zip(probes, descriptors, strict=True))
+        self._count = count
+        self._misses = misses
+
+    def missed(self) -> Counter[tuple[int, ...]]:
+        """Return how many hits were missed, by the probepoints of a link."""
+        return Counter(dict(zip(self._links, self._count([*self._links.values()]), strict=True)))
+
+    def close(self) -> None:
+        """Note what was missed, and give up the links, with what else their owner has."""
+        self._misses.settle(self)
+        super().close()
+        self._owner.close()
+
+
+_LISTED = 3
+"""How many functions a message names."""
+
+
+class KernelGroups:
+    """
+    What is attached in the kernel; ``probes`` are all probepoints of the run.
+
+    ``planned`` is None if none of them is in the kernel; ``request`` has the scope, ``maps`` are those of the run.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probepoint],
+        planned: PlannedKernel | None,
+        request: Request,
+        maps: Mapping[MapName, int],
+        features: Features,
+    ) -> None:
+        self._probes = probes
+        self._planned = planned
+        self._request = request
+        self._maps = maps
+        self._features = features
+        self._counted: KernelMisses | None = None
+        self._waiting: WaitingProbes | None = None
+        self._kprobes = KprobeList()
+        self._unseen: ArrayMap | None = None
+        self._unseen_returns: Counter[int] = Counter()
+        self.refused: dict[int, str] = {}
+        """The probepoints that the kernel refused, with the reasons."""
+
+    @property
+    def _misses(self) -> KernelMisses:
+        """What was missed; made for the first group."""
+        if self._counted is None:
+            self._counted = KernelMisses(self._features)
+        return self._counted
+
+    def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
+        """Attach a group in the kernel; what is refused leaves the group."""
+        if group.is_entry:  # no handler misses it
+            return self._wait(group, places) if group.sites[0][1].anchor else self._link(group, places)
+        if group.sites[0][1].anchor:
+            return self._misses.watch(self._wait(group, places), group)
+        if group.placement is not Placement.KRETPROBE or Feature.LINK_MISSED in self._features:
+            return self._misses.watch(self._link(group, places), group)
+        from dprobes.engines.ebpf.kernel.bpf_links import EntryKprobes
+
+        # At each hit the kernel comes to the entries' kprobes last, because they are there first. As long as they have
+        # a program there are those for returns, or calls in between would seem to be missed.
+        with contextlib.closing(EntryKprobes(places)) as entries:
+            links = self._link(group, places)
+            try:
+                counting = self._link_counter(entries)
+            except BaseException:
+                links.close()
+                raise
+        return self._misses.watch(Descriptors([*links.detach(), *counting.detach()]), group)
+
+    def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
+        from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel, attach_pattern
+
+        first, _ = group.sites[0]
+        if group.placement.is_trampoline:
+            return self._link_trampoline(group, first)
+        if len(self._probes) == 1 and not isinstance(self._probes[first].definition.location, Glob):
+            try:
+                return attach_kernel(group.program, places, group.placement)
+            except EngineError as error:
+                reason = getattr(error.__cause__, "errno", None) == errno.EINVAL and self._reason_of(group.sites[0][1])
+                if not reason:
+                    raise
+                self.refused[first] = reason
+                group.sites[:] = []
+                return Descriptors()
+        links, refused = attach_pattern(group.program, places, group.placement)
+        if refused:
+            self.refused |= {probe: refused[site.offset] for probe, site in group.sites if site.offset in refused}
+            group.sites[:] = [pair for pair in group.sites if pair[1].offset not in refused]
+        return links
+
+    def _reason_of(self, site: Site) -> str | None:
+        """Return why the kernel calls a place invalid, if that is known."""
+        if self._planned is None:
+            return None
+        kernel = self._planned.resolved.module.kernel
+        function = kernel.symbols.covering(site.offset)
+        if function is None or kernel.is_traceable(function.address) is not False:
+            return None
+        return "the function is one that nobody may trace (notrace, or a part of what traces)"
+
+    def _link_trampoline(self, group: Group, probe: int) -> Descriptors:
+        from dprobes.engines.ebpf.kernel.bpf_links import attach_trampoline
+
+        definition, where = self._probes[probe].definition, self._probes[probe].where
+        links = attach_trampoline(group.program, where, is_one_of_many=isinstance(definition.location, Glob))
+        if isinstance(links, str):
+            self.refused[probe] = links
+            group.sites[:] = []
+            return Descriptors()
+        return links
+
+    def _wait(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
+        """Attach a group in a module that comes and goes; of its sites all have anchors, or none (``parts``)."""
+        if self._waiting is None:
+            from dprobes.engines.ebpf.inkernel.waiting_kprobes import WaitingProbes
+
+            assert self._planned is not None, "something in the kernel is planned"
+            self._waiting = WaitingProbes(self._planned.resolved.module.name)
+        anchors = [(site.anchor, cookie) for (_, site), (_, cookie) in zip(group.sites, places, strict=True)]
+        return self._waiting.attach(group.program, anchors, at_return=group.placement.is_return)
+
+    def _link_counter(self, entries: EntryKprobes) -> Descriptors:
+        """Let the calls be counted whose return will not be seen, where the kernel does not count them."""
+        assert self._planned is not None, "something in the kernel is planned"
+        trampolines = self._planned.resolved.module.kernel.return_trampolines
+        if not trampolines:
+            return Descriptors()
+        from dprobes.bpf.lower.hits.call_entries import missed_returns
+        from dprobes.bpf.map_layouts import MapName
+        from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, load
+
+        if self._unseen is None:
+            self._unseen = ArrayMap(8 * self._request.tables.probes, name="dprobes_unseen")
+        maps = {**self._maps, MapName.UNSEEN_RETURNS: self._unseen.fd}
+        program = load(missed_returns(self._request, trampolines), maps, ProgramType.KPROBE, name="dprobes")
+        try:
+            return entries.link(program)
+        finally:
+            os.close(program)
+
+    def look_at_ways(self) -> None:
+        """Find out for the last time what the kernel has made of kprobes, before they are gone."""
+        if self._planned is not None:
+            self._kprobes.look(is_last=True)
+
+    def executed(self, site: Site) -> str:
+        """Return how a site is served, in the words of the summary."""
+        if site.placement not in (Placement.KPROBE, Placement.KRETPROBE):
+            return site.executed
+        self._kprobes.look()
+        way = self._kprobes.way(site.offset)
+        return site.executed if way is None else f"{site.executed} ({way})"
+
+    def missed(self) -> Counter[int]:
+        """Return how many hits ran no handler by probepoint, as far as the kernel counts them so."""
+        counts = self._counted.counts() if self._counted is not None else {}
+        missed = Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
+        missed.update(self._unseen_returns if self._unseen is None else self._read_unseen(self._unseen))
+        return missed
+
+    def _read_unseen(self, unseen: ArrayMap) -> Counter[int]:
+        """Return of how many calls the return was not seen, by probepoint: each has an entry in both banks."""
+        bank = self._request.tables.probes // 2
+        found: Counter[int] = Counter()
+        for entry, count in enumerate(unseen.words):
+            if count:
+                found[entry % bank] += count
+        return found
+
+    def note_of_misses(self) -> Notice | None:
+        """Return the note for a kernel that does not count the hits during handlers."""
+        if self._counted is None or Feature.LINK_MISSED in self._features:
+            return None
+        return Notice(
+            "this kernel does not count the hits that come while a handler runs on the same CPU: they are seen nowhere",
+            is_warning=False,
+        )
+
+    def close(self) -> None:
+        """Keep the counts, as the programs are about to be closed, and have nothing left of what was attached."""
+        if self._counted is not None:
+            self._counted.close()
+        if self._unseen is not None:
+            unseen, self._unseen = self._unseen, None
+            self._unseen_returns = self._read_unseen(unseen)
+            unseen.close()
+        if self._waiting is not None:
+            self._waiting.close()
+
+    def notices(self) -> Iterator[Notice]:
+        """Iterate over the notices of hits that many probepoints have missed together."""
+        counts = self._counted.counts() if self._counted is not None else {}
+        for probes, count in counts.items():
+            if count and len(probes) > 1:
+                names = _listed([self._probes[number].where for number in probes])
+                hits = "1 hit" if count == 1 else f"{count} hits"
+                yield Notice(
+                    f"{hits} of {names} ran no handler: no more returns could be awaited at that moment, or a handler "
+                    "ran on that processor"
+                )
+
+    @property
+    def left_out(self) -> Iterator[LeftOutProbe]:
+        """The refused probepoints as those of patterns that could not be placed at all."""
+        for number, reason in self.refused.items():
+            probe = self._probes[number]
+            yield LeftOutProbe(probe.number, probe.path, probe.where, reason)
+
+    def states_of(self, numbers: Sequence[int]) -> Iterator[StateEvent]:
+        """Iterate over the states of refused ones among some probepoints, one for each reason."""
+        by_reason: dict[str, list[int]] = {}
+        for number in numbers:
+            if (reason := self.refused.get(number)) is not None:
+                by_reason.setdefault(reason, []).append(number)
+        for reason, refused in by_reason.items():
+            names = [self._probes[number].where for number in refused]
+            yield StateEvent(tuple(refused), 0, ProbeState.EXCLUDED, f"{_listed(names)}: {reason}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,189 @@
+"""
+Kprobes that wait for a module: the kernel registers them whenever the module is loaded, before its code runs.
+
+They are lines of ``kprobe_events`` in tracefs, each ``p:GROUP/EVENT MODULE:SYMBOL+DISTANCE``. What perf and BPF attach
+to is the tracepoint that the kernel makes of a line; it is there whether the module is or not. The kernel looks through
+all lines when a module comes (``trace_kprobe_module_callback`` in kernel/trace/trace_kprobe.c), after it has been
+relocated and before its parameters are set and its ``init`` is called; when it goes, the kprobes are dead until it
+comes again.
+
+To close the link to a tracepoint takes the kernel 30 to 60 ms, and not less if many are closed at the same time; to
+take a line away then, 1 ms, in a write of its own or in one with others (6.1 and 6.12 in an emulated machine).
+
+A line is no descriptor: it stays when its writer is killed. So another process (``guard``) takes away the lines of this
+one then, and whoever starts later those that were left even so: the name of a group says whose it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
+from dprobes.engines.ebpf.inkernel.kprobe_guard import Guard, remove_lines
+from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, Descriptors
+from dprobes.engines.linux import perf_calls
+from dprobes.engines.linux.bpf_calls import link_perf_event
+from dprobes.engines.linux.procfs import start_time
+from dprobes.errors import EngineError, PrivilegeError, reason_of
+from dprobes.target.kernel.tracefs import open_trace_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.target.kernel.tracefs import TraceFiles
+
+__all__ = ["WaitingLinks", "WaitingProbes", "parse_misses"]
+
+_LINES = "kprobe_events"
+_MISSES = "kprobe_profile"
+_GROUP = re.compile(r"dprobes_(\d+)_(\d+)_\d+")
+_LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
+
+
+class WaitingProbes:
+    """The kprobes of one session in a module of the kernel; whoever has them calls ``close`` at the end."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._stack = contextlib.ExitStack()
+        self._files: TraceFiles | None = None
+        self._numbers = itertools.count()
+        # Objects of one process that live at the same time differ in their addresses.
+        self._group = f"dprobes_{os.getpid()}_{start_time(os.getpid())}_{id(self)}"
+
+    def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> WaitingLinks:
+        """Attach a program to places, each an anchor in the module with the cookie that the program gets there."""
+        links = WaitingLinks(self)
+        try:
+            for anchor, cookie in places:
+                self._attach_one(links, program, anchor, cookie, at_return=at_return)
+        except BaseException:
+            links.close()
+            raise
+        return links
+
+    def _attach_one(self, links: WaitingLinks, program: int, anchor: str, cookie: int, *, at_return: bool) -> None:
+        files = self._open()
+        # Alone it has to tell whose it is, too: the list of misses has no groups.
+        name = f"{self._group}/{self._group}_{next(self._numbers)}"
+        try:
+            files.append(_LINES, f"{'r' if at_return else 'p'}:{name} {self._module}:{anchor}")
+            links.lines.append(name)
+            event = perf_calls.open_tracepoint(int(files.read(f"events/{name}/id")))
+            try:
+                links.add(link_perf_event(program, event, cookie))
+                perf_calls.enable(event)
+            finally:
+                os.close(event)
+        except OSError as error:
+            raise self._refusal(error, anchor) from error
+
+    def _open(self) -> TraceFiles:
+        """Begin: nothing is written before there is somebody who takes it away again."""
+        if self._files is None:
+            try:
+                files = self._stack.enter_context(open_trace_files())
+                _remove_leftovers(files)
+                self._stack.enter_context(Guard(self._group, files.descriptor))
+            except OSError as error:
+                self._stack.close()
+                raise EngineError(
+                    f"probepoints in the module '{self._module}' cannot be kept: {reason_of(error)}"
+                ) from error
+            self._files = files
+        return self._files
+
+    def missed(self) -> dict[str, int]:
+        """
+        Return how many hits were missed, by the names of events.
+
+        The kernel counts anew whenever it registers a kprobe, so what was missed before the module came is not in it.
+        """
+        if self._files is None:
+            return {}
+        try:
+            return parse_misses(self._files.read(_MISSES))
+        except OSError:
+            return {}
+
+    def remove(self, lines: list[str]) -> None:
+        """Take away lines whose events are closed."""
+        if lines:
+            remove_lines(self._open().descriptor, lines)
+
+    def close(self) -> None:
+        """Give up what is left."""
+        self._files = None
+        self._stack.close()
+
+    def _refusal(self, error: OSError, anchor: str) -> EngineError:
+        what = f"the probepoint at {self._module}:{anchor}"
+        match error.errno:
+            case errno.EPERM | errno.EACCES:
+                return PrivilegeError(
+                    f"the kernel does not permit {what}", hint="run as root; kernel lockdown may forbid kprobes as well"
+                )
+            case errno.EILSEQ:
+                return EngineError(f"{what} is inside an instruction")
+            case errno.EINVAL:
+                return EngineError(
+                    f"the kernel excludes {what} from probes: it is in code that handles them, or in none"
+                )
+            case errno.EADDRNOTAVAIL | errno.ENOENT:
+                return EngineError(f"{what} is in no function that may be probed")
+        return EngineError(
+            f"{what} cannot be attached: {reason_of(error)}",
+            hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+        )
+
+
+class WaitingLinks(Descriptors):
+    """Own the links to some lines, and the ``lines``."""
+
+    def __init__(self, owner: WaitingProbes) -> None:
+        super().__init__()
+        self._owner = owner
+        self.lines: list[str] = []
+
+    def missed(self) -> list[int]:
+        """Return how many hits each kprobe has missed, also those for which no return could be awaited."""
+        missed = self._owner.missed()
+        return [missed.get(line.partition("/")[2], 0) for line in self.lines]
+
+    def close(self) -> None:
+        """Remove the kprobes."""
+        super().close()
+        lines, self.lines = self.lines, []
+        self._owner.remove(lines)
+
+
+def parse_misses(text: str) -> dict[str, int]:
+    """
+    Return how many hits were missed, by the names of events.
+
+    A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c); misses of a return
+    probe have those in them for which no return could be awaited.
+    """
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: int(row[2]) for row in rows if len(row) == 3}
+
+
+def _remove_leftovers(files: TraceFiles) -> None:
+    """Take away the lines of processes that were killed together with their guard."""
+    # The numbers in names are those of the initial namespace only where this process is in it.
+    if not is_initial_namespace():
+        return
+    lines = [
+        (match[1], f"{match[1]}/{match[2]}") for match in map(_LINE.match, files.read(_LINES).splitlines()) if match
+    ]
+    dead = [name for group, name in lines if (owner := _GROUP.fullmatch(group)) and _is_dead(*map(int, owner.groups()))]
+    remove_lines(files.descriptor, dead, patience=0.0)
+
+
+def _is_dead(pid: int, started: int) -> bool:
+    return start_time(pid) != started

@@ -1,0 +1,594 @@
+"""
+Attach loaded programs: to many places of a file at once, and to tracepoints; ``bpf_links`` has what each CPU has.
+
+Everything lasts until the ``Descriptors`` that hold the links are closed; what was attached halfway is taken away again
+before an error is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Register
+from dprobes.bpf.lower.lowering_request import Placement
+from dprobes.engines.ebpf.kernel.bpf_objects import PERF_REMEDY, TOO_MANY_FILES, Descriptors, load
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.linux import perf_calls
+from dprobes.engines.linux.bpf_calls import (
+    AttachType,
+    KprobeMulti,
+    ProgramType,
+    UprobeMulti,
+    link_kprobes,
+    link_perf_event,
+    link_uprobes,
+    open_raw_tracepoint,
+)
+from dprobes.engines.linux.call_proxy import close_in_proxy
+from dprobes.engines.linux.cpus import online_cpus
+from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError, reason_of, reason_of_number
+from dprobes.rpn.rpn_program import Access
+from dprobes.target.btf import Kind
+from dprobes.target.kernel.traced_fields import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.bpf.map_layouts import MapName
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.target.kernel.traced_fields import TracedEvent
+
+__all__ = [
+    "ACCESSES",
+    "SINGLE_UPROBES_MAX",
+    "CpuLinks",
+    "EntryKprobes",
+    "ProgramForm",
+    "UprobeLinks",
+    "attach_breakpoint",
+    "attach_clock",
+    "attach_kernel",
+    "attach_pattern",
+    "attach_tracepoint",
+    "attach_trampoline",
+    "attach_typed_tracepoint",
+    "attach_uprobes",
+    "form_of",
+    "is_refused",
+    "kernel_attach_type",
+    "trampoline_form",
+    "uprobe_attach_type",
+]
+
+SINGLE_UPROBES_MAX = 16
+"""
+How many uprobes are attached one by one, where the kernel has no uprobe_multi.
+
+Each takes the kernel about 0.1 s to detach, one after the other, because each waits for all CPUs.
+"""
+
+
+class UprobeLinks(Descriptors):
+    """Own the links of uprobes, which are removed completely whoever is killed meanwhile."""
+
+    def close(self) -> None:
+        """Remove the uprobes."""
+        close_in_proxy(self.detach())
+
+
+_ENOTSUPP = 524  # include/linux/errno.h; not for user space, but uprobes let it out
+
+
+def uprobe_attach_type(features: Features) -> AttachType:
+    """Return the attach type with which programs for ``attach_uprobes`` are to be loaded."""
+    return AttachType.TRACE_UPROBE_MULTI if Feature.UPROBE_MULTI in features else AttachType.NONE
+
+
+def attach_uprobes(
+    program: int,
+    path: str,
+    places: Sequence[tuple[int, int]],
+    features: Features,
+    *,
+    pid: int | None = None,
+    at_return: bool = False,
+    counters: Sequence[int] = (),
+    shown: str = "",
+) -> Descriptors:
+    """
+    Attach a program to ``places``, file offsets with the cookie that the program gets there.
+
+    ``counters`` are the file offsets of the semaphores to be raised meanwhile, one for each place, 0 for none.
+
+    ``pid`` restricts it to one process without its children where the kernel can (``Feature.UPROBE_MULTI_PROCESS``),
+    which saves the hits of others; the program must look itself. The offsets must be those of instructions that the
+    kernel can serve. ``shown`` is the file's name in errors.
+    """
+    shown = shown or path
+    if Feature.UPROBE_MULTI in features:
+        process = pid if pid is not None and Feature.UPROBE_MULTI_PROCESS in features else 0
+        flags = UprobeMulti.RETURN if at_return else UprobeMulti.NONE
+        offsets, cookies = [offset for offset, _ in places], [cookie for _, cookie in places]
+        try:
+            return UprobeLinks((link_uprobes(program, path, offsets, cookies, flags, process, counters),))
+        except OSError as error:
+            raise _uprobe_error(error, shown, offsets, counts=any(counters)) from error
+    if len(places) > SINGLE_UPROBES_MAX:
+        raise NotSupportedError(
+            f"{len(places)} probepoints in '{shown}' are too many for this kernel: it has no uprobe_multi links, "
+            "attaches them one by one, and takes 0.1 s to detach each",
+            hint=f"use at most {SINGLE_UPROBES_MAX} probepoints, Linux 6.6 or later, or --engine ptrace",
+        )
+    return _single_uprobes(program, path, places, pid, at_return=at_return, counters=counters, shown=shown)
+
+
+def _single_uprobes(
+    program: int,
+    path: str,
+    places: Sequence[tuple[int, int]],
+    pid: int | None,
+    *,
+    at_return: bool,
+    counters: Sequence[int],
+    shown: str,
+) -> UprobeLinks:
+
+    offset = 0
+
+    def events() -> Iterator[tuple[int, int]]:
+        nonlocal offset
+        unit = perf_calls.uprobe_unit()
+        process = -1 if pid is None else pid
+        for (offset, cookie), counter in zip(places, counters or [0] * len(places), strict=True):
+            event = perf_calls.open_uprobe(unit, path, offset, pid=process, is_return=at_return, counter=counter)
+            yield event, cookie
+
+    try:
+        return link_events(program, events(), UprobeLinks())
+    except OSError as error:
+        raise _uprobe_error(error, shown, [offset], counts=any(counters)) from error
+
+
+Links = TypeVar("Links", bound=Descriptors)
+
+
+def link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
+    """Attach a program to one event; from then on the link, which goes to ``links``, keeps it."""
+    try:
+        links.add(link_perf_event(program, event, cookie))
+        perf_calls.enable(event)
+    finally:
+        os.close(event)
+
+
+def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -> Links:
+    """
+    Attach a program to events, each of which comes with the cookie that the program gets; the links go to ``links``.
+
+    From then on these keep the events. OSError as the kernel answers.
+    """
+    try:
+        for event, cookie in events:
+            link_event(links, program, event, cookie)
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+def _uprobe_error(
+    error: OSError, path: str, offsets: Sequence[int], *, counts: bool = False
+) -> EngineError | TargetError:
+    """Say what the kernel's refusal of uprobes means."""
+    what = f"the probepoint at {offsets[0]:#x}" if len(offsets) == 1 else f"the {len(offsets)} probepoints"
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return TargetError(f"'{path}' is not there any more")
+        case errno.EBADF:
+            return TargetError(f"'{path}' is not a regular file")
+        case errno.ESRCH:
+            return TargetError("the process has ended")
+        case errno.EPERM | errno.EACCES:
+            return PrivilegeError(
+                f"the kernel does not permit to attach uprobes to '{path}'",
+                hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
+            )
+        case errno.EOPNOTSUPP if counts:
+            return NotSupportedError(
+                f"this kernel cannot raise the semaphore of the USDT probe of {what} in '{path}'",
+                hint="use --engine ptrace",
+            )
+        case number if number in (_ENOTSUPP, errno.EOPNOTSUPP):
+            return NotSupportedError(
+                f"the kernel cannot execute the instruction of {what} in '{path}' out of line",
+                hint="use --engine ptrace",
+            )
+        case errno.EINVAL if counts:
+            return EngineError(
+                f"the kernel refuses {what} in '{path}', which the semaphore of a USDT probe guards",
+                hint="another tracer may have a probe at the same place that does not raise the semaphore: the kernel "
+                "takes both only if they agree; --engine ptrace does not ask it",
+            )
+        case errno.EIO | errno.EINVAL:
+            return EngineError(
+                f"the kernel refuses {what} in '{path}' ({reason_of_number(error.errno or 0)})",
+                hint="the file may be on a file system that uprobes cannot read, or have changed",
+            )
+    return EngineError(
+        f"{what} in '{path}' cannot be attached: {reason_of_number(error.errno or 0)}",
+        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+    )
+
+
+def attach_typed_tracepoint(
+    tracepoint: str, program: Assembled, maps: Mapping[MapName, int], types: KernelTypes
+) -> int:
+    """Attach a program to a tracepoint whose arguments it may follow as pointers; return the link's descriptor."""
+    fd = load(
+        program,
+        maps,
+        ProgramType.TRACING,
+        attach_type=AttachType.TRACE_RAW_TP,
+        attach_btf_id=types.tracepoint(tracepoint),
+        name=tracepoint,
+    )
+    try:
+        return open_raw_tracepoint(fd)
+    finally:
+        os.close(fd)
+
+
+# Programs at tracepoints of the kernel: on their records, by perf events, or on their arguments, with the kernel's
+# types.
+#
+# The kernel takes all of it away when the descriptors are closed, also if this process is killed.
+
+
+class ProgramForm(NamedTuple):
+    """How the kernel is to take a program: its type, what it attaches to, and the number of the type that names it."""
+
+    kind: ProgramType
+    attach_type: AttachType
+    btf_id: int
+
+
+def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
+    """Return the form of the programs for a tracepoint."""
+    if traced.source is Source.RECORD:
+        return ProgramForm(ProgramType.TRACEPOINT, AttachType.NONE, 0)
+    return ProgramForm(ProgramType.TRACING, AttachType.TRACE_RAW_TP, types.tracepoint(traced.name))
+
+
+def attach_tracepoint(traced: TracedEvent, program: int) -> Descriptors:
+    """Attach a loaded program to a tracepoint."""
+    try:
+        if traced.source is not Source.RECORD:
+            return Descriptors((open_raw_tracepoint(program),))
+        # One event runs the program on every CPU (perf_trace_run_bpf_submit in kernel/events/core.c).
+        return link_events(program, ((perf_calls.open_tracepoint(each), 0) for each in (traced.event,)), Descriptors())
+    except OSError as error:
+        raise _tracepoint_refusal(error, traced) from error
+
+
+def _tracepoint_refusal(error: OSError, traced: TracedEvent) -> EngineError:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(
+            f"the kernel does not permit to attach to the tracepoint '{traced.name}'",
+            hint=PERF_REMEDY,
+        )
+    return EngineError(
+        f"the tracepoint '{traced.name}' cannot be attached to: {reason_of(error)}",
+        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+    )
+
+
+# Loaded programs at functions of the kernel by BPF trampolines, which need no kprobes: one program for each function.
+#
+# The kernel takes all of it away when the descriptors are closed, also if this process is killed.
+
+
+_ATTACH_TYPES = {
+    Placement.FENTRY: AttachType.TRACE_FENTRY,
+    Placement.FEXIT: AttachType.TRACE_FEXIT,
+    Placement.MODIFY_RETURN: AttachType.MODIFY_RETURN,
+}
+
+_OF_THE_PLACE = (errno.EINVAL, errno.ENOENT, errno.EBUSY, errno.EOPNOTSUPP, errno.ENODEV, 524, errno.E2BIG)
+"""Errors that are about the function: 524 is ENOTSUPP, which the kernel should keep to itself."""
+
+
+def trampoline_form(placement: Placement, function: str, types: KernelTypes) -> ProgramForm:
+    """Return the form of the program for a function."""
+    return ProgramForm(ProgramType.TRACING, _ATTACH_TYPES[placement], types.find(Kind.FUNC, function))
+
+
+def is_refused(placement: Placement, function: str, types: KernelTypes) -> bool:
+    """Return whether the kernel takes no program for a function, found out with one that does nothing."""
+    kind, attach_type, identifier = trampoline_form(placement, function, types)
+    asm = Assembler()
+    asm.mov(Register.R0, 0)
+    asm.exit()
+    try:
+        os.close(load(asm.assemble(), {}, kind, attach_type=attach_type, attach_btf_id=identifier, name="trial"))
+    except OSError as error:
+        if error.errno not in _OF_THE_PLACE:
+            raise _trampoline_refusal(error, function) from error
+        return True
+    return False
+
+
+def attach_trampoline(program: int, function: str, *, is_one_of_many: bool) -> Descriptors | str:
+    """Attach a program to its function; return why the kernel refuses ``is_one_of_many``."""
+    try:
+        return Descriptors((open_raw_tracepoint(program),))
+    except OSError as error:
+        if is_one_of_many and error.errno in _OF_THE_PLACE:
+            return f"the kernel puts no trampoline there ({reason_of(error)})"
+        raise _trampoline_refusal(error, function) from error
+
+
+def _trampoline_refusal(error: OSError, function: str) -> EngineError:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(
+            f"the kernel does not permit a trampoline at '{function}'",
+            hint="run as root; 'dprobes doctor' says what this kernel has",
+        )
+    return EngineError(
+        f"the kernel puts no trampoline at '{function}': {reason_of(error)}",
+        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+    )
+
+
+# Attach loaded programs to clocks and hardware breakpoints, mostly to one of each CPU.
+#
+# A CPU that goes offline takes its events with it: the kernel removes them from the CPU for good
+# (``perf_event_exit_cpu_context`` in ``kernel/events/core.c``), though their descriptors stay, and the debug registers
+# that are reserved for them. So a CPU that comes online needs new ones, whether it was there before or not.
+
+
+ACCESSES = {
+    Access.EXECUTE: perf_calls.Access.EXECUTE,
+    Access.WRITE: perf_calls.Access.WRITE,
+    Access.READ_WRITE: perf_calls.Access.READ | perf_calls.Access.WRITE,
+}
+"""What the kernel calls the accesses that a watchpoint is hit by."""
+
+
+class CpuLinks(Descriptors):
+    """
+    Own the links of a program to an event of each CPU, which ``open_event`` opens. OSError as the kernel answers.
+
+    The program must stay loaded as long as CPUs may come.
+    """
+
+    def __init__(self, program: int, open_event: Callable[[int], int], cookie: int = 0) -> None:
+        super().__init__()
+        self._program = program
+        self._open_event = open_event
+        self._cookie = cookie
+        self._links: dict[int, int] = {}
+        try:
+            for cpu in online_cpus():
+                self.renew(cpu)
+        except BaseException:
+            self.close()
+            raise
+
+    def renew(self, cpu: int) -> None:
+        """Attach to an event of a CPU that has come online, in place of the one before."""
+        if cpu in self._links:
+            os.close(self.remove(self._links.pop(cpu)))
+        try:
+            event = self._open_event(cpu)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return  # it has gone offline meanwhile
+            raise
+        (link,) = link_events(self._program, [(event, self._cookie)], Descriptors()).detach()
+        self._links[cpu] = self.add(link)
+
+
+def attach_breakpoint(
+    program: int,
+    address: int,
+    size: int,
+    access: perf_calls.Access,
+    *,
+    cookie: int = 0,
+    threads: Iterable[int] | None = None,
+) -> Descriptors:
+    """
+    Attach a PERF_EVENT program to a hardware breakpoint on ``size`` bytes of user addresses.
+
+    It watches every process, in which the address may mean anything; with ``threads`` these, and all threads and
+    processes that they start. Then the program must not ask for the cookie: events that a thread inherits run it, but
+    forget that (``perf_event_alloc``). OSError as the kernel answers: ENOSPC if the processor's four are in use.
+    """
+    if threads is None:
+        return CpuLinks(program, lambda cpu: perf_calls.open_breakpoint(address, size, access, cpu=cpu), cookie)
+    events = ((perf_calls.open_breakpoint(address, size, access, pid=tid, inherit=True), cookie) for tid in threads)
+    return link_events(program, events, Descriptors())
+
+
+def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int = 0) -> Descriptors:
+    """
+    Attach a PERF_EVENT program to a clock on every CPU.
+
+    It runs each ``period`` nanoseconds or ``frequency`` times a second, on what runs there: a program or the kernel.
+    """
+    return CpuLinks(program, lambda cpu: perf_calls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
+
+
+# Loaded programs attached to places in the kernel: one by one through the kprobe PMU, or to many functions at once.
+#
+# The kernel takes all of it away when the descriptors are closed, also if this process is killed.
+
+
+_MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
+
+
+def kernel_attach_type(placement: Placement) -> AttachType:
+    """Return the attach type with which a program for a place in the kernel is to be loaded."""
+    return AttachType.TRACE_KPROBE_MULTI if placement in _MANY else AttachType.NONE
+
+
+def attach_kernel(program: int, places: Sequence[tuple[int, int]], placement: Placement) -> Descriptors:
+    """Attach a program to ``places``, addresses of the kernel with the cookie that the program gets there."""
+    if placement in _MANY:
+        try:
+            return _link_functions(program, places, placement)
+        except OSError as error:
+            raise _kprobe_refusal(error, [address for address, _ in places]) from error
+    address = 0
+
+    def events() -> Iterator[tuple[int, int]]:
+        nonlocal address
+        unit = perf_calls.kprobe_unit()
+        for address, cookie in places:
+            yield perf_calls.open_kprobe(unit, address, is_return=placement.is_return), cookie
+
+    try:
+        return link_events(program, events(), Descriptors())
+    except OSError as error:
+        raise _kprobe_refusal(error, [address]) from error
+
+
+def attach_pattern(
+    program: int, places: Sequence[tuple[int, int]], placement: Placement
+) -> tuple[Descriptors, dict[int, str]]:
+    """
+    Attach a program to those of ``places`` that the kernel takes; return the addresses of others with the reason.
+
+    Raise an error of ours if the kernel takes none for a reason that is not the place's.
+    """
+    if placement in _MANY:
+        try:
+            return _link_functions(program, places, placement), {}
+        except OSError as error:
+            if error.errno not in _REASONS:
+                raise _kprobe_refusal(error, [address for address, _ in places]) from error
+        refused = _refused_by_ftrace([address for address, _ in places])
+        kept = [(address, cookie) for address, cookie in places if address not in refused]
+        return (attach_kernel(program, kept, placement) if kept else Descriptors()), refused
+    links, refused = Descriptors(), {}
+    address = 0
+    try:
+        unit = perf_calls.kprobe_unit()
+        for address, cookie in places:
+            try:
+                _link_kprobe(links, program, unit, address, cookie, placement)
+            except OSError as error:
+                if error.errno not in _REASONS:
+                    raise
+                refused[address] = _REASONS[error.errno]
+    except BaseException as error:
+        links.close()
+        if isinstance(error, OSError):
+            raise _kprobe_refusal(error, [address]) from error
+        raise
+    return links, refused
+
+
+class EntryKprobes:
+    """
+    Kprobes at the entries of functions, which the kernel has already, but that run no program until ``link``.
+
+    What is attached to a function meanwhile comes before them at each hit (``add_new_kprobe`` in kernel/kprobes.c).
+    """
+
+    def __init__(self, places: Sequence[tuple[int, int]]) -> None:
+        self._events: list[tuple[int, int]] = []
+        unit = perf_calls.kprobe_unit()
+        for address, cookie in places:
+            # What the kernel refuses, it refuses at the function's return as well, and that is reported.
+            with contextlib.suppress(OSError):
+                self._events.append((perf_calls.open_kprobe(unit, address), cookie))
+
+    def link(self, program: int) -> Descriptors:
+        """Let a program run at all of them from now on."""
+        events, self._events = self._events, []
+        return link_events(program, events, Descriptors())
+
+    def close(self) -> None:
+        """Take away those without a program."""
+        while self._events:
+            os.close(self._events.pop()[0])
+
+
+def _link_functions(program: int, places: Sequence[tuple[int, int]], placement: Placement) -> Descriptors:
+    flags = KprobeMulti.RETURN if placement.is_return else KprobeMulti.NONE
+    addresses, cookies = [address for address, _ in places], [cookie for _, cookie in places]
+    return Descriptors((link_kprobes(program, addresses, cookies, flags),))
+
+
+def _link_kprobe(
+    links: Descriptors, program: int, unit: perf_calls.ProbeUnit, address: int, cookie: int, placement: Placement
+) -> None:
+    link_event(links, program, perf_calls.open_kprobe(unit, address, is_return=placement.is_return), cookie)
+
+
+def _refused_by_ftrace(addresses: Sequence[int]) -> dict[int, str]:
+    """
+    Return the functions that the kernel does not take for a link with many, with the reason.
+
+    It refuses a list as a whole. So halves of it are tried, with a program that does nothing.
+    """
+    refused: dict[int, str] = {}
+    program = load(_nothing(), {}, ProgramType.KPROBE, attach_type=AttachType.TRACE_KPROBE_MULTI, name="trial")
+    waiting = [addresses]
+    try:
+        while waiting:
+            tried = waiting.pop()
+            try:
+                os.close(link_kprobes(program, tried, [0] * len(tried)))
+            except OSError as error:
+                if error.errno not in _REASONS:
+                    raise _kprobe_refusal(error, tried) from error
+                if len(tried) == 1:
+                    refused[tried[0]] = _REASONS[error.errno]
+                else:
+                    middle = len(tried) // 2
+                    waiting += (tried[:middle], tried[middle:])
+    finally:
+        os.close(program)
+    return refused
+
+
+def _nothing() -> Assembled:
+    asm = Assembler()
+    asm.mov(Register.R0, 0)
+    asm.exit()
+    return asm.assemble()
+
+
+_REASONS = {
+    errno.EILSEQ: "it is inside an instruction",
+    errno.EINVAL: "the kernel excludes it from probes: it is in code that handles them, or in none",
+    errno.EADDRNOTAVAIL: "it is in no function that may be probed",
+    errno.ENOENT: "it is in no function that may be probed",
+    errno.ESRCH: "it is in no function that may be probed",
+    errno.EBUSY: "ftrace redirects it for somebody else, who forbids to change that",
+    errno.EOPNOTSUPP: "the kernel cannot execute what stands there elsewhere",
+}
+"""What the kernel's refusal means if it is about the place (``register_kprobe``, ``check_kprobe_address_safe``)."""
+
+
+def _kprobe_refusal(error: OSError, addresses: Sequence[int]) -> EngineError:
+    """Say what the kernel's refusal of kprobes means."""
+    what = f"the probepoint at {addresses[0]:#x}" if len(addresses) == 1 else f"the {len(addresses)} probepoints"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(
+            f"the kernel does not permit {what}", hint="run as root; kernel lockdown may forbid kprobes as well"
+        )
+    if (reason := _REASONS.get(error.errno or 0)) is not None:
+        return EngineError(f"{what} in the kernel cannot be attached: {reason}")
+    return EngineError(
+        f"{what} in the kernel cannot be attached: {reason_of(error)}",
+        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+    )

@@ -1,0 +1,360 @@
+"""
+Maps: memory that BPF programs and this process share.
+
+A map lives as long as its object here is open, or a program that uses it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, Self
+
+from dprobes.bpf.bpf_instructions import INSN_SIZE, encode
+from dprobes.engines.keyed_table_maps import TableMaps
+from dprobes.engines.linux.bpf_calls import (
+    AttachType,
+    MapFlag,
+    MapType,
+    Program,
+    ProgramFlag,
+    ProgramType,
+    create_map,
+    delete_element,
+    load_btf,
+    load_program,
+    lookup_element,
+    map_keys,
+    update_element,
+)
+from dprobes.engines.linux.cpus import cpu_limit
+from dprobes.errors import EngineError, reason_of_number
+from dprobes.target.btf import encode_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.bpf.map_layouts import MapName
+    from dprobes.rpn.keyed_tables import Table
+
+__all__ = [
+    "PERF_REMEDY",
+    "TOO_MANY_FILES",
+    "ArrayMap",
+    "Descriptor",
+    "Descriptors",
+    "HashMap",
+    "KernelTables",
+    "OuterMap",
+    "explained",
+    "load",
+    "loadable",
+    "with_descriptors",
+]
+
+# What the kernel refuses, as an error for people.
+
+
+PERF_REMEDY = "run as root, or with the capabilities CAP_BPF and CAP_PERFMON; a container must allow perf_event_open(2)"
+"""What to do about an event or a tracepoint that the kernel permits to nobody here."""
+
+TOO_MANY_FILES = "maps, handlers and links take a descriptor each: raise the limit of open files (ulimit -n)"
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise ``EngineError`` for an OSError that names no file: a system call that the kernel refuses ``what`` with."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise EngineError(
+            f"the kernel refuses {what}: {reason_of_number(error.errno or 0)}",
+            hint="dprobes doctor says what this machine allows",
+        ) from error
+
+
+# Descriptors of kernel objects, owned by somebody who closes them.
+
+
+class Descriptor:
+    """Own a descriptor; leaving the context manager closes it, as often as one likes. A closed one is -1."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def detach(self) -> int:
+        """Leave the descriptor to the caller, and return it."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def close(self) -> None:
+        """Give up the kernel object."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Descriptors:
+    """Own many descriptors, and close them together."""
+
+    def __init__(self, descriptors: Iterable[int] = ()) -> None:
+        self._descriptors = list(descriptors)
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def add(self, fd: int) -> int:
+        """Take over a descriptor, and return it."""
+        self._descriptors.append(fd)
+        return fd
+
+    def detach(self) -> list[int]:
+        """Leave the descriptors to the caller."""
+        left, self._descriptors = self._descriptors, []
+        return left
+
+    def remove(self, fd: int) -> int:
+        """Leave one descriptor to the caller, and return it."""
+        self._descriptors.remove(fd)
+        return fd
+
+    def renew(self, cpu: int) -> None:
+        """Attach to a CPU that has come online; there is only something to do for links of single CPUs."""
+
+    def close(self) -> None:
+        """Give up the kernel objects, the last one first."""
+        while self._descriptors:
+            # The kernel frees a descriptor also when close(2) reports an error.
+            with suppress(OSError):
+                os.close(self._descriptors.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+# Assembled programs into the kernel: the descriptors of maps come in the place of their names.
+
+
+_IMMEDIATE = struct.Struct("=i")
+_IMMEDIATE_OFFSET = 4  # in struct bpf_insn
+_FUNCTION_RECORD = struct.Struct("=II")  # struct bpf_func_info
+
+
+def with_descriptors(assembled: Assembled, maps: Mapping[MapName, int]) -> bytes:
+    """Return the bytes of a program that uses these maps."""
+    code = bytearray(encode(assembled.code))
+    for reference in assembled.maps:
+        _IMMEDIATE.pack_into(code, reference.index * INSN_SIZE + _IMMEDIATE_OFFSET, maps[reference.map])
+    return bytes(code)
+
+
+def load(
+    assembled: Assembled,
+    maps: Mapping[MapName, int],
+    kind: ProgramType,
+    *,
+    attach_type: AttachType = AttachType.NONE,
+    flags: ProgramFlag = ProgramFlag.NONE,
+    attach_btf_id: int = 0,
+    name: str = "",
+) -> int:
+    """Load a program and return its descriptor."""
+    with loadable(assembled, maps, kind, attach_type, flags, attach_btf_id, name) as program:
+        return load_program(program)
+
+
+@contextlib.contextmanager
+def loadable(
+    assembled: Assembled,
+    maps: Mapping[MapName, int],
+    kind: ProgramType,
+    attach_type: AttachType = AttachType.NONE,
+    flags: ProgramFlag = ProgramFlag.NONE,
+    attach_btf_id: int = 0,
+    name: str = "",
+) -> Iterator[Program]:
+    """Give what the kernel is to load; one with several functions has the type information that it needs meanwhile."""
+    code = with_descriptors(assembled, maps)
+    if len(assembled.functions) == 1:
+        yield Program(kind, code, attach_type, flags, name, attach_btf_id=attach_btf_id)
+        return
+    called = {index + 1 + insn.imm for index, insn in enumerate(assembled.code) if insn.is_local_call}
+    blob, ids = encode_functions(
+        [f"f{number}" for number in range(len(assembled.functions))],
+        [number for number, start in enumerate(assembled.functions) if start in called],
+    )
+    functions = b"".join(_FUNCTION_RECORD.pack(*pair) for pair in zip(assembled.functions, ids, strict=True))
+    btf = load_btf(blob)
+    try:
+        yield Program(kind, code, attach_type, flags, name, btf, functions, attach_btf_id)
+    finally:
+        os.close(btf)
+
+
+class ArrayMap(Descriptor):
+    """
+    Hold an array whose elements this process sees as memory.
+
+    Views of the memory must not be kept beyond ``close``; any thread may ask for them before that. In a map with one
+    element programs may address the value directly; elements of others begin at multiples of ``stride``.
+    """
+
+    def __init__(self, value_size: int, entries: int = 1, name: str = "") -> None:
+        super().__init__(create_map(MapType.ARRAY, 4, value_size, entries, MapFlag.MMAPABLE, name))
+        self.stride = (value_size + 7) & ~7
+        self._size = self.stride * entries
+        self._mapping: mmap.mmap | None = None
+        self._views: dict[str, memoryview] = {}
+        self._mapping_lock = threading.Lock()
+
+    def _view(self, kind: Literal["B", "I", "Q"]) -> memoryview:
+        view = self._views.get(kind)
+        return self._map(kind) if view is None else view
+
+    def _map(self, kind: Literal["B", "I", "Q"]) -> memoryview:
+        with self._mapping_lock:
+            if self._mapping is None:
+                # mmap(2) works on whole pages; the array ends in its last one.
+                self._mapping = mmap.mmap(self.fd, -(-self._size // mmap.PAGESIZE) * mmap.PAGESIZE)
+            if kind not in self._views:
+                with memoryview(self._mapping) as whole, whole[: self._size] as used:
+                    self._views[kind] = used.cast(kind)
+            return self._views[kind]
+
+    @property
+    def memory(self) -> memoryview:
+        """The elements as bytes."""
+        return self._view("B")
+
+    @property
+    def words(self) -> memoryview:
+        """The elements as unsigned 64-bit numbers, each read and written at once."""
+        return self._view("Q")
+
+    @property
+    def halves(self) -> memoryview:
+        """The elements as unsigned 32-bit numbers."""
+        return self._view("I")
+
+    def close(self) -> None:
+        """Give up the map and its memory."""
+        for view in self._views.values():
+            view.release()
+        self._views.clear()
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+        super().close()
+
+
+class OuterMap(Descriptor):
+    """
+    Hold one map for programs that are loaded before it exists; it is like the one with the descriptor ``example``.
+
+    The map lives as long as it is held.
+    """
+
+    def __init__(self, example: int, name: str = "") -> None:
+        super().__init__(create_map(MapType.ARRAY_OF_MAPS, 4, 4, 1, name=name, inner=example))
+
+    def put(self, descriptor: int) -> None:
+        """Hold a map from now on; programs find it when this returns."""
+        update_element(self.fd, bytes(4), descriptor.to_bytes(4, "little"))
+
+
+class LruHashMap(Descriptor):
+    """Hold a hash that programs alone use, and that forgets what was not used for longest when it is full."""
+
+    def __init__(self, key_size: int, value_size: int, entries: int, name: str = "") -> None:
+        super().__init__(create_map(MapType.LRU_HASH, key_size, value_size, entries, MapFlag.NONE, name))
+
+
+class HashMap(Descriptor):
+    """
+    Hold a hash from keys to values of fixed sizes in bytes, with room for so many entries.
+
+    ``preallocated`` takes all the memory at once, which programs on perf events want before Linux kernel commit
+    34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1). With
+    ``per_cpu`` a value is those of all CPUs that there can be, one behind the other.
+    """
+
+    def __init__(
+        self,
+        key_size: int,
+        value_size: int,
+        entries: int,
+        name: str = "",
+        *,
+        preallocated: bool = False,
+        per_cpu: bool = False,
+    ) -> None:
+        flags = MapFlag.NONE if preallocated else MapFlag.NO_PREALLOC
+        kind = MapType.PERCPU_HASH if per_cpu else MapType.HASH
+        super().__init__(create_map(kind, key_size, value_size, entries, flags, name))
+        self._key_size = key_size
+        self._value_size = cpu_limit() * (-(-value_size // 8) * 8) if per_cpu else value_size
+
+    def __getitem__(self, key: bytes) -> bytes:
+        value = lookup_element(self.fd, key, self._value_size)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        update_element(self.fd, key, value)
+
+    def __contains__(self, key: bytes) -> bool:
+        return lookup_element(self.fd, key, self._value_size) is not None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map_keys(self.fd, self._key_size)
+
+    def discard(self, key: bytes) -> bool:
+        """Delete a key; return whether it was there."""
+        return delete_element(self.fd, key)
+
+
+# The maps of keyed tables as the kernel has them.
+
+
+class _KernelMaps:
+    """Make maps in the kernel."""
+
+    def array(self, size: int, name: str) -> ArrayMap:
+        """Return an array of one element; mapping it takes a descriptor as well, so it is mapped."""
+        made = ArrayMap(size, name=name)
+        _ = made.words
+        return made
+
+    def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
+        """Return a hash with all its memory."""
+        return HashMap(key_size, value_size, entries, name, preallocated=True, per_cpu=per_cpu)
+
+
+class KernelTables(TableMaps[ArrayMap, HashMap]):
+    """Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
+
+    def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
+        super().__init__(tables, shared, cpus, _KernelMaps())
+
+    @property
+    def descriptors(self) -> Mapping[MapName, int]:
+        """The descriptors by what handlers call the maps."""
+        return {name: each.fd for name, each in self.maps.items()}

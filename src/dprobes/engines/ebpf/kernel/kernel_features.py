@@ -1,0 +1,418 @@
+"""
+What the running kernel offers to the engine, found by trial: a small program is loaded, or a small map created.
+
+Never inferred from a version: distributions carry features back, and lockdown, a security module or the lack of a
+capability take them away.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register
+from dprobes.engines.ebpf.attach.code_mappers import RecentMaps
+from dprobes.engines.ebpf.kernel.bpf_objects import load
+from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+from dprobes.engines.linux.bpf_calls import (
+    AttachType,
+    MapFlag,
+    MapType,
+    ProgramFlag,
+    ProgramType,
+    create_map,
+    link_kprobes_nowhere,
+    link_uprobes_nowhere,
+    open_raw_tracepoint,
+)
+from dprobes.errors import TargetError, system_error
+from dprobes.target.btf import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dprobes.engines.foreign.examiner import Examiner
+
+__all__ = ["Feature", "Features"]
+
+R0, R1, R2, R3, R4, R5 = (Register(number) for number in range(6))
+R10 = Register.R10
+
+
+class Feature(Enum):
+    """Name what a kernel may offer; the value completes "this kernel has no ..."."""
+
+    BPF = "BPF programs on uprobes"
+    MMAPABLE_ARRAY = "BPF arrays that can be mapped"
+    RING_BUFFER = "BPF ring buffers"
+    UPROBE_MULTI = "uprobe_multi links"
+    UPROBE_MULTI_PROCESS = "uprobe_multi links to one process"
+    ATTACH_COOKIE = "cookies of uprobe programs"
+    FUNC_IP = "bpf_get_func_ip for uprobes"
+    SLEEPABLE_UPROBE = "sleepable uprobe programs"
+    MAY_GOTO = "the BPF instruction may_goto"
+    ITERATORS = "open-coded BPF iterators"
+    BPF_LOOP = "bpf_loop"
+    WRITE_USER = "bpf_probe_write_user (kernel lockdown forbids it)"
+    WRITE_REGISTERS = "writing of registers by uprobe programs"
+    SEND_SIGNAL = "bpf_send_signal"
+    FIND_VMA = "bpf_find_vma"
+    NAMESPACE_PID = "bpf_get_ns_current_pid_tgid"
+    ANCESTOR_CGROUP = "bpf_get_current_ancestor_cgroup_id"
+    PERF_EVENT = "BPF programs on perf events"
+    PERF_EVENT_COOKIE = "cookies of perf event programs"
+    BTF = "type information of itself (BTF)"
+    RAW_TRACEPOINT = "BPF programs on raw tracepoints"
+    TYPED_TRACEPOINT = "BPF programs on typed tracepoints (tp_btf)"
+    KPROBE = "kprobes"
+    KPROBE_MULTI = "kprobe_multi links"
+    KPROBE_EVENTS = "kprobe events in tracefs"
+    LINK_MISSED = "counts of the hits that kprobes have missed"
+    TRAMPOLINE = "BPF trampolines (fentry and fexit)"
+    MODIFY_RETURN = "BPF trampolines that skip functions (fmod_ret)"
+    OVERRIDE_RETURN = "bpf_override_return (CONFIG_BPF_KPROBE_OVERRIDE)"
+    READ_KERNEL = "bpf_probe_read_kernel (kernel lockdown forbids it)"
+
+
+class Features:
+    """
+    Find out what the kernel offers, each feature when it is first asked for, once in the life of the object.
+
+    ``overrides`` says for features what is to be answered without a trial, as tests want it.
+    """
+
+    def __init__(self, types: KernelTypes | None = None, overrides: Mapping[Feature, bool] | None = None) -> None:
+        self.types = types or KernelTypes()
+        """The kernel's types, which are opened when the first one is looked up."""
+        self.maps = RecentMaps()
+        """What processes have mapped, for all engines that share these features."""
+        self._found: dict[Feature, OSError | None] = {}
+        self._results: dict[Callable[[Features], bool], bool] = {}
+        for feature, is_there in (overrides or {}).items():
+            self._found[feature] = None if is_there else OSError(errno.EOPNOTSUPP, "switched off")
+
+    @cached_property
+    def examiner(self) -> Examiner:
+        """Who reads the files of other users, for all engines that share these features."""
+        from dprobes.engines.foreign.examiner import Examiner
+
+        return Examiner()
+
+    def remembered(self, trial: Callable[[Features], bool]) -> bool:
+        """Return the result of a trial that takes longer, which is made once; raise what it raises."""
+        if trial not in self._results:
+            self._results[trial] = trial(self)
+        return self._results[trial]
+
+    def __contains__(self, feature: Feature) -> bool:
+        return self.error(feature) is None
+
+    def error(self, feature: Feature) -> OSError | None:
+        """Return with what error the kernel refused the trial; None if it has the feature."""
+        if feature not in self._found:
+            try:
+                _TRIALS[feature](self.types)
+                self._found[feature] = None
+            except OSError as error:
+                self._found[feature] = error
+            except TargetError as error:
+                self._found[feature] = OSError(errno.ENOENT, error.message)
+        return self._found[feature]
+
+
+def _load(
+    asm: Assembler,
+    kind: ProgramType = ProgramType.KPROBE,
+    *,
+    attach_type: AttachType = AttachType.NONE,
+    flags: ProgramFlag = ProgramFlag.NONE,
+    attach_btf_id: int = 0,
+) -> int:
+    assembled = asm.assemble()
+    return load(assembled, {}, kind, attach_type=attach_type, flags=flags, attach_btf_id=attach_btf_id, name="trial")
+
+
+def _end(asm: Assembler) -> Assembler:
+    asm.mov(R0, 0)
+    asm.exit()
+    return asm
+
+
+def _nothing() -> Assembler:
+    return _end(Assembler())
+
+
+def _call(helper: Helper, *arguments: int) -> Assembler:
+    """Return a program that calls a helper with numbers."""
+    asm = Assembler()
+    for register, argument in zip((R1, R2, R3, R4, R5), arguments, strict=False):
+        asm.mov(register, argument)
+    asm.call(helper)
+    return _end(asm)
+
+
+def _on_stack(helper: Helper, before: tuple[int, ...], size: int, *after: int) -> Assembler:
+    """Return a program that calls a helper with numbers, an address of zeros on the stack, and more numbers."""
+    asm = Assembler()
+    for offset in range(-size, 0, 8):
+        asm.store(R10, offset, 0)
+    registers = iter((R1, R2, R3, R4, R5))
+    for argument in before:
+        asm.mov(next(registers), argument)
+    pointer = next(registers)
+    asm.mov(pointer, R10)
+    asm.alu(Alu.ADD, pointer, -size)
+    for argument in after:
+        asm.mov(next(registers), argument)
+    asm.call(helper)
+    return _end(asm)
+
+
+def _with_context(helper: Helper) -> Assembler:
+    """Return a program that calls a helper with its context, which is in R1 from the start."""
+    asm = Assembler()
+    asm.call(helper)
+    return _end(asm)
+
+
+def _override_return() -> Assembler:
+    asm = Assembler()
+    asm.mov(R2, 0)
+    asm.call(Helper.OVERRIDE_RETURN)
+    return _end(asm)
+
+
+def _loads(
+    make: Callable[[], Assembler],
+    kind: ProgramType = ProgramType.KPROBE,
+    attach_type: AttachType = AttachType.NONE,
+    flags: ProgramFlag = ProgramFlag.NONE,
+) -> Callable[[KernelTypes], None]:
+    return lambda _: os.close(_load(make(), kind, attach_type=attach_type, flags=flags))
+
+
+def _try_array(_: KernelTypes) -> None:
+    os.close(create_map(MapType.ARRAY, 4, 8, 1, MapFlag.MMAPABLE))
+
+
+def _try_ring(_: KernelTypes) -> None:
+    os.close(create_map(MapType.RINGBUF, 0, 0, mmap.PAGESIZE))
+
+
+def _link_nowhere(pid: int) -> int:
+    """Return the error of a link that leads nowhere."""
+    program = _load(_nothing(), attach_type=AttachType.TRACE_UPROBE_MULTI)
+    try:
+        os.close(link_uprobes_nowhere(program, pid))
+    except OSError as error:
+        return error.errno or 0
+    finally:
+        os.close(program)
+    return 0
+
+
+def _try_uprobe_multi(_: KernelTypes) -> None:
+    # A kernel that knows such links looks at the path; others refuse the attach type.
+    if (number := _link_nowhere(0)) != errno.EBADF:
+        raise system_error(number)
+
+
+def _try_uprobe_multi_process(types: KernelTypes) -> None:
+    # Since Linux kernel commit 46ba0e49b642 ("bpf: fix multi-uprobe PID filtering logic") (in v6.10) the number is that
+    # of a process, not of a thread, and one that cannot be is refused before the path is looked at.
+    _try_uprobe_multi(types)
+    if _link_nowhere(-1 & 0xFFFF_FFFF) != errno.EINVAL:
+        raise OSError(errno.EOPNOTSUPP, "the kernel takes the process for a thread")
+
+
+def _try_func_ip(types: KernelTypes) -> None:
+    # Any kernel since 5.15 loads the program, which attach type it is said to have or not; but the helper knows kprobes
+    # only where there are no uprobe_multi links, and answers 0. Those came with their own, by commit 686328d80c43
+    # ("bpf: Add bpf_get_func_ip helper support for uprobe link") (in v6.6).
+    _try_uprobe_multi(types)
+    os.close(_load(_with_context(Helper.GET_FUNC_IP), attach_type=AttachType.TRACE_UPROBE_MULTI))
+
+
+def _may_goto() -> Assembler:
+    asm = Assembler()
+    turn, done = asm.label(), asm.label()
+    asm.mov(R0, 0)
+    asm.place(turn)
+    asm.may_goto(done)
+    asm.jump(turn)
+    asm.place(done)
+    asm.exit()
+    return asm
+
+
+def _try_iterators(types: KernelTypes) -> None:
+    new, following, destroy = (types.find(Kind.FUNC, f"bpf_iter_num_{what}") for what in ("new", "next", "destroy"))
+    asm = Assembler()
+    turn, done = asm.label(), asm.label()
+
+    def call(function: int) -> None:
+        asm.mov(R1, R10)
+        asm.alu(Alu.ADD, R1, -8)
+        asm.call_kfunc(function)
+
+    asm.mov(R2, 0)
+    asm.mov(R3, 1 << 20)
+    call(new)
+    asm.place(turn)
+    call(following)
+    asm.jump_if(Jump.JEQ, R0, 0, done)
+    asm.jump(turn)
+    asm.place(done)
+    call(destroy)
+    os.close(_load(_end(asm)))
+
+
+def _bpf_loop() -> Assembler:
+    asm = Assembler()
+    callback = asm.label()
+    asm.mov(R1, 4)
+    asm.load_function(R2, callback)
+    asm.mov(R3, 0)
+    asm.mov(R4, 0)
+    asm.call(Helper.LOOP)
+    _end(asm)
+    asm.function(callback)
+    return _end(asm)
+
+
+def _find_vma() -> Assembler:
+    asm = Assembler()
+    callback = asm.label()
+    asm.call(Helper.GET_CURRENT_TASK_BTF)
+    asm.mov(R1, R0)
+    asm.mov(R2, 0)
+    asm.load_function(R3, callback)
+    asm.mov(R4, 0)
+    asm.mov(R5, 0)
+    asm.call(Helper.FIND_VMA)
+    _end(asm)
+    asm.function(callback)
+    return _end(asm)
+
+
+_REGISTER_OFFSET = 80  # ax in struct pt_regs of x86-64
+
+
+def _write_register() -> Assembler:
+    asm = Assembler()
+    asm.store(R1, _REGISTER_OFFSET, 0)
+    return _end(asm)
+
+
+def _try_btf(types: KernelTypes) -> None:
+    types.require()
+
+
+def _try_typed_tracepoint(types: KernelTypes) -> None:
+    kind, attach_type = ProgramType.TRACING, AttachType.TRACE_RAW_TP
+    identifier = types.tracepoint("sched_process_exit")
+    os.close(_load(_nothing(), kind, attach_type=attach_type, attach_btf_id=identifier))
+
+
+def _try_kprobe(_: KernelTypes) -> None:
+    from dprobes.engines.linux.perf_calls import kprobe_unit
+
+    kprobe_unit()
+    os.close(_load(_nothing()))
+
+
+def _try_kprobe_multi(_: KernelTypes) -> None:
+    from dprobes.engines.linux.perf_calls import kprobe_unit
+
+    kprobe_unit()
+    program = _load(_nothing(), attach_type=AttachType.TRACE_KPROBE_MULTI)
+    try:
+        os.close(link_kprobes_nowhere(program))
+    except OSError as error:
+        if error.errno != errno.EFAULT:
+            raise
+    finally:
+        os.close(program)
+
+
+def _try_kprobe_events(types: KernelTypes) -> None:
+    from dprobes.target.kernel.tracefs import open_trace_files
+
+    _try_kprobe(types)
+    with open_trace_files() as files:
+        files.append("kprobe_events", "")
+
+
+def _try_link_missed(types: KernelTypes) -> None:
+    from dprobes.engines.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY
+
+    for member in (MISSED, MISSED_MANY):
+        types.member_offset(LINK_INFO, member)
+
+
+_TRIED_FUNCTION = "bpf_fentry_test1"
+"""A function of the kernel that only its own tests of BPF call."""
+
+_SKIPPABLE_FUNCTION = "security_file_open"
+"""Where security modules decide, programs may always decide as well (check_attach_modify_return in the verifier)."""
+
+
+def _load_at(types: KernelTypes, attach_type: AttachType, function: str) -> int:
+    identifier = types.find(Kind.FUNC, function)
+    return _load(_nothing(), ProgramType.TRACING, attach_type=attach_type, attach_btf_id=identifier)
+
+
+def _try_trampoline(types: KernelTypes) -> None:
+    program = _load_at(types, AttachType.TRACE_FENTRY, _TRIED_FUNCTION)
+    try:
+        os.close(open_raw_tracepoint(program))
+    finally:
+        os.close(program)
+
+
+def _try_modify_return(types: KernelTypes) -> None:
+    _try_trampoline(types)
+    os.close(_load_at(types, AttachType.MODIFY_RETURN, _SKIPPABLE_FUNCTION))
+
+
+_SIGNAL_NONE = 0
+
+_TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
+    Feature.BPF: _loads(_nothing),
+    Feature.MMAPABLE_ARRAY: _try_array,
+    Feature.RING_BUFFER: _try_ring,
+    Feature.UPROBE_MULTI: _try_uprobe_multi,
+    Feature.UPROBE_MULTI_PROCESS: _try_uprobe_multi_process,
+    Feature.ATTACH_COOKIE: _loads(lambda: _with_context(Helper.GET_ATTACH_COOKIE)),
+    Feature.FUNC_IP: _try_func_ip,
+    Feature.SLEEPABLE_UPROBE: _loads(
+        lambda: _on_stack(Helper.COPY_FROM_USER, (), 8, 8, 0), flags=ProgramFlag.SLEEPABLE
+    ),
+    Feature.MAY_GOTO: _loads(_may_goto),
+    Feature.ITERATORS: _try_iterators,
+    Feature.BPF_LOOP: _loads(_bpf_loop),
+    Feature.WRITE_USER: _loads(lambda: _on_stack(Helper.PROBE_WRITE_USER, (0,), 8, 8)),
+    Feature.WRITE_REGISTERS: _loads(_write_register),
+    Feature.SEND_SIGNAL: _loads(lambda: _call(Helper.SEND_SIGNAL, _SIGNAL_NONE)),
+    Feature.FIND_VMA: _loads(_find_vma),
+    Feature.NAMESPACE_PID: _loads(lambda: _on_stack(Helper.GET_NS_CURRENT_PID_TGID, (0, 0), 8, 8)),
+    Feature.ANCESTOR_CGROUP: _loads(lambda: _call(Helper.GET_CURRENT_ANCESTOR_CGROUP_ID, 0)),
+    Feature.PERF_EVENT: _loads(_nothing, ProgramType.PERF_EVENT),
+    Feature.PERF_EVENT_COOKIE: _loads(lambda: _with_context(Helper.GET_ATTACH_COOKIE), ProgramType.PERF_EVENT),
+    Feature.BTF: _try_btf,
+    Feature.RAW_TRACEPOINT: _loads(_nothing, ProgramType.RAW_TRACEPOINT),
+    Feature.TYPED_TRACEPOINT: _try_typed_tracepoint,
+    Feature.KPROBE: _try_kprobe,
+    Feature.KPROBE_MULTI: _try_kprobe_multi,
+    Feature.KPROBE_EVENTS: _try_kprobe_events,
+    Feature.LINK_MISSED: _try_link_missed,
+    Feature.TRAMPOLINE: _try_trampoline,
+    Feature.MODIFY_RETURN: _try_modify_return,
+    Feature.OVERRIDE_RETURN: _loads(_override_return),
+    Feature.READ_KERNEL: _loads(lambda: _on_stack(Helper.PROBE_READ_KERNEL, (), 8, 8, 0)),
+}

@@ -1,0 +1,144 @@
+"""The running kernel's own type information, opened when it is first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING, Self
+
+from dprobes.cache_files import cache_directory, read_cached, write_cached
+from dprobes.record.boot_clock import BOOT_ID
+from dprobes.target.btf import KERNEL_BTF, Btf, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dprobes.target.btf import Signature
+
+__all__ = ["KERNEL_BTF", "KeptAnswers", "KernelTypes"]
+
+# Numbers about the running kernel that take long to find out, kept in a file until the next boot.
+#
+# The file is one in the user's cache directory (``cache_files``). It is a text: the kernel's boot id, and lines of a
+# key and a number. What cannot be read or written is found out again.
+
+
+class KeptAnswers:
+    """Look up numbers and add new ones; ``directory`` is by default the user's."""
+
+    def __init__(self, name: str, directory: Path | None = None) -> None:
+        self._directory = cache_directory() if directory is None else str(directory)
+        self._name = name
+        self._known: dict[str, int] | None = None
+        self._boot = ""
+
+    def get(self, key: str) -> int | None:
+        """Return the number kept under a key, None if there is none."""
+        return self._read().get(key)
+
+    def add(self, key: str, number: int) -> None:
+        """Keep a number."""
+        known = self._read()
+        known[key] = number
+        if self._boot:
+            lines = [self._boot, *(f"{one} {value}" for one, value in known.items())]
+            write_cached(self._directory, self._name, ("\n".join(lines) + "\n").encode())
+
+    def _read(self) -> dict[str, int]:
+        if self._known is None:
+            self._known = {}
+            with contextlib.suppress(OSError, ValueError):
+                self._boot = BOOT_ID.read_text().strip()
+                boot, *lines = (read_cached(self._directory, self._name) or b"").decode().splitlines()
+                if boot == self._boot:
+                    pairs = (line.rsplit(" ", 1) for line in lines)
+                    self._known = {key: int(number) for key, number in pairs}
+        return self._known
+
+
+def _contents(path: str) -> bytes | mmap.mmap:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Since Linux kernel commit a539e2a6d51d ("btf: Allow mmap of vmlinux btf") (in v6.16).
+        return mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    except OSError:
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+class KernelTypes:
+    """
+    Look up the types of the running kernel; see ``Btf`` for what the methods return.
+
+    They raise OSError where the kernel shows none (FileNotFoundError: built without them). The look-ups of a start
+    take some 10 ms: so what was found is kept until the next boot, but with another ``path``. Any thread may ask, and
+    close.
+    """
+
+    def __init__(self, path: str = KERNEL_BTF) -> None:
+        self._path = path
+        self._answers = KeptAnswers("kernel-types") if path == KERNEL_BTF else None
+        self._btf: Btf | None = None
+        self._close_data: Callable[[], None] | None = None
+        self._lock = threading.RLock()
+
+    def _opened(self) -> Btf:
+        if self._btf is None:
+            data = _contents(self._path)
+            self._btf = Btf(data)
+            if isinstance(data, mmap.mmap):
+                self._close_data = data.close
+        return self._btf
+
+    def require(self) -> None:
+        """Raise OSError if the kernel shows no types; cheaper than looking for one."""
+        with self._lock:
+            self._opened()
+
+    def find(self, kind: Kind, name: str) -> int:
+        """Return the id of a type."""
+        return self._answer(f"{kind.name} {name}", lambda: self._opened().find(kind, name))
+
+    def member_offset(self, composite: str, path: str) -> int:
+        """Return where a member of a structure begins, in bytes."""
+        return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
+
+    def signature(self, function: str) -> Signature | None:
+        """Return what a function takes and returns, None if that is not a fixed number of words."""
+        with self._lock:
+            return self._opened().signature(function)
+
+    def _answer(self, question: str, look_up: Callable[[], int]) -> int:
+        with self._lock:
+            if self._answers is None:
+                return look_up()
+            number = self._answers.get(question)
+            if number is None:
+                number = look_up()
+                self._answers.add(question, number)
+            return number
+
+    def tracepoint(self, name: str) -> int:
+        """Return what a TRACING program names to attach to a tracepoint: the type of its probes."""
+        return self.find(Kind.TYPEDEF, f"btf_trace_{name}")
+
+    def close(self) -> None:
+        """Let go of what was opened; a later look-up opens it again."""
+        with self._lock:
+            if self._btf is not None:
+                self._btf.close()
+                self._btf = None
+            if self._close_data is not None:
+                self._close_data()
+                self._close_data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,130 @@
+"""
+The reader's side of a BPF ring buffer: entries in the order in which programs reserved their places.
+
+The layout is that of ``struct bpf_ringbuf`` in ``kernel/bpf/ringbuf.c``, as user space sees it::
+
+    page 0                 u64 consumer position, which we write
+    page 1                 u64 producer position, which the kernel writes
+    from page 2 on         the data, mapped twice in a row: an entry that wraps around is contiguous
+
+    entries                as in ``ring_spans``; the second half of a header is a page offset
+
+Positions only grow; their low bits are places in the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import select
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.map_layouts import Status
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor
+from dprobes.engines.linux.bpf_calls import MapType, create_map
+from dprobes.engines.ring_spans import complete_end, entries_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["RingBuffer", "wait"]
+
+
+class RingBuffer(Descriptor):
+    """
+    A ring buffer of ``size`` bytes, a power of two and at least a page, that programs write to and we read.
+
+    There is one reader at a time. Views of the data must not be kept beyond ``close``.
+    """
+
+    def __init__(self, size: int, name: str = "") -> None:
+        super().__init__(create_map(MapType.RINGBUF, 0, 0, size, name=name))
+        self.size = size
+        page = mmap.PAGESIZE
+        self._closed = False
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(super().close)
+            self._own = undoing.enter_context(mmap.mmap(self.fd, page))
+            self._kernels = mmap.mmap(self.fd, page + 2 * size, prot=mmap.PROT_READ, offset=page)
+            undoing.pop_all()
+        with memoryview(self._own) as own, memoryview(self._kernels) as kernels:
+            self._consumer = own.cast("Q")
+            with kernels[:8] as position:
+                self._producer = position.cast("Q")
+            self._data = kernels[page:]
+        self._words = self._data.cast("I")
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be read, incomplete entries included."""
+        pending: int = self._producer[0] - self._consumer[0]
+        return pending
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all entries up to the first incomplete one, and give their room back."""
+        with self.window() as window:
+            entries = [bytes(window[start:stop]) for start, stop in entries_in(window)]
+            size = len(window)
+        self.advance(size)
+        return entries
+
+    def window(self, size: int = sys.maxsize) -> memoryview:
+        """
+        Return entries up to the first incomplete one as they stand in the ring, with headers and discarded ones.
+
+        Those that begin in the first ``size`` bytes are returned. Their room is given back by ``advance``, behind which
+        the view shows other entries.
+        """
+        begin = self._consumer[0]
+        start = begin & self.size - 1
+        end = start + min(self._producer[0] - begin, size)
+        return self._data[start : complete_end(self._words, start, end)]
+
+    def advance(self, size: int) -> None:
+        """Give back the room of the first ``size`` bytes, which are whole entries of ``window``."""
+        self._consumer[0] += size
+
+    def close(self) -> None:
+        """Give up the ring and its memory."""
+        if not self._closed:
+            self._closed = True
+            for view in (self._words, self._data, self._producer, self._consumer):
+                view.release()
+            self._kernels.close()
+            self._own.close()
+        super().close()
+
+
+_FIRST_SLEEP = 0.01
+_LONGEST_SLEEP = 0.5
+
+
+def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[int] = ()) -> bool:
+    """
+    Sleep until there is something in the ring, and return whether there is.
+
+    Also ends when one of the descriptors ``others`` can be read, or ``timeout`` seconds have passed. ``status`` are the
+    64-bit words of STATUS: a program that finds ``Status.WAITING`` set takes it back and wakes us; the others need not.
+    poll(2) looks at the ring before it sleeps, behind a barrier, which epoll_wait(2) would not do for an entry that
+    came without a wake-up. A program that looked at the word before we set it, and wrote its entry after we
+    looked at the ring, wakes nobody: so we look again after a short sleep, and then less and less often. The word stays
+    set until something comes: where it has been set all the time, short sleeps are not needed any more.
+    """
+    poll = select.poll()
+    for descriptor in (ring.fd, *others):
+        poll.register(descriptor, select.POLLIN)
+    end = time.monotonic() + timeout
+    word = Status.WAITING // 8
+    sleep = timeout if status[word] else _FIRST_SLEEP
+    while True:
+        status[word] = 1
+        left = end - time.monotonic()
+        if poll.poll(max(0.0, min(sleep, left)) * 1000) or left <= sleep:
+            break
+        sleep = min(2 * sleep, _LONGEST_SLEEP)
+    if not ring.pending:
+        return False
+    status[word] = 0
+    return True

@@ -1,0 +1,183 @@
+"""
+How the kernel identifies files where they are mapped, and how programs find that out.
+
+``os.stat`` may give other numbers than mappings have: overlay file systems and btrfs make up some of their own. So we
+map a file and ask the kernel, with the very question that handlers will ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Helper, Register, Size
+from dprobes.bpf.lower.hosts.vma_lookup import Answer, VmaQuestions
+from dprobes.bpf.lower.lowering_request import MappedModule, PagingLayout, TaskLayout, VmaLayout
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor, load
+from dprobes.engines.ebpf.kernel.kernel_features import Feature
+from dprobes.engines.ebpf.kernel.kernel_types import KeptAnswers
+from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.engines.linux.procfs import without_waiting
+from dprobes.errors import DprobesError, EngineError, TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
+    from dprobes.target.elf.elf_file import ElfFile
+
+__all__ = ["FileIdentifier", "mapped_module", "paging_layout", "task_layout", "vma_layout"]
+
+# Whether programs can read of the running thread what records say of it, and where that is.
+
+
+def task_layout(features: Features) -> TaskLayout | None:
+    """Return where programs find what records say of a thread; None where they cannot read it."""
+    # Those that are given to bpf_find_vma come from the same helper.
+    if Feature.FIND_VMA not in features or Feature.BTF not in features or not features.remembered(_is_readable):
+        return None
+    return _layout(features.types)
+
+
+def _layout(types: KernelTypes) -> TaskLayout:
+    return TaskLayout(
+        tid=types.member_offset("task_struct", "pid"),
+        pid=types.member_offset("task_struct", "tgid"),
+        name=types.member_offset("task_struct", "comm"),
+        cred=types.member_offset("task_struct", "cred"),
+        uid=types.member_offset("cred", "uid"),
+    )
+
+
+def _is_readable(features: Features) -> bool:
+    """Return whether the verifier lets programs of both kinds read these fields; that is known until the next boot."""
+    kinds = [ProgramFlag.NONE]
+    if Feature.SLEEPABLE_UPROBE in features:
+        kinds.append(ProgramFlag.SLEEPABLE)
+    kept, key = KeptAnswers("task-fields"), f"readable by {len(kinds)}"
+    if (known := kept.get(key)) is None:
+        known = int(_are_loaded(features.types, kinds))
+        kept.add(key, known)
+    return bool(known)
+
+
+def _are_loaded(types: KernelTypes, kinds: Iterable[ProgramFlag]) -> bool:
+    try:
+        task = _layout(types)
+        for flags in kinds:
+            os.close(load(_reader(task).assemble(), {}, ProgramType.KPROBE, flags=flags))
+    except (DprobesError, OSError):
+        return False
+    return True
+
+
+def _reader(task: TaskLayout) -> Assembler:
+    asm, read, found = Assembler(), Register.R1, Register.R0
+    asm.call(Helper.GET_CURRENT_TASK_BTF)
+    for place in (task.tid, task.pid):
+        asm.load(read, found, place, Size.W)
+    asm.load(read, found, task.name + 1, Size.B)
+    asm.load(read, found, task.cred)
+    asm.load(read, read, task.uid, Size.W)
+    asm.mov(found, 0)
+    asm.exit()
+    return asm
+
+
+def vma_layout(types: KernelTypes) -> VmaLayout:
+    """Return where the kernel has what it knows of mappings; raise OSError or ``TargetError`` if it does not say."""
+    return VmaLayout(
+        start=types.member_offset("vm_area_struct", "vm_start"),
+        pages=types.member_offset("vm_area_struct", "vm_pgoff"),
+        flags=types.member_offset("vm_area_struct", "vm_flags"),
+        file=types.member_offset("vm_area_struct", "vm_file"),
+        inode=types.member_offset("file", "f_inode"),
+        number=types.member_offset("inode", "i_ino"),
+        super_block=types.member_offset("inode", "i_sb"),
+        device=types.member_offset("super_block", "s_dev"),
+    )
+
+
+def paging_layout(features: Features) -> PagingLayout | None:
+    """Return how handlers find out who delivers a page; None where they cannot."""
+    if Feature.FIND_VMA not in features or Feature.BTF not in features:
+        return None
+    types = features.types
+    try:
+        return PagingLayout(
+            end=types.member_offset("vm_area_struct", "vm_end"),
+            file=types.member_offset("vm_area_struct", "vm_file"),
+            userfault=_userfault(types),
+            inode=types.member_offset("file", "f_inode"),
+            super_block=types.member_offset("inode", "i_sb"),
+            magic=types.member_offset("super_block", "s_magic"),
+        )
+    except TargetError:
+        return None
+
+
+def _userfault(types: KernelTypes) -> int | None:
+    try:
+        return types.member_offset("vm_area_struct", "vm_userfaultfd_ctx.ctx")
+    except TargetError:
+        return None  # a structure without members: CONFIG_USERFAULTFD is off
+
+
+_QUESTION = struct.Struct("=QqQQ")
+"""The argument of the program: an address; then its answer: an error, the device and the inode of what lies there."""
+
+
+def _identification(layout: VmaLayout) -> Assembled:
+    asm = Assembler()
+    questions = VmaQuestions(asm, layout)
+    asm.mov(Register.R6, Register.R1)
+    asm.load(Register.R2, Register.R6, 0)
+    questions.ask()
+    asm.store(Register.R6, 8, Register.R0)
+    for offset, word in ((16, Answer.DEVICE), (24, Answer.INODE)):
+        asm.load(Register.R1, Register.R10, word)
+        asm.store(Register.R6, offset, Register.R1)
+    asm.mov(Register.R0, 0)
+    asm.exit()
+    questions.write_callback()
+    return asm.assemble()
+
+
+class FileIdentifier(Descriptor):
+    """Find out how the kernel identifies files."""
+
+    def __init__(self, layout: VmaLayout) -> None:
+        program = _identification(layout)
+        super().__init__(load(program, {}, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE, name="identify"))
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """Return device and inode of a file; raise OSError if it cannot be mapped."""
+        # A private mapping that may be written, because ctypes gives no address of others; nothing is.
+        with (
+            open(path, "rb", opener=without_waiting) as file,
+            mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as mapping,
+        ):
+            view = (ctypes.c_char * 1).from_buffer(mapping)
+            try:
+                argument = bytearray(_QUESTION.pack(ctypes.addressof(view), 0, 0, 0))
+            finally:
+                del view
+            ProgramRunner(self.fd, argument).run()
+        _, error, device, inode = _QUESTION.unpack(argument)
+        if error or not inode:
+            raise EngineError(f"the kernel does not say how it identifies '{path}' where it is mapped")
+        return device, inode
+
+
+def mapped_module(identifier: FileIdentifier, elf: ElfFile, paths: Sequence[str]) -> MappedModule:
+    """Return how programs recognise the module with the contents ``elf`` in its copies ``paths``."""
+    segments = sorted(
+        (segment.offset, segment.vaddr - segment.offset) for segment in elf.load_segments if segment.executable
+    )
+    return MappedModule(tuple({identifier.identity(path): None for path in paths}), tuple(segments))

@@ -1,0 +1,181 @@
+"""
+``exit 3``: the core of a process that its handler has stopped, written by a process of its own.
+
+``python -m dprobes.engines.ebpf.read.core_dumper PID TID STOPS`` is that process: it traces the threads while it writes
+the file that is its standard output, with the original bytes of breakpoints that it reads from its standard input, and
+says on standard error what went wrong. The kernel lets the threads go when it ends. STOPS is the descriptor of the list
+in which it notes that the process has gone on (``corestops``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.engines.ebpf.read.core_stops import CoreStops, await_stop
+from dprobes.errors import reason_of
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.process_maps import code_mappings
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterable, Mapping
+
+    from dprobes.engines.engine_interface import Notice
+
+__all__ = ["Dump", "breakpoints_in", "main", "start_dump"]
+
+_I386_REGISTERS_SIZE = 17 * 4
+
+
+@dataclass(slots=True, eq=False)
+class Dump:
+    """Hold a core file that is being written."""
+
+    pid: int
+    name: str
+    path: str
+    writer: subprocess.Popen[bytes]
+    stops: CoreStops
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the writer has ended."""
+        return self.writer.poll() is not None
+
+    def finish(self, *, abandoned: bool = False) -> Notice:
+        """Let the process go on, and return what is to be said; a file that is not complete is taken away."""
+        from dprobes.engines.core.core_notices import no_core_notice, written_notice
+
+        if abandoned:
+            self.writer.kill()
+        _, complaint = self.writer.communicate()
+        self.stops.let_go_on(self.pid)  # unless it has done that itself
+        if self.writer.returncode == 0:
+            return written_notice(self.pid, self.name, self.path, os.stat(self.path).st_size)
+        problem = complaint.decode(errors="replace").rstrip() or "the process that wrote it was killed"
+        if abandoned:
+            problem = "the run ended before it was complete"
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        return no_core_notice(self.pid, self.name, self.path, problem)
+
+
+def start_dump(
+    pid: int, tid: int, name: str, directory: str, hidden: dict[int, int], stops: CoreStops
+) -> Dump | Notice:
+    """
+    Begin with a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
+
+    Return what is to be said if no file can be made; the process continues then.
+    """
+    import json
+
+    from dprobes.engines.core.core_notices import no_core_notice
+    from dprobes.engines.core.core_writer import create_core_file
+
+    path = os.path.join(directory, f"core.dprobes.{pid}")
+    try:
+        path, output = create_core_file(path)
+    except OSError as error:
+        stops.let_go_on(pid)
+        return no_core_notice(pid, name, path, reason_of(error))
+    import subprocess
+
+    list_ = stops.descriptor
+    try:
+        writer = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dprobes.engines.ebpf.read.core_dumper", str(pid), str(tid), str(list_)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            pass_fds=(list_,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+    stops.entrust(pid, writer.pid)  # before it can have begun
+    assert writer.stdin is not None
+    with contextlib.suppress(BrokenPipeError), writer.stdin:
+        writer.stdin.write(json.dumps(hidden).encode())
+    writer.stdin = None
+    return Dump(pid, name, path, writer, stops)
+
+
+def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int, int]]]) -> dict[int, int]:
+    """
+    Return the original bytes of breakpoints in a process, by address.
+
+    ``sites`` are pairs of a file offset and the byte there, by the file's device and inode.
+    """
+    found: dict[int, int] = {}
+    for mapping in code_mappings(pid)[0]:
+        for offset, byte in sites.get((mapping.device, mapping.inode), ()):
+            address = mapping.start + offset - mapping.offset
+            if mapping.start <= address < mapping.end:
+                found[address] = byte
+    return found
+
+
+def main(pid: int, tid: int, stops: CoreStops) -> None:
+    """Write the core of a stopped process to standard output, and let the process go on."""
+    was_stopped = False
+    try:
+        was_stopped = await_stop(pid)
+        _write(pid, tid)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(os.readlink(f"/proc/self/fd/{sys.stdout.fileno()}"))
+        raise
+    finally:
+        # Here, so that it happens even if the command that asked for this is killed. It runs when we have ended.
+        stops.let_go_on(pid, was_stopped=was_stopped)
+
+
+def _write(pid: int, tid: int) -> None:
+    import json
+
+    from dprobes.engines.core.core_file import PROCESSORS, signal_info_at
+    from dprobes.engines.core.core_writer import POINTER, CoreRequest, ThreadState, register_sets_of, write_core
+    from dprobes.engines.linux import ptrace_calls
+    from dprobes.engines.linux.ptrace_calls import RegisterSet
+
+    hidden = {int(address): byte for address, byte in json.load(sys.stdin).items()}
+    seized: set[int] = set()
+    while new := _threads(pid) - seized:
+        for each in sorted(new):
+            with contextlib.suppress(ProcessLookupError):
+                ptrace_calls.seize(each)
+                ptrace_calls.interrupt(each)
+                os.waitpid(each, ptrace_calls.WALL)
+            seized.add(each)
+    general = {
+        each: ptrace_calls.get_register_set(each, RegisterSet.GENERAL) for each in (tid, *sorted(seized - {tid}))
+    }
+    # The kernel gives as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
+    word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
+    threads = [ThreadState(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
+    offset, word = POINTER[word_size]
+    (address,) = struct.unpack_from(word, general[tid], offset)
+    memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    processor = PROCESSORS["x86_64" if word_size == 8 else "i386"]
+    request = CoreRequest(pid, processor, tuple(threads), signal_info_at(processor, address))
+    write_core(request, memory, hidden, sys.stdout.fileno())
+
+
+def _threads(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+
+
+if __name__ == "__main__":
+    try:
+        with CoreStops(int(sys.argv[3])) as list_of_stops:
+            main(int(sys.argv[1]), int(sys.argv[2]), list_of_stops)
+    except OSError as error:
+        sys.stderr.write(reason_of(error))
+        sys.exit(1)
+    except ValueError:
+        sys.exit("dprobes ended before it had said what is to be written")

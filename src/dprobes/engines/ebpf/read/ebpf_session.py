@@ -1,0 +1,519 @@
+"""
+One run: attach, give out records until the end, take probepoints away when they ask for it, count.
+
+Records come from a ``RecordStream``; what else happens is looked at between two of its turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Self
+
+from dprobes.bpf.map_layouts import LIMIT, MapName
+from dprobes.engines.debugger_start import LOOK, Debuggers
+from dprobes.engines.ebpf.attach.code_conflicts import notes_of_outsiders
+from dprobes.engines.ebpf.attach.fault_watch import FaultWatch
+from dprobes.engines.ebpf.attach.file_search import NewFiles, find_probes
+from dprobes.engines.ebpf.attach.installation import Installation
+from dprobes.engines.ebpf.attach.run_scope import ProcessTree, filter_of, is_initial_namespace, pid_namespace_of
+from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+from dprobes.engines.ebpf.read.run_control import ControlledRun, Readings
+from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession, Replacement, session_to_replace
+from dprobes.engines.ebpf.read.stopped_processes import CORE_DUMP, DEBUGGER, StoppedProcesses
+from dprobes.engines.engine_interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.engines.refusals import nothing_to_insert
+from dprobes.errors import DprobesError, EngineError, TargetError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.rpn.program_needs import logs_user_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dprobes.engines.command_launcher import Command
+    from dprobes.engines.ebpf.attach.site_links import CpuArrivals
+    from dprobes.engines.ebpf.ebpf_options import Settings
+    from dprobes.engines.ebpf.inkernel.module_follower import ModuleFollower
+    from dprobes.engines.ebpf.read.held_records import Ended
+    from dprobes.engines.ebpf.read.user_stacks import UserStacks
+    from dprobes.engines.engine_interface import Event, Job
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.resolve.kernel_places import ResolvedKernel
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
+
+__all__ = ["EbpfSession"]
+
+_PATIENCE = 1.0
+"""Seconds after the end of all probepoints in which records may be written without a word."""
+
+_STILL_WRITING = Notice(
+    "nothing is probed any more; records of before are still being written",
+    "Ctrl-C gives them up, and counts them as lost",
+    is_warning=False,
+)
+_STILL_FOLLOWING = Notice(
+    "nothing is probed any more; call stacks of before are still being followed",
+    "Ctrl-C gives them up: records count as lost, and tables count without them",
+    is_warning=False,
+)
+
+_RENEWAL_SLEEP = 0.1
+
+_LEAVING_SLEEP = 0.005
+"""Seconds between two looks whether ended processes have left the kernel."""
+
+
+class EbpfSession(ControlledRun, ReplaceableSession):
+    """One run; use it as a context manager and iterate over ``events``."""
+
+    def __init__(self, settings: Settings, job: Job) -> None:
+        super().__init__()
+        self._settings = settings
+        self._features = settings.features
+        self._job = job
+        self._program = job.program
+        self._stack = contextlib.ExitStack()
+        self._installation: Installation | None = None
+        self._given_up: Counter[int] = Counter()
+        self._changing = threading.Lock()
+        self._is_replaced = False
+        self._tree: ProcessTree | None = None
+        self._sees_the_kernel = False
+        """Whether the kernel's own code at the end of a process may hit a probepoint."""
+        self._command: Command | None = None
+        self._cpus: CpuArrivals | None = None
+        self._left_out: list[LeftOutProbe] = []
+        self._notices: list[Event] = []
+        self._debuggers = Debuggers(settings.debugger, keep_input=not job.scope.is_command or os.isatty(0))
+        self._stopped_processes = StoppedProcesses(self._debuggers, settings.core_directory, self._hidden)
+        self._stopping = False
+        self._finished = False
+        self._hurried = False
+        self._new_files: NewFiles | None = None
+        self._module: ModuleFollower | None = None
+        self._stopped: set[int] = set()
+        self._user_stacks: UserStacks | None = None
+        self._last_look = float("-inf")
+
+    @property
+    def probes(self) -> Sequence[Probepoint]:
+        """The probepoints; events give their indices."""
+        return self._installed.probes
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over."""
+        return self._debuggers.is_running
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return self._left_out
+
+    @property
+    def mapped_files(self) -> dict[str, str]:
+        """Nothing: the kernel is not asked for files with other names than the module's."""
+        return {}
+
+    @property
+    def _installed(self) -> Installation:
+        assert self._installation is not None, "the session has not been entered"
+        return self._installation
+
+    # Start and end
+
+    def __enter__(self) -> Self:
+        with self._stack as stack:
+            self._requests.open()
+            stack.callback(self._requests.close)
+            stack.callback(self._settings.planner.forget)
+            scope = self._job.scope
+            replaced = session_to_replace(self._features, self._job)
+            found = find_probes(self._settings.planner, self._job)
+            self._notices += found.notices
+            if found.files:
+                self._new_files = NewFiles(self._settings.planner, self._job, found)
+                stack.callback(self._new_files.close)
+            if found.kernel is not None:
+                self._left_out += found.kernel.left_out
+            for file in found.files:
+                stack.enter_context(Descriptors(file.descriptors))
+                self._left_out += file.plan.left_out
+            self._sees_the_kernel = found.kernel is not None or bool(found.events)
+            namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
+            principal = self._job.principal
+            common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
+            stack.callback(self._stopped_processes.close)  # when no handler is left
+            types = self._features.types
+            stack.callback(types.close)
+            installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
+            self._installation = installed
+            stack.callback(installed.close)
+            faulting = installed.faulting
+            maps = installed.maps
+            if maps.stops is not None:
+                self._stopped_processes.begin(maps.stops.fd)
+            if scope.command:
+                from dprobes.engines.command_launcher import Command
+
+                self._command = Command(scope.command, output=scope.output)
+                stack.callback(self._command.close)
+            if scope.is_tree:
+                self._tree = ProcessTree(installed.maps, types, scope, self._command)
+                stack.callback(self._tree.close)
+                self._tree.plant()
+            self._look_at_images = self._watch_images(stack)
+            if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps.descriptors):
+                from dprobes.engines.ebpf.attach.process_programs import follow_threads
+
+                stack.enter_context(follow_threads(maps.descriptors, types))
+            self._faults = FaultWatch(installed, self._features, in_scope=scope.is_tree)
+            stack.callback(self._faults.close)
+            if faulting and (notice := self._faults.begin()) is not None:
+                self._notices.append(notice)
+            if any(probe.kind.is_on_each_cpu for probe in installed.probes):
+                from dprobes.engines.ebpf.attach.site_links import CpuArrivals
+
+                self._cpus = CpuArrivals()
+                stack.callback(self._cpus.close)
+            with Replacement.of(replaced, self._features) as replacement:
+                states = installed.attach()
+                self._notices += [*states, *notes_of_outsiders(states, scope)]
+                if scope.is_command and not installed.attached and states:
+                    _refuse_command(states)
+                self._left_out += installed.kernel.left_out
+                if replacement is not None:
+                    if not installed.attached:
+                        raise nothing_to_insert(
+                            installed.probes, (f"{each.state.value}: {each.detail}" for each in states)
+                        )
+                    replacement.take_over(installed)
+            self._begin_reading(installed, stack)
+            self._notices += installed.attach_postponed()
+            if found.kernel is not None and found.kernel.resolved.module.name:
+                self._follow_module(found.kernel.resolved, stack)
+            if installed.attached and (self._module is None or self._module.is_there):
+                self._notices.append(StateEvent(installed.attached, 0, ProbeState.ACTIVE))
+            notices = installed.warning_of_slow_end(), installed.kernel.note_of_misses()
+            self._notices += [notice for notice in notices if notice is not None]
+            if self._command is not None:
+                self._command.go()
+            self._notices.append(Begun())
+            self._stack = stack.pop_all()
+        return self
+
+    def _begin_reading(self, installed: Installation, stack: contextlib.ExitStack) -> None:
+        """Begin to read what handlers write; probes are armed before the modules for that are imported."""
+        from dprobes.engines.ebpf.read.held_records import HeldRecords, progress
+        from dprobes.engines.ebpf.read.record_stream import RecordStream
+        from dprobes.engines.ebpf.read.run_control import ProbeCounts
+        from dprobes.engines.ebpf.read.table_watch import TableWatch
+
+        look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
+        self._held = HeldRecords(installed.faulting, installed.giving_back, look)
+        maps = installed.maps
+        self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
+        stack.callback(self._stream.close)
+        self._tables = TableWatch(self._program, installed)
+        counts = ProbeCounts(installed, self._held.faults, self._held.dropped, self._given_up)
+        self._readings = Readings(installed, counts.all)
+        stack.callback(self._readings.close)
+
+    def _follow_module(self, resolved: ResolvedKernel, stack: contextlib.ExitStack) -> None:
+        """Begin to see when a module of the kernel comes and goes."""
+        from dprobes.engines.ebpf.inkernel.module_follower import ModuleFollower
+
+        self._module = ModuleFollower(self._program, resolved, self._installed)
+        stack.callback(self._module.close)
+        self._notices += self._module.begin()
+
+    def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
+        """Return what follows the call stacks of programs, if a handler logs any."""
+        maps = self._installed.maps.tables
+        stores = maps.stores if maps is not None else {}
+        if not logs_user_stacks(self._program):
+            return None
+        from dprobes.engines.ebpf.read.user_stacks import UserStacks
+
+        self._user_stacks = UserStacks(self._job.images, self._look_at_images, stores)
+        return stack.enter_context(contextlib.closing(self._user_stacks))
+
+    def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
+        """Begin to tell what processes map if somebody wants to know; return what tells the news."""
+        if self._job.images is None:
+            return lambda: None
+        from dprobes.engines.ebpf.read.image_watch import ImageWatch
+
+        scope = self._job.scope
+        pid = scope.pid if self._command is None else self._command.pid
+        return stack.enter_context(contextlib.closing(ImageWatch(self._job.images, scope, pid))).look
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold, when it is known what has the addresses in their keys."""
+        contents = super().tables()
+        if self._readings is not None:
+            self._look_at_images()
+        return contents
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+        for _ in self.events():
+            pass
+        self._stack.close()
+
+    def stop(self) -> None:
+        """Ask for the end; may be called by a signal handler."""
+        self._stopping = True
+        self._requests.wake()
+
+    def hurry(self) -> bool:
+        """Give up the records that wait, once nothing is attached any more; return whether that makes a difference."""
+        if not self._finished or self._hurried:
+            return False
+        self._hurried = True
+        if self._user_stacks is not None:
+            self._user_stacks.give_up()
+        return True
+
+    def end_command(self) -> int | None:
+        """Ask the command to end; see ``Session``."""
+        return None if self._command is None else self._command.end()
+
+    # What a session may do that replaces this one
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether another session may replace this one."""
+        return self._installation is not None and self._installation.maps.is_replaceable
+
+    @contextlib.contextmanager
+    def held_still(self) -> Iterator[Installation | None]:
+        """Change nothing in the kernel meanwhile; return what is there, or None if the session is at its end."""
+        with self._changing:
+            if self._is_replaced:
+                raise EngineError(
+                    "the program that is there has just been replaced by another one",
+                    hint="look what is there now, and replace that",
+                )
+            installed = self._installed
+            yield None if installed.attachments.is_closed else installed
+
+    def end_replaced(self) -> None:
+        """Come to the end, because another session has taken the place of this one."""
+        self._is_replaced = True
+        self.stop()
+
+    def breakpoints_in(self, descriptor: int) -> frozenset[int]:
+        """Return the file offsets of the breakpoints in an open file."""
+        return self._installed.breakpoints_in(descriptor)
+
+    # Events
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens until ``Finished``."""
+        while not self._finished:
+            while self._notices:
+                yield self._notices.pop(0)
+            yield from self._turn()
+            yield from self._take_removals()
+            if self._is_over():
+                yield from self._finish()
+                return
+            yield Pause()
+            yield from self._look_after()
+            self._wait()
+
+    def _is_over(self) -> bool:
+        if self._stopping:
+            return True
+        if self._tree is None or not self._stopped_processes.is_idle:
+            return False
+        # A tree of which somebody else has taken a process away (ALIVE is too high) ends with its command at least.
+        return self._tree.alive <= 0 and (not self._sees_the_kernel or self._tree.has_left)
+
+    def _turn(self) -> Iterator[Event]:
+        """Give out what has come, for a limited time."""
+        for each in self._stream.turn(lambda: self._stopping):
+            self._look_at_images()
+            if isinstance(each, RecordBatch):
+                yield each
+            else:
+                yield from self._end(each)
+
+    def _wait(self) -> None:
+        """Sleep until there may be something to do."""
+        if self._stream.pause():
+            return
+        sleep = self._tables.interval
+        if not self._installed.attachments.is_settled or self._expects_files:
+            sleep = _RENEWAL_SLEEP
+        elif not self._stopped_processes.is_idle:
+            sleep = LOOK
+        if self._tree is not None and self._tree.alive <= 0:
+            sleep = _LEAVING_SLEEP
+        descriptors = [self._requests.descriptor]
+        if self._module is not None and self._module.descriptor >= 0:
+            descriptors.append(self._module.descriptor)
+        if self._cpus is not None:
+            descriptors += self._cpus.descriptors
+        self._stream.wait(sleep, descriptors)
+
+    def _look_after(self) -> Iterator[Event]:
+        self._look_at_images()
+        yield from self._stopped_processes.look(is_quiet=self._stream.is_quiet and not self._held)
+        # Who replaces this session holds it still meanwhile; it must not wait for whoever takes our events.
+        if self._changing.acquire(blocking=False):
+            try:
+                events = [] if self._stopping else self._changes()
+            finally:
+                self._changing.release()
+            yield from events
+        now = time.monotonic()
+        if now - self._last_look >= self._tables.interval:
+            self._last_look = now
+            yield from self._tables.look(is_quiet=self._stream.is_quiet)
+
+    def _changes(self) -> list[Event]:
+        """Bring links in line with what was found and what was taken away; return the notices."""
+        attachments = self._installed.attachments
+        events = [*self._look_for_files(), *self._installed.happened()]
+        if self._module is not None:
+            events += self._module.look()
+        if self._cpus is not None:
+            events += self._cpus.look(attachments)
+        attachments.renew()
+        return events
+
+    @property
+    def _expects_files(self) -> bool:
+        """Whether a new tree may be about to execute other files of the module."""
+        return self._new_files is not None and self._new_files.is_eager
+
+    def _look_for_files(self) -> Iterator[Event]:
+        """Insert the program into files that processes have come to execute."""
+        if self._new_files is None:
+            return
+        tree = self._tree
+        for found in self._new_files.found(lambda: tree.pids() if tree is not None else None):
+            if isinstance(found, Notice):
+                yield found
+                continue
+            file = found.file
+            if not self._installed.has_room_for(file):
+                yield from self._new_files.lack_room(file)
+                self._new_files.discard(file)
+                continue
+            try:
+                states = self._installed.add(file, found.conflicts)
+            except DprobesError as error:
+                yield Notice(f"{file.path} is not probed: {error.message}", error.hint)
+                self._new_files.discard(file)
+                continue
+            self._stack.enter_context(Descriptors(file.descriptors))
+            self._new_files.keep(file)
+            faulting = self._installed.faulting
+            if faulting and (notice := self._faults.begin()) is not None:
+                self._notices.append(notice)
+            self._held.expect(faulting)
+            self._left_out += file.plan.left_out
+            yield Notice(f"{file.path} came when the run had begun: it is probed from now on", is_warning=False)
+            yield from states
+
+    # What happens to probepoints
+
+    def _take_removals(self) -> Iterator[Event]:
+        """Remove what others have asked to remove, and report what was still there."""
+        attachments = self._installed.attachments
+        gone = tuple(probe for probe in self._requests.take_removals() if attachments.take_away(probe))
+        if gone:
+            yield StateEvent(gone, 0, ProbeState.REMOVED)
+
+    def _end(self, ended: Ended) -> Iterator[Event]:
+        """Remove a probepoint that has reached its end."""
+        attachments = self._installed.attachments
+        if self._installed.is_void(ended.probe, ended.reason):
+            return
+        if not attachments.take_away(ended.probe):
+            if ended.reason == CORE_DUMP or (ended.reason == DEBUGGER and ended.pid not in self._stopped):
+                self._stopped_processes.dismiss(ended)
+            return
+        yield _state_after(ended)
+        if ended.reason in (DEBUGGER, CORE_DUMP):
+            self._stopped.add(ended.pid)
+            with self._changing:
+                attachments.renew(at_once=True)
+            if ended.reason == DEBUGGER and self._tree is not None:
+                self._tree.release(ended.pid)
+            yield from self._stopped_processes.take(ended)
+
+    def _hidden(self, pid: int) -> dict[int, int]:
+        """Return the original bytes of the breakpoints in a process, by address."""
+        from dprobes.engines.ebpf.read.core_dumper import breakpoints_in
+
+        with contextlib.suppress(TargetError):
+            return breakpoints_in(pid, self._installed.original_bytes())
+        return {}
+
+    # The end
+
+    def _finish(self) -> Iterator[Event]:
+        self._finished = True
+        installed = self._installed
+        # Links are gone when this returns, and with them the last handler: what is in the ring then is all.
+        with self._changing:
+            unheard = installed.expired()  # with no room in the ring for the entry, or still in it
+            installed.detach()
+        self._look_at_images()  # tables may name addresses of processes that made no record
+        yield from (*installed.happened(), *installed.kernel.notices())
+        patience: float | None = time.monotonic() + _PATIENCE
+        for each in self._stream.rest():
+            self._look_at_images()
+            if patience is not None and time.monotonic() > patience:
+                patience = None
+                yield _STILL_WRITING if self._user_stacks is None else _STILL_FOLLOWING
+            if isinstance(each, RecordBatch):
+                if self._hurried:
+                    self._given_up.update(probe for probe, _ in each.records)
+                else:
+                    yield each
+            elif each is not None:
+                if not installed.is_void(each.probe, each.reason) and installed.attachments.take_away(each.probe):
+                    yield _state_after(each)
+                if each.reason in (DEBUGGER, CORE_DUMP):
+                    yield from self._stopped_processes.take(each)
+        if gone := tuple(probe for probe in sorted(unheard) if installed.attachments.take_away(probe)):
+            yield StateEvent(gone, 0, ProbeState.DISABLED)
+        yield from self._stopped_processes.abandon()
+        while not self._debuggers.is_idle:
+            yield Pause()
+            yield from self._debuggers.look()
+            time.sleep(LOOK)
+        yield from self._tables.finish()
+        status = None
+        if self._command is not None and (not self._stopping or self._command.has_ended):
+            status = self._command.wait()
+        yield Finished(self.counts(), status)
+
+
+def _refuse_command(states: Sequence[Event]) -> None:
+    """Raise ``EngineError`` if obstacles are all that is known of probepoints: a command would run unobserved."""
+    found = [state for state in states if isinstance(state, StateEvent)]
+    if found and all(state.state.is_obstacle for state in found):
+        first = found[0]
+        why = f"{first.state.value}{f' in process {first.pid}' if first.pid else ''}: {first.detail}"
+        raise EngineError(
+            f"no probepoint can be inserted, so the command was not started: {why}",
+            # Registers that are in use are so for every engine.
+            hint=None
+            if all(state.state is ProbeState.DEBUGREG_UNAVAIL for state in found)
+            else "--engine ptrace inserts the probepoints in the command only",
+        )
+
+
+def _state_after(ended: Ended) -> StateEvent:
+    """Return what to say of a probepoint that its handler, or maxhits, has ended."""
+    state = ProbeState.DISABLED if ended.reason == LIMIT else ProbeState.REMOVED
+    return StateEvent((ended.probe,), ended.pid, state)

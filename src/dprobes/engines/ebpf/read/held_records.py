@@ -1,0 +1,412 @@
+"""
+Log on success: records that wait until their instruction is known to have completed.
+
+A record whose instruction may fault is uncertain at first. It becomes certain when its thread comes to another hit, or
+is seen beyond the instruction; a signal for the instruction drops it. Whatever comes behind an uncertain record waits
+with it, so that the order stays that of the ring.
+
+A million records may come in a second, but few signals. So records are packed, or bare pairs in a list, and their
+threads numbers in another, in which the last record of each thread is found when somebody asks for it. Nothing talks to
+the kernel.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from dprobes.engines.engine_interface import RecordBatch
+from dprobes.engines.linux.procfs import system_call_of
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["BEYOND", "HOLDING", "SETTLING", "Ended", "HeldRecords", "ItemQueue", "Progress", "progress"]
+
+# What is held back, by numbers that only grow: records one by one or packed, and what is between them.
+#
+# A part of the queue is a list or packed records. To drop one of the latter is to cut them in two.
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A probepoint that is to be removed, because of a hit in thread ``tid`` of process ``pid``."""
+
+    probe: int
+    reason: int
+    """The operand of ``exit``, or ``layout.LIMIT`` or ``layout.REMOVE``."""
+    pid: int
+    tid: int
+
+
+Item = tuple[int, bytes] | Ended | None
+"""A record and its probepoint, the end of one, or a dropped record."""
+
+Part = list[Item] | PackedRecords | MixedRecords
+
+
+class ItemQueue:
+    """Hold items; ``first`` is the number of the first one, ``end`` the number behind the last one."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._firsts: list[int] = []
+        """The number of the first item of each part."""
+        self.first = self.end = 0
+
+    def __bool__(self) -> bool:
+        return self.first < self.end
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Add items one by one."""
+        if not self._parts or not isinstance(part := self._parts[-1], list):
+            part = []
+            self._begin(part)
+        before = len(part)
+        part += items
+        self.end += len(part) - before
+
+    def add_packed(self, records: PackedRecords | MixedRecords) -> None:
+        """Add packed records."""
+        self._begin(records)
+        self.end += len(records)
+
+    def _begin(self, part: Part) -> None:
+        self._parts.append(part)
+        self._firsts.append(self.end)
+
+    def probe(self, number: int) -> int:
+        """Return the probepoint of a record."""
+        at = bisect_right(self._firsts, number) - 1
+        item = self._parts[at][number - self._firsts[at]]
+        assert isinstance(item, tuple), "this item is a record"
+        return item[0]
+
+    def drop(self, number: int) -> None:
+        """Drop a record."""
+        at = bisect_right(self._firsts, number) - 1
+        part, first = self._parts[at], self._firsts[at]
+        place = number - first
+        if isinstance(part, list):
+            part[place] = None
+            return
+        pieces: tuple[tuple[Part, int], ...] = (
+            (part[:place], first), ([None], number), (part[place + 1 :], number + 1)
+        )  # fmt: skip
+        kept = [(piece, start) for piece, start in pieces if piece]
+        self._parts[at : at + 1] = [piece for piece, _ in kept]
+        self._firsts[at : at + 1] = [start for _, start in kept]
+
+    def take(self, end: int) -> list[Part]:
+        """Take away the items before the number ``end``, and return them in parts."""
+        taken: list[Part] = []
+        while self._parts and self._firsts[0] < end:
+            part, count = self._parts[0], end - self._firsts[0]
+            if count >= len(part):
+                taken.append(self._parts.pop(0))
+                self._firsts.pop(0)
+                continue
+            taken.append(part[:count])
+            self._parts[0] = part[count:]
+            self._firsts[0] = end
+        self.first = end
+        return taken
+
+
+# Whether a thread has got beyond the instruction before which its handler ran, seen from outside.
+#
+# A signal follows a fault at once, but the thread may have to give way to others between the handler and the
+# instruction, on a busy machine for long. Thread ids are of the initial PID namespace.
+
+
+BEYOND = -1
+"""What ``progress`` returns when the thread is beyond the instruction, or nothing can be learnt of it."""
+
+_LONG_ENOUGH = 1_000_000
+"""
+Nanoseconds of running in which an instruction is executed for certain. Out of line that takes ten microseconds, but in
+a virtual machine time goes by while the CPU does nothing.
+"""
+
+
+def progress(tid: int, mark: int | None = None) -> int:
+    """
+    Return ``BEYOND``, or a mark to be handed in when the same thread is looked at again.
+
+    The first look must come later than the handler.
+    """
+    number = system_call_of(tid)
+    if number is not None and number >= 0:
+        return BEYOND
+    run = _run_time(tid)
+    if run is None:
+        return BEYOND
+    # One that sleeps outside of system calls may sleep in the page fault of that very instruction.
+    if mark is None or number is not None:
+        return run
+    return BEYOND if run - mark >= _LONG_ENOUGH else mark
+
+
+def _run_time(tid: int) -> int | None:
+    """Return for how many nanoseconds a thread has run, up to when it last stopped or the clock ticked."""
+    # Documentation/scheduler/sched-stats.rst: time on a CPU, time spent waiting for one, number of times it got one.
+    try:
+        with open(f"/proc/{tid}/schedstat", "rb") as file:
+            run, waited, times = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return run if run or waited or times else None
+
+
+SETTLING = 0.004
+"""
+Seconds that the last record of a thread is held back at least. The signal follows it as fast as the instruction can
+fault, which takes longer only if the thread has to give way to others right there: then somebody has to look.
+"""
+
+HOLDING = 0.5
+"""Seconds after which a record is given out even if its thread stands where it stood."""
+
+_BATCH = 1024
+"""How many records are a batch at most."""
+_PACKED_BATCH = 4096
+"""How many packed ones: mostly nobody looks at them one by one."""
+
+Progress = Callable[[int, int | None], int]
+"""
+Look where a thread is. It gets the thread's id and what it returned of the same hit before, or None.
+
+A result below 0 means that the thread is beyond the instruction of its last record.
+"""
+
+
+class _Thread:
+    """
+    A thread since its last record, which came at the time ``stamp``.
+
+    ``mark`` is the result of looking where it is, and ``look`` the number of the last drain before that.
+    """
+
+    __slots__ = ("look", "mark", "stamp", "tid")
+
+    def __init__(self, tid: int, stamp: float) -> None:
+        self.tid = tid
+        self.stamp = stamp
+        self.mark: int | None = None
+        self.look = 0
+
+
+class HeldRecords:
+    """
+    The records that have been read and not yet given out, and ends of probepoints between them.
+
+    ``faulting`` maps the probepoints whose record is dropped when their instruction faults to the file offset of that
+    instruction. Of those in ``ticketed`` the kernel says whether the instruction of a hit faulted. A thread from which
+    nothing has come for ``SETTLING`` seconds is looked at by ``progress``; without it they are enough.
+    """
+
+    def __init__(
+        self, faulting: Mapping[int, int], ticketed: Collection[int] = (), progress: Progress | None = None
+    ) -> None:
+        self._faulting: dict[int, int] = {}
+        self._shared: set[int] = set()
+        self._ticketed = ticketed
+        self._progress = progress
+        self._items = ItemQueue()
+        self._others = 0
+        """How many of the items are not records."""
+        self._tids: list[int] = []
+        """The threads of the last items, as many as ``_last`` does not know yet; 0 where the item is certain."""
+        self._last: dict[int, int] = {}
+        """The number of the uncertain record of each thread, the last one if the hit has several."""
+        self._earlier: dict[int, int] = {}
+        """The number of the record before, of the same hit: several probepoints may be at one instruction."""
+        self._threads: dict[int, _Thread] = {}
+        self._obstacle: _Thread | None = None
+        """The thread whose record the first item is, if that was uncertain last time."""
+        self.faults: Counter[int] = Counter()
+        """How many hits of each probepoint did not complete the instruction."""
+        self.dropped: Counter[int] = Counter()
+        """How many records of each probepoint were not given out for that reason, stack traces included."""
+        self.expect(faulting)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    @property
+    def uncertain(self) -> Container[int]:
+        """The probepoints whose records come with the thread."""
+        return self._faulting
+
+    def expect(self, faulting: Mapping[int, int]) -> None:
+        """Take up more probepoints whose records are dropped when their instruction faults."""
+        self._faulting.update(faulting)
+        count = Counter(self._faulting.values())
+        self._shared = {probe for probe, offset in self._faulting.items() if count[offset] > 1}
+
+    def add(
+        self, records: Sequence[tuple[int, bytes]], tids: Sequence[int], stamp: float, *, is_trace: bool = False
+    ) -> None:
+        """
+        Add records that came at the time ``stamp``, each with its thread, or 0 if it is certain.
+
+        With ``is_trace`` they are stack traces, which come behind the record of their hit.
+        """
+        threads = {tid: _Thread(tid, stamp) for tid in set(tids)}
+        self._threads |= threads
+        if self._obstacle is not None and self._obstacle.tid in threads:
+            self._obstacle = None
+        if not is_trace and not self._shared:
+            self._items.add(records)
+            self._tids += tids
+            return
+        self._find_last()
+        first = self._items.end
+        self._items.add(records)
+        for number, ((probe, _), tid) in enumerate(zip(records, tids, strict=True), first):
+            if tid:
+                self._join(number, probe, tid, is_trace=is_trace)
+                self._last[tid] = number
+
+    def add_packed(self, records: PackedRecords | MixedRecords, tids: Sequence[int] | int, stamp: float) -> None:
+        """Add packed records likewise, no stack traces; one thread if that is the same for all, or 0."""
+        if self._shared:
+            self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
+            return
+        self._find_last()
+        first = self._items.end
+        self._items.add_packed(records)
+        end = self._items.end
+        last = {tids: end - 1} if isinstance(tids, int) else dict(zip(tids, range(first, end), strict=True))
+        last.pop(0, None)
+        self._last |= last
+        self._threads |= {tid: _Thread(tid, stamp) for tid in last}
+        if self._obstacle is not None and self._obstacle.tid in last:
+            self._obstacle = None
+
+    def add_end(self, ended: Ended) -> None:
+        """Add the end of a probepoint."""
+        self._items.add([ended])
+        self._tids.append(0)
+        self._others += 1
+
+    def _find_last(self) -> None:
+        """Bring ``_last`` up to date."""
+        self._last.update(zip(self._tids, range(self._items.end - len(self._tids), self._items.end), strict=True))
+        self._last.pop(0, None)
+        self._tids.clear()
+
+    def _join(self, number: int, probe: int, tid: int, *, is_trace: bool) -> None:
+        """Note that a record is of the same hit as the last one of its thread, if it is."""
+        last = self._last.get(tid)
+        if last is None or self._faulting[self._probe(last)] != self._faulting[probe]:
+            return
+        if is_trace or not any(each < self._items.first or self._probe(each) == probe for each in self._hit(last)):
+            self._earlier[number] = last
+
+    def _hit(self, number: int | None) -> Iterator[int]:
+        """Iterate over the records of a hit up to this one, the last first; some may have been given out."""
+        while number is not None:
+            yield number
+            number = self._earlier.get(number)
+
+    def _probe(self, number: int) -> int:
+        return self._items.probe(number)
+
+    def drop(self, tid: int, ip: int, *, has_tickets: bool) -> None:
+        """
+        Know of a signal: drop the last records of a thread if the instruction at ``ip`` can be that of their hit.
+
+        ``has_tickets`` says that the kernel gave tickets of the hit back.
+        """
+        self._find_last()
+        last = self._last.pop(tid, None)
+        if last is None:
+            return
+        if self._obstacle is not None and self._obstacle.tid == tid:
+            self._obstacle = None
+        hit = list(self._hit(last))
+        # Where the file is in the process is not known, but it is mapped by whole pages.
+        if (self._faulting[self._probe(last)] - ip) % PAGE_SIZE:
+            return
+        held = [number for number in hit if number >= self._items.first]
+        probes = [self._probe(number) for number in held]
+        if not has_tickets and len(held) == len(hit) and all(probe in self._ticketed for probe in probes):
+            return
+        for number in held:
+            self._items.drop(number)
+        self._others += len(held)
+        self.dropped.update(probes)
+        self.faults.update(set(probes))
+
+    def take(self, now: float, parsed: int, drains: int) -> list[RecordBatch | Ended]:
+        """
+        Take away what is before the first record that is uncertain still.
+
+        The ring was read up to what it held at the time ``now``, by the drain number ``parsed``; ``drains`` have been
+        made, whose signals may come.
+        """
+        if self._obstacle is not None and not self._has_settled(self._obstacle, now, parsed, drains):
+            return []
+        self._obstacle = None
+        self._find_last()
+        end = self._items.end
+        for number, tid in sorted((min(self._hit(last)), tid) for tid, last in self._last.items()):
+            thread = self._threads[tid]
+            if not self._has_settled(thread, now, parsed, drains):
+                self._obstacle, end = thread, number
+                break
+        parts = self._items.take(end)
+        if not parts:
+            return []
+        self._last = {tid: last for tid, last in self._last.items() if last >= end}
+        self._earlier = {number: earlier for number, earlier in self._earlier.items() if number >= end}
+        self._threads = {tid: self._threads[tid] for tid in self._last}
+        return [batch for part in parts for batch in self._batches(part)]
+
+    def _batches(self, items: Part) -> Iterator[RecordBatch | Ended]:
+        """Iterate over items, the records in batches."""
+        if isinstance(items, PackedRecords | MixedRecords):
+            for start in range(0, len(items), _PACKED_BATCH):
+                yield RecordBatch(items[start : start + _PACKED_BATCH])
+            return
+        if not self._others:
+            yield from _batches_of(items)
+            return
+        count = len(items)
+        left = [item for item in items if item is not None]
+        start = 0
+        for number, item in enumerate(left):
+            if isinstance(item, Ended):
+                yield from _batches_of(left[start:number])
+                yield item
+                start = number + 1
+                count += 1
+        self._others -= count - len(left)
+        yield from _batches_of(left[start:])
+
+    def _has_settled(self, thread: _Thread, now: float, parsed: int, drains: int) -> bool:
+        """Return whether the last record of a thread can be given out: it is beyond the instruction."""
+        if thread.stamp + HOLDING <= now:
+            return True
+        if thread.stamp + SETTLING > now:
+            return False
+        if self._progress is None:
+            return True
+        if thread.mark is None or thread.mark >= 0:
+            thread.mark = self._progress(thread.tid, thread.mark)
+            thread.look = drains
+            return False
+        # The signal may have come into the ring just before that look.
+        return parsed > thread.look
+
+
+def _batches_of(items: Sequence[tuple[int, bytes] | Ended | None]) -> Iterator[RecordBatch]:
+    records = cast("Sequence[tuple[int, bytes]]", items)
+    for start in range(0, len(records), _BATCH):
+        yield RecordBatch(records[start : start + _BATCH])

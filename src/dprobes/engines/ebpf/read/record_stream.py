@@ -1,0 +1,440 @@
+"""
+The entries of a ring as what they say: records in their canonical form, ends of probepoints, signals.
+
+A piece of the ring is read as it stands there, headers and discarded entries included (``ring_reader``). Many records
+of one size in a row are packed as they are, without a look at each.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from collections import deque
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, PROBE_MAX, TICKETS_SHIFT, Entry
+from dprobes.engines.ebpf.kernel.ring_reader import wait
+from dprobes.engines.ebpf.read.held_records import SETTLING, Ended
+from dprobes.engines.ring_spans import HEADER_SIZE, entries_in, sizes_in, spans_in
+from dprobes.record.log_record import Item, header_struct
+from dprobes.record.packed_records import MixedRecords, in_order, numbers_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
+    from dprobes.engines.ebpf.read.held_records import HeldRecords
+    from dprobes.engines.ebpf.read.user_stacks import UserStacks
+    from dprobes.engines.engine_interface import RecordBatch
+    from dprobes.engines.ring_spans import Span
+    from dprobes.record.packed_records import PackedRecords
+
+__all__ = ["Overflow", "RecordStream", "Spool"]
+
+_HEAD_SIZE = ENTRY_HEAD.size
+_TRACE = int(Entry.TRACE)  # enum members are slow to look up
+_OF_TABLES = (int(Entry.TALLY), int(Entry.UNTALLY))
+_NAME_FLAG_BYTE, _NAME_FLAG = 1, Item.PROCESS_NAME >> 8
+_TID_AT, _TID_SIZE = HEADER_SIZE + 4, 4
+_MIXED_MIN = 4096
+"""Bytes of entries of various sizes that are worth packing."""
+_ENDED = struct.Struct("=II")
+_SIGNAL = struct.Struct("=QII")
+
+
+class EntryReader:
+    """
+    A reader of pieces of the ring, which puts what they say into ``held``; ``stacks`` follows call stacks.
+
+    ``bank_size``, a power of two, is the distance of the entries that a probepoint has in the probe table; entries of
+    the ring name one of them.
+    """
+
+    def __init__(self, held: HeldRecords, bank_size: int, stacks: UserStacks | None = None) -> None:
+        self._held = held
+        self._stacks = stacks
+        self._probe_mask = bank_size - 1
+        self._name_places: dict[int, int] = {}
+
+    def read(self, data: bytes, stamp: float) -> None:
+        """Read whole entries, which were in the ring at the time ``stamp``."""
+        for span in spans_in(data):
+            is_read = self._read_packed(data, span, stamp) if span.stride else self._read_mixed(data, span, stamp)
+            if not is_read:
+                self._read_each(data, span, stamp)
+
+    def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
+        """Read entries of one size if all are records of one kind; return whether they are."""
+        if self._stacks is not None:
+            return False
+        table = data[span.start : span.stop]
+        if (found := self._packed(table, span.stride)) is None:
+            return False
+        records, tids = found
+        self._held.add_packed(records, tids, stamp)
+        return True
+
+    def _packed(self, table: bytes, stride: int) -> tuple[PackedRecords, Sequence[int] | int] | None:
+        """Return entries of one size as records of one kind, and their threads; None if they are not."""
+        from dprobes.engines.packed_entries import packed_entries  # not at a start, before there are records
+
+        count = len(table) // stride
+        records = packed_entries(table, stride)
+        if records is None:
+            return None
+        probes = records.probes()
+        if (probes if isinstance(probes, int) else max(probes)) > self._probe_mask:
+            records = records.renumbered(lambda probe: probe & self._probe_mask)
+            probes = records.probes()
+        return records, self._tids(table, stride, count, probes)
+
+    def _read_mixed(self, data: bytes, span: Span, stamp: float) -> bool:
+        """Read entries of few sizes if all of one size are records of one kind; return whether they are."""
+        if self._stacks is not None or span.stop - span.start < _MIXED_MIN:
+            return False
+        found = sizes_in(data, span.start, span.stop)
+        if found is None:
+            return False
+        groups, order = found
+        parts, threads = [], []
+        for stride, places in groups:
+            one = self._packed(b"".join([data[at : at + stride] for at in places]), stride)
+            if one is None:
+                return False
+            parts.append(one[0])
+            threads.append(one[1])
+        if len(parts) == 1:
+            self._held.add_packed(parts[0], threads[0], stamp)
+            return True
+        tids: Sequence[int] | int = 0
+        if any(threads):
+            spread = [
+                [tid] * len(part) if isinstance(tid, int) else tid for part, tid in zip(parts, threads, strict=True)
+            ]
+            tids = list(in_order(order, spread))
+        self._held.add_packed(MixedRecords(parts, order), tids, stamp)
+        return True
+
+    def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> Sequence[int] | int:
+        """Return the threads of records that are uncertain; 0 for the others."""
+        uncertain = self._held.uncertain
+        if isinstance(probes, int):
+            if probes not in uncertain:
+                return 0
+        elif not any(probe in uncertain for probe in set(probes)):
+            return 0
+        planes = [table[at::stride] for at in range(_TID_AT, _TID_AT + _TID_SIZE)]
+        if isinstance(probes, int) and all(plane == plane[:1] * count for plane in planes):
+            return int.from_bytes(table[_TID_AT : _TID_AT + _TID_SIZE], sys.byteorder)
+        values = bytearray(_TID_SIZE * count)
+        for place, plane in enumerate(planes):
+            values[place::_TID_SIZE] = plane
+        tids = numbers_in(values, _TID_SIZE)
+        if isinstance(probes, int):
+            return tids
+        return [tid if probe in uncertain else 0 for probe, tid in zip(probes, tids, strict=True)]
+
+    def _read_each(self, data: bytes, span: Span, stamp: float) -> None:
+        held, unpack, uncertain, probe_mask = self._held, ENTRY_HEAD.unpack_from, self._held.uncertain, self._probe_mask
+        stacks = self._stacks
+        records: list[tuple[int, bytes]] = []
+        tids: list[int] = []
+        for position, stop in entries_in(data, span.start, span.stop):
+            first, tid = unpack(data, position)
+            start = position + _HEAD_SIZE
+            kind = first >> KIND_SHIFT
+            if kind <= _TRACE:
+                probe = first & probe_mask
+                is_named = data[start + _NAME_FLAG_BYTE] & _NAME_FLAG
+                record = self._canonical(data, start, stop) if is_named else data[start:stop]
+                if stacks:
+                    record = stacks.completed(record)
+                if probe not in uncertain:
+                    tid = 0
+                elif kind == _TRACE:
+                    held.add(records, tids, stamp)
+                    records, tids = [], []
+                    held.add([(probe, record)], [tid], stamp, is_trace=True)
+                    continue
+                records.append((probe, record))
+                tids.append(tid)
+                continue
+            if kind in _OF_TABLES:
+                if stacks is not None:
+                    stacks.change(data, start, stop, is_removal=kind == Entry.UNTALLY)
+                continue
+            if kind == Entry.SNAPSHOT:
+                if stacks is not None:
+                    stacks.take(data, start, stop)
+                continue
+            held.add(records, tids, stamp)
+            records, tids = [], []
+            if kind == Entry.SIGNAL:
+                ip, signal, _ = _SIGNAL.unpack_from(data, start)
+                held.drop(tid, ip, has_tickets=signal >> TICKETS_SHIFT > 0)
+            elif kind == Entry.ENDED:
+                reason, pid = _ENDED.unpack_from(data, start)
+                held.add_end(Ended(first & probe_mask, reason, pid, tid))
+        held.add(records, tids, stamp)
+
+    def _canonical(self, data: bytes, start: int, stop: int) -> bytes:
+        """Return a record with the process name as long as it is, instead of with zeros behind it."""
+        flags = int.from_bytes(data[start : start + 4], "little")
+        place = self._name_places.get(flags)
+        if place is None:
+            place = self._name_places[flags] = header_struct(flags, "little").size
+        name = start + place
+        return data[start : data.index(0, name) + 1] + data[name + NAME_SIZE : stop]
+
+
+# Bytes that nobody has had time to look at, in a file without a name: first in, first out.
+#
+# Writing is one copy, from the ring's memory to the file's, and what waits does not grow our memory.
+
+
+class Overflow:
+    """Hold up to ``limit`` bytes in a temporary file (TMPDIR), made when it is needed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._file: IO[bytes] | None = None
+        self._start = self._end = 0
+
+    def write(self, data: memoryview | bytes) -> bool:
+        """Append data; return False if there is no room, and nothing was kept."""
+        if self._end + len(data) > self._limit:
+            return False
+        try:
+            if self._file is None:
+                import tempfile
+
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close
+            view, written = memoryview(data), 0
+            while written < len(data):
+                written += os.pwrite(self._file.fileno(), view[written:], self._end + written)
+        except OSError:
+            return False
+        self._end += len(data)
+        return True
+
+    def read(self, size: int) -> bytes:
+        """Take away the first ``size`` bytes, which have been written."""
+        assert self._file is not None, "nothing has been written"
+        data = os.pread(self._file.fileno(), size, self._start)
+        self._start += size
+        if self._start == self._end:
+            self._start = self._end = 0
+            os.ftruncate(self._file.fileno(), 0)
+        return data
+
+    def close(self) -> None:
+        """Give up the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+# What was taken from the ring and has not been given out: pieces of it in memory or in a file, then records.
+#
+# Taking a piece is one copy, so that the ring is emptied a hundred times faster than records are formatted.
+
+
+_MEMORY = 8 << 20
+_OVERFLOW = 1 << 30
+"""Bytes that are kept in memory, and beyond that in a file, before anybody has looked at them."""
+
+
+class _Piece(NamedTuple):
+    """A piece of the ring: its bytes, or how many of them are in the overflow, and when and in which drain it came."""
+
+    data: bytes
+    size: int
+    stamp: float
+    drain: int
+
+
+class Spool:
+    """
+    Take over what the ring held, and give it out in order; records go through ``held``.
+
+    ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more. ``bank_size`` and
+    ``stacks`` are those of an ``EntryReader``.
+    """
+
+    def __init__(
+        self, held: HeldRecords, limit: int, bank_size: int = PROBE_MAX, stacks: UserStacks | None = None
+    ) -> None:
+        self._held = held
+        self._reader = EntryReader(held, bank_size, stacks)
+        self._limit = limit
+        self._pieces: deque[_Piece] = deque()
+        self._overflow = Overflow(_OVERFLOW)
+        self._size = 0
+        self._drains = 0
+        self._drained = float("-inf")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be added now."""
+        return self._size >= self._limit
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to give out, not even something that is held back."""
+        return not self._pieces and not self._held
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held back, and will be given out when time has passed."""
+        return bool(self._held) and not self._pieces
+
+    def add(self, data: memoryview | bytes, now: float, *, is_all: bool = True) -> None:
+        """
+        Take a copy of what the ring held at the time ``now``; empty data say that there was nothing.
+
+        Without ``is_all`` the ring may have held more.
+        """
+        self._drained = now
+        self._drains += is_all
+        size = len(data)
+        if not size:
+            return
+        is_kept = self._size + size <= _MEMORY or not self._overflow.write(data)
+        kept = bytes(data) if is_kept else b""
+        self._pieces.append(_Piece(kept, size, now, self._drains))
+        self._size += len(kept)
+
+    def take(self) -> Iterator[RecordBatch | Ended | None]:
+        """
+        Iterate over what need not be held back.
+
+        None comes for a piece of which everything is held back: others may want to do something meanwhile.
+        """
+        while self._pieces:
+            piece = self._pieces.popleft()
+            self._size -= len(piece.data)
+            self._reader.read(piece.data or self._overflow.read(piece.size), piece.stamp)
+            # What has been added meanwhile may hold signals: nothing newer than the piece counts.
+            certain = self._held.take(piece.stamp, piece.drain, self._drains)
+            yield from certain or (None,)
+        yield from self._held.take(self._drained, self._drains, self._drains)
+
+    def close(self) -> None:
+        """Give up what has not been taken."""
+        self._overflow.close()
+
+
+# The records of a run: taken from the ring into a spool as fast as possible, and given out in turns.
+#
+# Where the kernel finds no room a record is lost, and counted; so the ring is emptied before anything else, whatever
+# becomes of the records then. While records come, it is looked at every few milliseconds; a handler wakes us only if
+# nothing came for a while, because waking up costs it ten times as much as the record.
+
+
+_SPOOL_SIZE = 64 << 20
+"""Bytes of records that are taken from the ring before anybody has looked at them."""
+
+_PIECE = 1 << 20
+"""About so many bytes are taken from the ring at once: looking at them takes some milliseconds, then there are more."""
+
+_TURN = 0.1
+"""Seconds for which records are given out before something else is looked at."""
+
+_BUSY_TIME = 0.05
+"""Seconds after the last record during which the ring is looked at again and again."""
+
+_BUSY_SLEEP = 0.005
+"""Seconds between two looks then: what comes in them is looked at together, and has room in the ring."""
+
+
+class RecordStream:
+    """The reader of a ring; ``status`` are the words by which handlers know whether it sleeps."""
+
+    def __init__(
+        self,
+        ring: RingBuffer,
+        status: memoryview,
+        held: HeldRecords,
+        bank_size: int,
+        stacks: UserStacks | None = None,
+    ) -> None:
+        self._ring = ring
+        self._status = status
+        self._spool = Spool(held, _SPOOL_SIZE, bank_size, stacks)
+        self._taking: Iterator[RecordBatch | Ended | None] | None = None
+        self._last_record = float("-inf")
+        self._room = min(_PIECE // 4, ring.size // 16)
+        """How much may wait in the ring while records are given out: many are looked at together."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be read or given out."""
+        return self._spool.is_empty and not self._ring.pending
+
+    def _take(self) -> bool:
+        """Move what the ring holds to the spool; return whether there was something."""
+        ring, spool = self._ring, self._spool
+        for number in range(max(1, ring.size // _PIECE)):
+            if spool.is_full:
+                return True
+            with ring.window(_PIECE) as window:
+                size = len(window)
+                is_all = size < _PIECE
+                spool.add(window, time.monotonic(), is_all=is_all)
+            ring.advance(size)
+            if is_all:
+                return bool(number or size)
+        return True
+
+    def turn(self, is_stopping: Callable[[], bool]) -> Iterator[RecordBatch | Ended]:
+        """Give out what has come, for a limited time or until the run is to stop, and take all that comes meanwhile."""
+        if self._take():
+            self._last_record = time.monotonic()
+        until = time.monotonic() + _TURN
+        if self._taking is None:
+            self._taking = self._spool.take()
+        for each in self._taking:
+            if isinstance(each, Ended):
+                yield each
+                continue
+            if each is not None:
+                yield each
+            if self._ring.pending >= self._room:
+                self._take()
+            if time.monotonic() > until or is_stopping():
+                return  # the rest comes in the next turn, even if nothing was given out: changes of tables never are
+        self._taking = None
+
+    def pause(self) -> bool:
+        """Sleep for a moment if more is about to come; return False if not, so that ``wait`` is the thing to do."""
+        if self._taking is None:
+            if self._spool.is_holding:
+                time.sleep(SETTLING)
+            elif time.monotonic() - self._last_record < _BUSY_TIME:
+                time.sleep(_BUSY_SLEEP)
+            else:
+                return False
+        return True
+
+    def wait(self, timeout: float, others: Iterable[int]) -> None:
+        """Sleep until a record comes, one of the descriptors ``others`` can be read, or the time has passed."""
+        if wait(self._ring, self._status, timeout, others):
+            self._last_record = time.monotonic()
+
+    def rest(self) -> Iterator[RecordBatch | Ended | None]:
+        """Iterate over all that there is, once no handler runs any more; None comes now and then."""
+        yield from self._taking or ()
+        while self._take() and self._ring.pending:
+            yield from self._spool.take()
+        while True:
+            yield from self._spool.take()
+            if not self._spool.is_holding:
+                return
+            time.sleep(SETTLING)
+            self._take()
+
+    def close(self) -> None:
+        """Give up what has not been given out."""
+        self._spool.close()

@@ -1,0 +1,221 @@
+"""
+How a session takes the place of another one, hit by hit (``bpf.lower.hits.hit_prologue``).
+
+Everything that can fail comes first, and leaves the other session as it is: the new program is loaded and attached
+while no hit is its own. Then a word in memory decides, for all handlers at once, and the old links are closed.
+
+While a session is being replaced, nobody may attach anything for it: a program that is attached later runs earlier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Alu, Atomic, Register
+from dprobes.bpf.map_layouts import MapName, SwitchOver
+from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptor, explained, load
+from dprobes.engines.engine_interface import ControlledSession
+from dprobes.engines.linux.bpf_calls import ProgramType
+from dprobes.engines.linux.call_proxy import map_file
+from dprobes.errors import EngineError, NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.engines.ebpf.attach.installation import Installation
+    from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
+    from dprobes.engines.ebpf.kernel.kernel_features import Features
+    from dprobes.engines.engine_interface import Job
+
+__all__ = ["Barrier", "ReplaceableSession", "Replacement", "runs_newest_first", "session_to_replace"]
+
+# A site for uprobes that no other process executes: a few instructions in a file in memory.
+
+
+_CODE = bytes.fromhex("55 5d c3")  # push %rbp; pop %rbp; ret
+
+
+class PrivateSite(Descriptor):
+    """Such a site; what is raised is what the kernel answers, or an error of ours."""
+
+    def __init__(self, features: Features) -> None:
+        super().__init__(os.memfd_create("dprobes-site"))
+        self._features = features
+        os.write(self.fd, _CODE)
+
+    def attach(self, assembled: Assembled, maps: Mapping[MapName, int]) -> Descriptors:
+        """Load a program and attach it, until the result is closed."""
+        attach_type = uprobe_attach_type(self._features)
+        program = load(assembled, maps, ProgramType.KPROBE, attach_type=attach_type, name="place")
+        try:
+            return attach_uprobes(program, f"/proc/self/fd/{self.fd}", [(0, 0)], self._features)
+        finally:
+            os.close(program)
+
+    def execute(self) -> None:
+        """Execute the instructions in this process; a page stays mapped for that."""
+        ctypes.CFUNCTYPE(None)(map_file(self.fd, len(_CODE)))()
+
+
+class Barrier:
+    """
+    A wait, once, until all hits have been dealt with that were under way when ``wait`` was called.
+
+    To take a uprobe away the kernel waits for all handlers of all uprobes (``uprobe_unregister_sync``); where it has
+    handlers run under the lock of their place, before Linux 6.12, there is nothing to wait for.
+    """
+
+    def __init__(self, features: Features) -> None:
+        """Attach a program that is never hit; raise what the kernel answers, or an error of ours."""
+        asm = Assembler()
+        asm.mov(Register.R0, 0)
+        asm.exit()
+        with PrivateSite(features) as place:
+            self._links = place.attach(asm.assemble(), {})
+
+    def wait(self) -> None:
+        """Wait; a second call does nothing."""
+        self._links.close()
+
+
+# The order in which the kernel runs the programs at one place, found out by a trial in memory of our own.
+#
+# Replacing a program depends on it (``bpf.lower.hits.hit_prologue``), and no document promises it: the list of a
+# uprobe's consumers grows at its head (``consumer_add`` in ``kernel/events/uprobes.c``, before and since Linux kernel
+# commit cc01bd044e6a ("uprobes: travers uprobe's consumer list locklessly under SRCU protection") (in v6.12)).
+
+
+_PROGRAMS = 3
+
+
+def runs_newest_first(features: Features) -> bool:
+    """Return whether a uprobe runs programs that were attached later before others; raise what the kernel answers."""
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(PrivateSite(features))
+        table = stack.enter_context(ArrayMap(8 * (1 + _PROGRAMS), name="dprobes_order"))
+        for number in range(_PROGRAMS):
+            stack.callback(place.attach(_noting(number), {MapName.STATUS: table.fd}).close)
+        place.execute()
+        return list(table.words) == [_PROGRAMS, *range(_PROGRAMS, 0, -1)]
+
+
+def _noting(number: int) -> Assembled:
+    """Return a program that counts in the first word, and notes in one of its own how many have run by then."""
+    asm = Assembler()
+    asm.load_value(Register.R1, MapName.STATUS)
+    asm.mov(Register.R2, 1)
+    asm.atomic(Atomic.ADD, Register.R1, 0, Register.R2, fetch=True)
+    asm.alu(Alu.ADD, Register.R2, 1)
+    asm.store(Register.R1, 8 * (1 + number), Register.R2)
+    asm.mov(Register.R0, 0)
+    asm.exit()
+    return asm.assemble()
+
+
+# What a session lets another one do that takes its place.
+
+
+class ReplaceableSession(ControlledSession):
+    """A session that another one may take the place of, if it says so; see ``switchover``."""
+
+    @property
+    @abstractmethod
+    def is_replaceable(self) -> bool:
+        """Whether another session may replace this one."""
+
+    @abstractmethod
+    def held_still(self) -> AbstractContextManager[Installation | None]:
+        """Change nothing in the kernel meanwhile; return what is there, or None if the session is at its end."""
+
+    @abstractmethod
+    def end_replaced(self) -> None:
+        """Come to the end, because another session has taken the place of this one."""
+
+    @abstractmethod
+    def breakpoints_in(self, descriptor: int) -> frozenset[int]:
+        """Return the file offsets of the breakpoints in an open file."""
+
+
+def session_to_replace(features: Features, job: Job) -> ReplaceableSession | None:
+    """Return the session that a job's is to replace; raise an error of ours if it cannot."""
+    if job.replaces is None:
+        return None
+    old = _checked(job.replaces)
+    if job.scope.command:
+        raise NotSupportedError(
+            "a program that starts a command cannot replace another one",
+            hint="replace the program for the process that runs already (-p PID)",
+        )
+
+    with explained("the trial that replacing a program begins with"):
+        is_possible = features.remembered(runs_newest_first)
+    if not is_possible:
+        raise NotSupportedError(
+            "programs cannot be replaced on this kernel: it does not run the handlers of a place from the newest to "
+            "the oldest",
+            hint="remove the program that is there, and insert the new one",
+        )
+    return old
+
+
+def _checked(session: ControlledSession) -> ReplaceableSession:
+    if not isinstance(session, ReplaceableSession):
+        raise EngineError(
+            "only a program of the ebpf engine can be replaced by one of it",
+            hint="remove the program that is there, and insert the new one",
+        )
+    if not session.is_replaceable:
+        raise EngineError(
+            "the program that is there has not been inserted as one that can be replaced",
+            hint="remove it, and insert the new one",
+        )
+    return session
+
+
+class Replacement:
+    """A session that is held still to be replaced; ``old`` is its program in the kernel, None if it is at its end."""
+
+    def __init__(self, session: ReplaceableSession, old: Installation | None, features: Features) -> None:
+        self._session = session
+        self._old = old
+        self._features = features
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, session: ReplaceableSession | None, features: Features) -> Iterator[Replacement | None]:
+        """Return the replacement of a session if there is one; it goes on as before where no ``take_over`` follows."""
+        if session is None:
+            yield None
+            return
+        with session.held_still() as old:
+            yield cls(session, old, features)
+
+    def take_over(self, new: Installation) -> None:
+        """Let the hits be those of a program that has been attached meanwhile; the old session comes to its end."""
+        if self._old is None:
+            new.maps.set_switch_over(SwitchOver.OURS)
+            return
+
+        with explained("what tells the old program from the new one"):
+            self._old.maps.set_successor(new.maps)
+            barrier = Barrier(self._features)
+        # In this order: whoever finds the new one CROSSING must find the old one REPLACED.
+        self._old.maps.set_switch_over(SwitchOver.REPLACED)
+        new.maps.set_switch_over(SwitchOver.CROSSING)
+        # A hit at which the new program has just read NOT_OURS would not reach the old one any more if that were taken
+        # out of the list of its place now (list_del_rcu).
+        barrier.wait()
+        # When this returns, no handler of the old program runs any more; and none ever will, should a process that has
+        # just been forked hold a descriptor of ours still.
+        self._old.detach()
+        self._old.maps.set_switch_over(SwitchOver.NOT_OURS)
+        new.maps.set_switch_over(SwitchOver.OURS)
+        self._session.end_replaced()

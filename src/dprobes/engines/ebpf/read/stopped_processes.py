@@ -1,0 +1,148 @@
+"""
+Processes that ``exit 1`` and ``exit 3`` have stopped: one goes to a debugger, or gets its core written.
+
+The kernel stops the thread by a SIGSTOP, which it delivers after it has carried out the probed instruction: what the
+debugger or the core shows is the state right behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import HandedOver, Notice
+from dprobes.engines.linux.procfs import process_field
+from dprobes.errors import EngineError, reason_of
+from dprobes.rpn.program_needs import CORE_DUMP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.engines.debugger_start import Debuggers
+    from dprobes.engines.ebpf.read.core_dumper import Dump
+    from dprobes.engines.ebpf.read.core_stops import CoreStops
+    from dprobes.engines.ebpf.read.held_records import Ended
+    from dprobes.engines.ebpf.read.stop_guard import StopGuard
+    from dprobes.engines.engine_interface import Event
+
+__all__ = ["CORE_DUMP", "DEBUGGER", "StoppedProcesses"]
+
+DEBUGGER = 1
+"""The operand of ``exit``, as ``CORE_DUMP``."""
+
+_GUARD_LOOK = 0.25
+"""Seconds between two looks whether the guard is there."""
+
+_GUARDS_MAX = 4
+"""How often a guard is replaced before something is said: it may have been killed, but hardly so often."""
+
+_UNHEARD = 2.0
+"""Seconds after which a stop of which no entry has come, and no other one comes, had no room in the ring."""
+
+
+class StoppedProcesses:
+    """The stopped processes of a run; ``hidden`` returns the original bytes of the breakpoints in a process."""
+
+    def __init__(self, debuggers: Debuggers, core_directory: str, hidden: Callable[[int], dict[int, int]]) -> None:
+        self._debuggers = debuggers
+        self._core_directory = core_directory
+        self._hidden = hidden
+        self._dumps: list[Dump] = []
+        self._stops: CoreStops | None = None
+        self._guard: StopGuard | None = None
+        self._guards = 0
+        self._next_look = 0.0
+
+    def begin(self, descriptor: int) -> None:
+        """Be ready for processes whose core is wanted; ``descriptor`` is that of their list. Before any handler is."""
+        from dprobes.engines.ebpf.read.core_stops import CoreStops
+        from dprobes.engines.ebpf.read.stop_guard import StopGuard
+
+        self._stops = CoreStops(descriptor)
+        try:
+            self._guard = StopGuard(descriptor)
+        except OSError as error:
+            raise EngineError(
+                f"the process cannot be started that would let stopped processes go on: {reason_of(error)}",
+                hint="leave 'exit 3' out, or make room for another process",
+            ) from error
+
+    def close(self) -> None:
+        """Let all processes go on that are stopped for a core; no handler runs any more."""
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+        if self._stops is not None:
+            self._stops.close()
+            self._stops = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to ``look`` at."""
+        return self._debuggers.is_idle and not self._dumps
+
+    def take(self, ended: Ended) -> Iterator[Event]:
+        """Begin with a process that was stopped, after the probepoint has been removed."""
+        name = process_field(ended.tid, "Name") or "ended"
+        if ended.reason == DEBUGGER:
+            pointer = _pointer(ended.tid)
+            yield from self._debuggers.add(HandedOver(ended.pid, ended.tid, name, pointer, has_executed=True))
+            return
+        from dprobes.engines.ebpf.read.core_dumper import start_dump
+
+        assert self._stops is not None
+        if not self._stops.has(ended.pid):
+            yield Notice(f"no core of process {ended.pid} ({name}): too many others are stopped; it has continued")
+            return
+        hidden = self._hidden(ended.pid)
+        started = start_dump(ended.pid, ended.tid, name, self._core_directory, hidden, self._stops)
+        if isinstance(started, Notice):
+            yield started
+        else:
+            self._dumps.append(started)
+
+    def dismiss(self, ended: Ended) -> None:
+        """Let a process go on that came to the probepoint before the wish of another one was seen."""
+        if ended.reason == DEBUGGER:
+            with suppress(ProcessLookupError):
+                os.kill(ended.pid, signal.SIGCONT)
+        elif self._stops is not None and not any(dump.pid == ended.pid for dump in self._dumps):
+            self._stops.let_go_on(ended.pid)
+
+    def look(self, *, is_quiet: bool = False) -> Iterator[Event]:
+        """See what became of debuggers and core files; to be called often. ``is_quiet``: the ring has nothing new."""
+        if not self._debuggers.is_idle:
+            yield from self._debuggers.look()
+        for dump in [dump for dump in self._dumps if dump.is_done]:
+            self._dumps.remove(dump)
+            yield dump.finish()
+        if self._stops is not None and self._guard is not None and (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + _GUARD_LOOK
+            self._guards += self._guard.look()
+            if self._guards == _GUARDS_MAX:
+                self._guards += 1
+                yield Notice(
+                    "the process that lets stopped processes go on ends again and again: should dprobes be killed, one "
+                    "that 'exit 3' has just stopped may stay stopped"
+                )
+            for pid in self._stops.unheard(_UNHEARD) if is_quiet else ():
+                self._stops.let_go_on(pid)
+                yield Notice(f"no core of process {pid}: the ring had no room for its hit; the process continues")
+
+    def abandon(self) -> Iterator[Event]:
+        """Give up core files that are not finished: the run ends now."""
+        while self._dumps:
+            dump = self._dumps.pop()
+            yield dump.finish(abandoned=not dump.is_done)
+
+
+def _pointer(tid: int) -> int:
+    """Return the instruction pointer of a stopped thread, 0 if it is gone (proc(5), /proc/PID/syscall)."""
+    try:
+        with open(f"/proc/{tid}/syscall", encoding="ascii") as file:
+            return int(file.read().split()[-1], 16)
+    except (OSError, ValueError, IndexError):
+        return 0

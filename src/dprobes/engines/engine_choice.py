@@ -1,0 +1,313 @@
+"""The engine of a run: the one that is named, or the one that ``auto`` chooses when the program is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Severity
+from dprobes.engines.engine_capabilities import Capability, requirements
+from dprobes.engines.engine_interface import ScopeKind
+from dprobes.engines.engine_registry import AUTO, candidates, engine_row, faster_row, rows
+from dprobes.engines.linux.procfs import process_field
+from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.probed_space import Space, space_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.engine_capabilities import Requirement
+    from dprobes.engines.engine_interface import Engine, Scope
+    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.engine_registry import Candidacy, EngineRow, KernelSupport
+    from dprobes.resolve.local_module import Compiled
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.kernel.running_kernel import RunningKernel
+
+__all__ = ["Choice", "Selection", "choose", "note_unsupported", "refuse_unsupported", "scope_problem"]
+
+# Which engine a run takes where that is left to dprobes.
+#
+# The cheapest engine that can do all that is asked for. The others are named by their rows in the registry only.
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The name of an engine, and why it was taken."""
+
+    engine: str
+    reason: str
+
+
+def choose(
+    scope: Scope,
+    needs: Iterable[Requirement],
+    support: Callable[[EngineRow], KernelSupport],
+    *,
+    traced_by: str | None = None,
+) -> Choice:
+    """
+    Return the engine for a scope and what a program needs; ``support`` is asked only if it matters.
+
+    ``traced_by`` names the process that traces the target already, which keeps tracers away from it.
+    """
+    needed = list(needs)
+    chosen, *others = candidates()
+    reason = _candidacy(chosen).usual_reason
+    for other in others:
+        reason_against = _reason_against(chosen, other, scope, needed, support, traced_by)
+        chosen, reason = (other, reason_against[1]) if reason_against[0] else (chosen, reason_against[1])
+    return Choice(chosen.name, reason)
+
+
+def _reason_against(
+    row: EngineRow,
+    other: EngineRow,
+    scope: Scope,
+    needs: Sequence[Requirement],
+    support: Callable[[EngineRow], KernelSupport],
+    traced_by: str | None,
+) -> tuple[bool, str]:
+    """Return whether a more expensive engine is to take the place of another one, and why or why not."""
+    mine, others = _candidacy(row), _candidacy(other)
+    if scope.kind not in other.scopes:
+        return False, mine.scope_reason
+    for need in needs:
+        if need.capability not in other.capabilities and need.capability in row.capabilities | mine.found_by_trying:
+            return False, f"'{need.what}' needs {need.capability.value}, which the {other.name} engine lacks"
+    if traced_by is not None and other.is_tracer:
+        return False, f"the process is traced by {traced_by} already"
+    for need in needs:
+        if need.capability in others.better_at:
+            return True, f"'{need.what}' {others.better_at[need.capability]}"
+    for need in needs:
+        if need.capability not in row.capabilities and not (
+            need.capability in mine.found_by_trying and need.capability in support(row).capabilities
+        ):
+            return True, f"'{need.what}' needs {need.capability.value}, which the {row.name} engine lacks"
+    if (problem := support(row).problem) is not None:
+        return True, f"the {row.name} engine cannot work here: {problem}"
+    if (problem := support(row).tree_problem) is not None:
+        return True, f"the {row.name} engine cannot follow processes here: {problem}"
+    return False, mine.usual_reason
+
+
+def _candidacy(row: EngineRow) -> Candidacy:
+    assert row.candidacy is not None, "auto chooses from candidates"
+    return row.candidacy
+
+
+def scope_problem(name: str, scope: Scope, options: EngineOptions) -> str | None:
+    """Return why the engine called ``name`` cannot be asked for with a scope and options."""
+    asked = candidates() if name == AUTO else (engine_row(name),)
+    if not any(scope.kind in row.scopes for row in asked):
+        return _scope_refusal(name, asked, scope)
+    if name != AUTO:
+        for row in rows():
+            for option, written in row.demands.items():
+                if row.name != name and options.own.get(option):
+                    return f"{written} needs --engine {row.usage}"
+    return None
+
+
+def _scope_refusal(name: str, asked: tuple[EngineRow, ...], scope: Scope) -> str:
+    able = [row.usage for row in rows() if scope.kind in row.scopes]
+    if name == AUTO:
+        known = f"name one that can: --engine {able[0]}" if able else "none of this version can"
+        return f"no engine that auto chooses from can probe {scope.kind.value}; {known}"
+    (row,) = asked
+    if row.argument is not None:
+        return f"the {name} engine probes what --engine {row.usage} names, not {scope.kind.value}"
+    if row.scopes == {ScopeKind.TREE} and scope.kind in (ScopeKind.EVERYWHERE, ScopeKind.CGROUP, ScopeKind.USER):
+        ways = "a command (-c COMMAND) or a process (-p PID)"
+        return f"the {name} engine needs {ways}; other scopes need --engine {able[0]}"
+    known = f"--engine {able[0]} can" if able else "none of this version can"
+    return f"the {name} engine cannot probe {scope.kind.value}; {known}"
+
+
+def refuse_unsupported(
+    needs: Iterable[Requirement], row: EngineRow, diagnostics: Diagnostics, engine: Engine | None = None
+) -> None:
+    """
+    Add an error for everything that a program needs and an engine lacks, naming one that has it.
+
+    ``engine`` is asked for what it can besides its row.
+    """
+    for requirement in needs:
+        capability = requirement.capability
+        if capability in row.capabilities or (engine is not None and capability in engine.found_capabilities):
+            continue
+        able = [other for other in _able(capability) if other is not row]
+        # What stands in the way on this machine says more than an engine for others.
+        here = [other.how_to_ask for other in able if other.scopes != {ScopeKind.ENDPOINT}]
+        elsewhere = [other.how_to_ask for other in able if other.scopes == {ScopeKind.ENDPOINT}]
+        hint = next(filter(None, (*here, requirement.hurdle, *elsewhere)), "no engine of this version provides that")
+        diagnostics.error(
+            requirement.span,
+            f"'{requirement.what}' needs {requirement.capability.value}, which the {row.name} engine lacks",
+            hint=hint,
+        )
+
+
+def note_unsupported(compiled: Compiled) -> None:
+    """Add a note for everything that the program needs and no engine has."""
+    for requirement in requirements(compiled.program, compiled.architecture):
+        if not _able(requirement.capability):
+            compiled.diagnostics.note(
+                requirement.span,
+                f"'{requirement.what}' needs {requirement.capability.value}, which no engine of this version has",
+                hint=requirement.hurdle,
+            )
+
+
+def _able(capability: Capability) -> list[EngineRow]:
+    """Return the engines that have a capability, of those that programs are told about."""
+    return [row for row in rows() if row.how_to_ask is not None and capability in _possible(row)]
+
+
+def _possible(row: EngineRow) -> frozenset[Capability]:
+    """Return what an engine can on some machine."""
+    return row.capabilities | (row.candidacy.found_by_trying if row.candidacy is not None else frozenset())
+
+
+class Selection:
+    """
+    The selection of the engine of a run, in two steps.
+
+    ``refuse`` is called when the program is parsed, and its engine decides what is refused. ``settle`` comes when the
+    places of the probepoints are known: ``auto`` may take another engine then.
+    """
+
+    def __init__(self, name: str, scope: Scope, options: EngineOptions) -> None:
+        self._name = name
+        self._scope = scope
+        self._options = options
+        self._needs: tuple[Requirement, ...] = ()
+        self._choice: Choice | None = None
+        self._engine: Engine | None = None
+        self._is_in_kernel = False
+
+    def refuse(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
+        """Choose the engine for a program, and add an error for everything that it lacks."""
+        name = self._name
+        self._needs = tuple(requirements(program, architecture))
+        if name == AUTO:
+            self._choice = choose(self._scope, self._needs, self._support, traced_by=self._traced_by())
+            name = self._choice.engine
+        row = engine_row(name)
+        if self._engine is None:
+            self._engine = row.make(self._options, self._scope)
+        self._is_in_kernel = space_of(program) is Space.KERNEL
+        if self._is_in_kernel and all(need.capability in _possible(row) for need in self._needs):
+            # What it can in the kernel is found by trying, and where the kernel is in its files: both may fail for want
+            # of what is asked here.
+            self._check(self._engine)
+        refuse_unsupported(self._needs, row, diagnostics, self._engine)
+
+    def kernel(self, program: Program) -> AbstractContextManager[RunningKernel] | None:
+        """Return what gives the kernel of the engine that was chosen; None if it is the one that runs here."""
+        return None if self._engine is None else self._engine.kernel(program)
+
+    def processor(self, program: Program) -> AbstractContextManager[Architecture | None] | None:
+        """
+        Return what gives the processor that a program for a kernel is for; None: that of this machine.
+
+        It is asked before anything is refused: what there is depends on it.
+        """
+        if self._name == AUTO:
+            return None
+        self._engine = engine_row(self._name).make(self._options, self._scope)
+        return self._engine.processor(program)
+
+    @property
+    def reason(self) -> str | None:
+        """Why ``auto`` takes the engine that it takes; None if the engine was named."""
+        return self._choice.reason if self._choice is not None else None
+
+    def settle(self, compiled: Compiled) -> Engine:
+        """Return the engine that can insert a program; raise an error of ours if there is none."""
+        engine = self._able_engine(compiled)
+        # Programs that may be replaced stay with breakpoints: their changes are the better proved ones.
+        faster = None if self._choice is None or self._options.replaceable else faster_row(engine.name)
+        if self._choice is None or faster is None or not self._can(faster) or not faster.speeds_up(compiled):
+            return engine
+
+        assert faster.speedup is not None
+        self._choice = Choice(faster.name, f"{self._choice.reason}; {faster.speedup.reason}")
+        return faster.make(self._options, self._scope)
+
+    def _able_engine(self, compiled: Compiled) -> Engine:
+        engine = self._engine
+        assert engine is not None, "the program has not been compiled with this selection"
+        self._check(engine)
+        fallback = None if compiled.everywhere else self._fallback(engine)
+        if fallback is None:
+            engine.prepare(compiled)
+            return engine
+        reason = f"there is no module '{compiled.program.name}' on this machine yet"
+        if compiled.resolved is not None:
+            reason = engine.drawback(compiled, self._scope) or ""
+        if not reason:
+            try:
+                engine.prepare(compiled)
+            except SourceError as error:
+                reason = next(d for d in error.diagnostics if d.severity is Severity.ERROR).message
+            else:
+                return engine
+
+        self._choice = Choice(fallback.name, reason)
+        return fallback.make(self._options, self._scope)
+
+    def _check(self, engine: Engine) -> None:
+        """Raise an error of ours if an engine cannot work here; no other one can take its place in the kernel."""
+        try:
+            engine.check(self._scope, self._options)
+        except PrivilegeError as error:
+            if self._choice is None or error.hint is None or self._is_in_kernel:
+                raise
+            raise PrivilegeError(error.message, hint=f"{error.hint}; {self._offer(engine)}") from None
+        except NotSupportedError as error:
+            remedy = self._support(engine_row(engine.name)).tree_remedy
+            if not self._is_in_kernel or remedy is None:
+                raise
+            raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
+
+    def _offer(self, engine: Engine) -> str:
+        """Return what there is for those who may not use an engine: another one, or what that lacks."""
+        others = [row for row in candidates() if row.name != engine.name and row.candidacy and row.candidacy.offer]
+        lacks = [need.capability for need in self._needs if not any(need.capability in o.capabilities for o in others)]
+        if others and not lacks:
+            assert others[0].candidacy is not None
+            return others[0].candidacy.offer
+        offer = f"no engine that needs neither has {lacks[0].value}" if lacks else "no other engine is there"
+        if lacks and lacks[0] is Capability.SAMPLER:
+            offer += "; probes on functions need neither, and 'perf record -p PID' samples processes of one's own"
+        return offer
+
+    def _fallback(self, engine: Engine) -> EngineRow | None:
+        """Return a more expensive engine that can take the place of the one that ``auto`` has chosen."""
+        if self._choice is None:
+            return None
+        weighed = candidates()
+        for row in weighed[weighed.index(engine_row(engine.name)) + 1 :]:
+            if self._can(row) and not (row.is_tracer and self._traced_by() is not None):
+                return row
+        return None
+
+    def _can(self, row: EngineRow) -> bool:
+        """Return whether an engine can do what the program needs in the scope."""
+        return all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
+
+    def _traced_by(self) -> str | None:
+        if self._scope.pid is None or self._options.traces_already:
+            return None
+        tracer = int(process_field(self._scope.pid, "TracerPid") or 0)
+        if not tracer or tracer in self._options.tracers:
+            return None
+        return f"process {tracer} ({process_field(tracer, 'Name')})"
+
+    def _support(self, row: EngineRow) -> KernelSupport:
+        return row.support(self._options.knowledge)

@@ -1,0 +1,264 @@
+"""
+A session that a thread of ours follows: records are handed on, and what becomes of probepoints is remembered.
+
+The thread takes records and states as they come; everything else may be asked by any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.errors import DprobesError, InternalError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import NEVER_RETURNS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.engine_interface import ControlledSession, Event
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["GONE", "FollowedProgram", "settled_counts"]
+
+_NOTICES_MAX = 50
+"""How many of the latest notices are kept."""
+
+GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
+"""The states of probepoints that were inserted and are not any more."""
+
+_END_PATIENCE = 20.0
+"""Seconds that a session may take to end."""
+
+_LOOK = 0.005
+"""Seconds between two looks whether records have been taken."""
+
+
+class FollowedProgram(ABC):
+    """
+    Own a session that has been entered; ``start`` begins to follow it.
+
+    What becomes of records is a subclass's business.
+    """
+
+    def __init__(self, name: str, program: Program, session: ControlledSession) -> None:
+        self.name = name
+        self.program = program
+        self.session = session
+        self._states: dict[int, ProbeState] = {}
+        self._details: dict[int, str] = {}
+        self._notices: deque[Notice] = deque(maxlen=_NOTICES_MAX)
+        self._finished: Finished | None = None
+        self._problem: str | None = None
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._failure: DprobesError | None = None
+        self._taken = 0
+        """How many records have been taken."""
+        self._pauses = 0
+        """How often all that had come was taken."""
+        self._thread = threading.Thread(target=self._follow, name=f"program {name}", daemon=True)
+
+    # The thread
+
+    def start(self, patience: float) -> None:
+        """Begin to follow the session, and wait until it has begun; raise the error that has kept it from that."""
+        self._thread.start()
+        self._begun.wait(patience)
+        if self._failure is not None:
+            raise self._failure
+
+    @abstractmethod
+    def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Take records, each with its probepoint; called by the thread."""
+
+    @abstractmethod
+    def take_end(self, lost: int) -> None:
+        """Know that there will be no more records, ``lost`` of which were lost on the way; called by the thread."""
+
+    def _follow(self) -> None:
+        try:
+            for event in self.session.events():
+                self._on_event(event)
+        except DprobesError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - one program's failure must not be the others', and is reported
+            self._fail(InternalError(f"{type(error).__name__}: {error}"))
+        finally:
+            self._close()
+            self._begun.set()
+
+    def _fail(self, error: DprobesError) -> None:
+        self._problem = f"internal error: {error.message}" if isinstance(error, InternalError) else error.message
+        if not self._begun.is_set():
+            self._failure = error
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case RecordBatch(records):
+                self.take_records(records)
+                self._taken += len(records)
+            case Pause():
+                self._pauses += 1
+            case StateEvent():
+                self._on_state(event)
+            case Notice():
+                with self._lock:
+                    self._notices.append(event)
+            case Finished():
+                self._finished = event
+            case Begun():
+                self._begun.set()
+            case _:
+                pass
+
+    def _on_state(self, event: StateEvent) -> None:
+        with self._lock:
+            for probe in event.probes:
+                known = self._states.get(probe)
+                # What keeps a probepoint out of one process does not end it in the others.
+                if known in GONE or (known is ProbeState.ACTIVE and event.pid and event.state not in GONE):
+                    continue
+                self._states[probe] = event.state
+                if event.detail:
+                    where = f"in process {event.pid}: " if event.pid else ""
+                    self._details[probe] = where + event.detail
+                elif not event.pid:
+                    self._details.pop(probe, None)
+
+    def _close(self) -> None:
+        try:
+            self.session.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._problem = self._problem or f"internal error: {type(error).__name__}: {error}"
+        self.take_end(sum(count.lost for count in self._finished.counts) if self._finished is not None else 0)
+
+    # What others ask
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is inserted any more."""
+        return not self._thread.is_alive()
+
+    @property
+    def problem(self) -> str | None:
+        """Why it ended, if not because it was asked to or its processes have ended."""
+        return self._problem
+
+    @property
+    def finished(self) -> Finished | None:
+        """What the session said at its end."""
+        return self._finished
+
+    @property
+    def probes(self) -> Sequence[Probepoint]:
+        """Its probepoints; they keep their numbers."""
+        return self.session.probes
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return self.session.left_out
+
+    def states(self) -> list[tuple[ProbeState, str]]:
+        """Return the state of each probepoint, and what there is to say about it."""
+        probes = self.probes
+        ended = self.has_ended
+        with self._lock:
+            found = [
+                (self._states.get(n, probe.state), self._details.get(n, NEVER_RETURNS if probe.never_returns else ""))
+                for n, probe in enumerate(probes)
+            ]
+        if ended:
+            gone = ProbeState.REMOVED
+            found = [(gone if state is ProbeState.ACTIVE else state, detail) for state, detail in found]
+        return found
+
+    def counts(self) -> Sequence[Counts]:
+        """Return what happened at each probepoint so far."""
+        return self.seen(self.session_counts())
+
+    def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
+        """Return counts of the session as others are to see them: a subclass may know what became of records."""
+        return counts
+
+    def session_counts(self) -> Sequence[Counts]:
+        """Return what the session has counted."""
+        return self._finished.counts if self._finished is not None else self.session.counts()
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """How many records were taken, and how often that was all that had come."""
+        return self._taken, self._pauses
+
+    def notices(self) -> list[Notice]:
+        """Return the latest notices."""
+        with self._lock:
+            return list(self._notices)
+
+    def probes_at(self, major: int, minor: int) -> list[int]:
+        """Return the probepoints with these codes."""
+        if major != self.program.major:
+            return []
+        return [n for n, probe in enumerate(self.probes) if probe.definition.minor == minor]
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self.session.stop()
+
+    def wait(self, patience: float | None = _END_PATIENCE) -> bool:
+        """Wait until nothing of it is inserted any more; return whether that is so."""
+        self._thread.join(patience)
+        return self.has_ended
+
+
+class _Settlement:
+    """Hold the counts of a program at a moment, until their records have been taken."""
+
+    def __init__(self, program: FollowedProgram) -> None:
+        self._program = program
+        self._counts = program.session_counts()
+        self._records = _records_of(self._counts)
+        # What had come by now is taken before the second pause: the first one may be about to begin.
+        self._pauses = program.taken[1] + 2
+
+    def is_reached(self) -> bool:
+        taken, pauses = self._program.taken
+        if self._program.has_ended:
+            self._counts = self._program.session_counts()
+            self._records = taken
+        elif taken < self._records and _records_of(now := self._program.session_counts()) < self._records:
+            # Records of instructions that have turned out to fault will not come.
+            self._counts, self._records = now, _records_of(now)
+        return self._program.has_ended or (taken >= self._records and pauses >= self._pauses)
+
+    @property
+    def result(self) -> tuple[Sequence[Counts], int]:
+        return self._program.seen(self._counts), max(0, self._records - self._program.taken[0])
+
+
+def settled_counts(programs: Sequence[FollowedProgram], until: float) -> list[tuple[Sequence[Counts], int]]:
+    """
+    Return the counts of programs as they are now, each with how many of its records have not been taken yet.
+
+    Wait for these, and for what has become of probepoints until now, but not beyond the time ``until`` of the monotonic
+    clock.
+    """
+    settlements = [_Settlement(program) for program in programs]
+    waiting = dict(zip(programs, settlements, strict=True))
+    while waiting := {program: each for program, each in waiting.items() if not each.is_reached()}:
+        if time.monotonic() > until:
+            break
+        for program in waiting:
+            program.session.wake()
+        time.sleep(_LOOK)
+    return [each.result for each in settlements]
+
+
+def _records_of(counts: Sequence[Counts]) -> int:
+    return sum(each.records for each in counts)

@@ -1,1 +1,0 @@
-"""Core files of processes behind stubs."""

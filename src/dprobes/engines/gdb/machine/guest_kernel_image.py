@@ -1,0 +1,342 @@
+"""
+The symbols of a Linux kernel as they lie in its memory, compressed (kernel/kallsyms.c, scripts/kallsyms.c).
+
+A name is a row of tokens, each a byte that stands for one character or several; the first character is the kind of the
+symbol. The tables lie one behind the other, each at a multiple of 8::
+
+    up to v6.4:  offsets │ relative_base │ num_syms │ names │ markers │ … │ token_table │ token_index
+    since then:  num_syms │ names │ markers │ token_table │ token_index │ offsets │ relative_base │ …
+
+``names`` has the length and the tokens of each name, ``markers`` where each 256th of them begins, ``token_table`` 256
+strings, and ``token_index`` where these begin. Some kernels have the order of the names besides (``seqs_of_names``).
+
+An address is ``relative_base`` plus its offset; where offsets below zero occur, those from zero on are addresses
+themselves (of the CPUs' own data), and others count back from the base (CONFIG_KALLSYMS_ABSOLUTE_PERCPU).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.gdb.machine.machine_target import Paging, Region, regions, translate
+from dprobes.errors import EngineError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.engines.gdb.machine.machine_target import MachineTarget
+    from dprobes.engines.gdb.stub_registers import Registers
+
+__all__ = ["SearchEffort", "end_of", "find_image", "find_tables", "listed_symbols", "symbols_in_memory"]
+
+_TOKENS = 256
+_DIGITS = b"".join(b"%d\0" % digit for digit in range(10))
+"""The tokens of digits, which stand for themselves; so the table of tokens can be found by them."""
+_FIRST_DIGIT = ord("0")
+_MARKED = 256
+"""Each how many symbols there is a marker."""
+_NAME_MAX = 512
+_SYMBOLS_MAX = 1 << 21
+_LISTING_MAX = 1 << 27
+"""Bytes of a list; that of a distribution's kernel has some 10 MB."""
+_EFFORT = 1 << 24
+"""Names and places that are looked at until the tables have been found: some seconds. A kernel takes 1 % of it."""
+_CANDIDATE = 1 << 9
+"""The effort that one candidate for a table of tokens costs."""
+_GRAPHIC = re.compile(rb"[A-Za-z?][!-~]+")
+"""The kind of a symbol and its name, of which ``/proc/kallsyms`` has one a line."""
+_ALIGNMENT = 8
+_WORD, _LONG, _SHORT = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<H")
+_TWO_BYTES = 0x80
+"""
+Since Linux kernel commit 73bbb94466fd ("kallsyms: support "big" kernel symbols") (in v6.1) a length with this bit goes
+on in a second byte.
+"""
+_BASE_MIN = 0xFFFF_FFFF_8000_0000
+_UPPER_HALF = b"\xff\xff\xff\xff"
+"""Of the addresses in the kernel's image."""
+_PAGES = b"\0\0"
+"""The lowest bytes of the address where it begins, which is a multiple of 2 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolTables:
+    """Say where the tables begin in some bytes, and how many symbols they have."""
+
+    count: int
+    names: int
+    tokens: int
+    index: int
+
+
+class SearchEffort:
+    """How much may still be looked at in memory that somebody may have filled in order to keep the search busy."""
+
+    def __init__(self) -> None:
+        self._left = _EFFORT
+
+    def take(self, count: int) -> bool:
+        """Take so many looks; return whether there were as many."""
+        self._left -= count
+        return self._left >= 0
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _aligned_down(size: int) -> int:
+    return size // _ALIGNMENT * _ALIGNMENT
+
+
+def find_tables(data: bytes | bytearray, start: int = 0, effort: SearchEffort | None = None) -> SymbolTables | None:
+    """Return where the tables are whose tokens lie behind ``start``, None if there are none, or not all of them."""
+    effort = effort or SearchEffort()
+    at = data.find(_DIGITS, start)
+    while at >= 0 and effort.take(_CANDIDATE):
+        found = _tables_at(data, at, effort)
+        if found is not None:
+            return found
+        at = data.find(_DIGITS, at + 1)
+    return None
+
+
+def _tables_at(data: bytes | bytearray, digits: int, effort: SearchEffort) -> SymbolTables | None:
+    begin = digits
+    for _ in range(_FIRST_DIGIT):
+        begin = data.rfind(b"\0", 0, begin - 1) + 1
+        if begin <= 0:
+            return None
+    # What stands in front of the first token is padding: its place is a multiple of 8.
+    starts, at = [], begin
+    for _ in range(_TOKENS):
+        starts.append(at - begin)
+        at = data.find(b"\0", at) + 1
+        if not at:
+            return None
+    for index in range(at, at + _ALIGNMENT):
+        if data[index : index + 2 * _TOKENS] == struct.pack(f"<{_TOKENS}H", *starts):
+            return _with_names(data, begin, index, effort)
+    return None
+
+
+def _with_names(data: bytes | bytearray, tokens: int, index: int, effort: SearchEffort) -> SymbolTables | None:
+    """Find the names in front of the tokens."""
+    found = _before_markers(data, tokens, effort) or _behind_base(data, tokens, effort)
+    return None if found is None else SymbolTables(*found, tokens, index)
+
+
+def _behind_base(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
+    """Return how many names there are, and where, in the older order: behind an address in the kernel's image."""
+    base = data.rfind(_UPPER_HALF, 0, tokens)
+    while base >= _LONG.size and effort.take(1):
+        count_place = base + len(_UPPER_HALF)
+        is_aligned = (tokens - count_place) % _ALIGNMENT == 0
+        if is_aligned and data[base - _WORD.size : base - _WORD.size + len(_PAGES)] == _PAGES:
+            count, names = _WORD.unpack_from(data, count_place)[0], count_place + _ALIGNMENT
+            room = tokens - names
+            if _MARKED < count < min(room, _SYMBOLS_MAX) and _is_marked(data, names, count, tokens, effort):
+                return count, names
+        base = data.rfind(_UPPER_HALF, 0, base)
+    return None
+
+
+def _is_marked(data: bytes | bytearray, names: int, count: int, tokens: int, effort: SearchEffort) -> bool:
+    """Return whether behind so many names there are their markers."""
+    second = _skip(data, names, _MARKED, tokens, effort)
+    if second < 0:
+        return False
+    end = _skip(data, second, count - _MARKED, tokens, effort)
+    markers = tokens - _aligned_down(tokens - end)
+    return end >= 0 and data[markers : markers + 2 * _WORD.size] == struct.pack("<II", 0, second - names)
+
+
+def _before_markers(data: bytes | bytearray, tokens: int, effort: SearchEffort) -> tuple[int, int] | None:
+    """Return how many names there are, and where, in the newer order: before the markers, which grow from 0 on."""
+    place = tokens - _WORD.size
+    if _WORD.unpack_from(data, place)[0] == 0:
+        place -= _WORD.size
+    last, markers = 1 << 32, 0
+    while place >= 0 and markers <= _SYMBOLS_MAX and (value := _WORD.unpack_from(data, place)[0]) < last:
+        last, markers = value, markers + 1
+        if not value:
+            break
+        place -= _WORD.size
+    if place < _ALIGNMENT or not 2 <= markers <= _SYMBOLS_MAX // _MARKED or not effort.take(markers):
+        return None
+    last_marker = _WORD.unpack_from(data, place + (markers - 1) * _WORD.size)[0]
+    second = _WORD.unpack_from(data, place + _WORD.size)[0]
+    highest = place - last_marker
+    first = tokens - _aligned(tokens - highest)
+    for names in range(first, max(highest - _MARKED * _NAME_MAX, _ALIGNMENT), -_ALIGNMENT):
+        count = _WORD.unpack_from(data, names - _ALIGNMENT)[0]
+        if -(-count // _MARKED) == markers and _skip(data, names, _MARKED, tokens, effort) == names + second:
+            return count, names
+    return None
+
+
+def _skip(data: bytes | bytearray, at: int, count: int, end: int, effort: SearchEffort) -> int:
+    """Return where the names end that begin at a place, -1 if that is behind ``end`` or the effort at its end."""
+    if not effort.take(count):
+        return -1
+    for _ in range(count):
+        if at + 1 >= end:
+            return -1
+        length, at = _length(data, at)
+        at += length
+    return at
+
+
+def _length(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    length = data[at]
+    if length & _TWO_BYTES:
+        return length & ~_TWO_BYTES | data[at + 1] << 7, at + 2
+    return length, at + 1
+
+
+def end_of(tables: SymbolTables) -> int:
+    """Return how many bytes are needed of which the tables are part, whichever order they have."""
+    return _aligned(tables.index + 2 * _TOKENS) + _aligned(_WORD.size * tables.count) + _LONG.size
+
+
+def listed_symbols(data: bytes | bytearray, tables: SymbolTables) -> bytes | None:
+    """
+    Return the symbols as ``/proc/kallsyms`` lists them.
+
+    Return None if their addresses are not where they should be, names are none, or the list would be too long.
+    """
+    addresses = _addresses(data, tables)
+    if addresses is None:
+        return None
+    lines, size, at = [], 0, tables.names
+    strings = _token_strings(data, tables)
+    for address in addresses:
+        if address >> 64 or at + 1 >= tables.tokens:
+            return None
+        length, at = _length(data, at)
+        if length > _NAME_MAX:
+            return None
+        name = b"".join([strings[byte] for byte in data[at : at + length]])
+        at += length
+        if len(name) > _NAME_MAX or not _GRAPHIC.fullmatch(name):
+            return None
+        lines.append(b"%016x %c %b\n" % (address, name[0], name[1:]))
+        size += len(lines[-1])
+        if size > _LISTING_MAX:
+            return None
+    return b"".join(lines)
+
+
+def _addresses(data: bytes | bytearray, tables: SymbolTables) -> Sequence[int] | None:
+    size = _aligned(_WORD.size * tables.count)
+    before = tables.names - _ALIGNMENT - _LONG.size
+    behind = _aligned_from(tables.index + 2 * _TOKENS, tables.tokens)
+    for base_place, place in ((before, before - size), (behind + size, behind)):
+        if place < 0 or base_place + _LONG.size > len(data):
+            continue
+        base = _LONG.unpack_from(data, base_place)[0]
+        if base < _BASE_MIN:
+            continue
+        offsets = struct.unpack_from(f"<{tables.count}i", data, place)
+        if min(offsets) < 0:
+            return [offset if offset >= 0 else base - 1 - offset for offset in offsets]
+        return [base + offset for offset in offsets]
+    return None
+
+
+def _aligned_from(place: int, origin: int) -> int:
+    return origin + _aligned(place - origin)
+
+
+def _token_strings(data: bytes | bytearray, tables: SymbolTables) -> list[bytes]:
+    """Return what each token stands for, as far as it can be part of a name."""
+    starts = struct.unpack_from(f"<{_TOKENS}H", data, tables.index)
+    strings = []
+    for start in starts:
+        begin = tables.tokens + start
+        strings.append(bytes(data[begin : data.index(b"\0", begin)][: _NAME_MAX + 1]))
+    return strings
+
+
+# The image of a Linux kernel in the memory of a machine that stands still: where it is, and what it says of itself.
+#
+# A kernel of x86-64 lies somewhere between two addresses, wherever it has chosen to (KASLR). Nothing else is mapped
+# there, so its page tables say where it begins, and which part of it is data that nobody writes. There the symbols are.
+
+
+_IMAGES_START, _IMAGES_END = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000
+"""Where the kernel's image lies somewhere, below all modules (Documentation/arch/x86/x86_64/mm.rst)."""
+_STEP = 1 << 21
+"""The kernel begins at a multiple of this (CONFIG_PHYSICAL_ALIGN)."""
+_USER_TABLES = 1 << 12
+"""Bit of cr3 by which the tables for programs differ from those for the kernel (PTI_USER_PGTABLE_BIT)."""
+_PIECE = 1 << 18
+"""Bytes that are read at once."""
+_TABLES_MAX = 1 << 24
+
+
+class KernelImage(NamedTuple):
+    """The page tables by which a kernel sees itself, and the first address of its image."""
+
+    root: int
+    paging: Paging
+    start: int
+
+
+def find_image(target: MachineTarget, registers: Registers) -> KernelImage:
+    """
+    Find the kernel in the page tables of the running process; raise ``EngineError`` if there is none.
+
+    While a program runs, its processor may have tables that show of the kernel its entries only (page table isolation).
+    """
+    name = target.stub.name
+    if not target.can_walk:
+        raise EngineError(
+            f"the stub {name} shows neither page tables nor physical memory",
+            hint="a kernel can be probed behind QEMU's stub (-gdb tcp::1234), on x86-64",
+        )
+    paging = target.paging(registers)
+    if paging in (Paging.FOUR_LEVELS, Paging.FIVE_LEVELS):
+        for root in (registers["cr3"] & ~_USER_TABLES, registers["cr3"]):
+            for address in range(_IMAGES_START, _IMAGES_END, _STEP):
+                if translate(target.entry_at, root, paging, address) is not None:
+                    return KernelImage(root, paging, address)
+    raise EngineError(
+        f"no kernel of Linux is in the memory behind the stub {name}",
+        hint="wait until it has booted; a machine without one has addresses only: write 'name = machine'",
+    )
+
+
+def symbols_in_memory(target: MachineTarget, image: KernelImage) -> bytes:
+    """Return the kernel's symbols as ``/proc/kallsyms`` lists them; raise ``EngineError`` if it has no such list."""
+    root, paging, start = image
+    parts = list(regions(target.entry_at, root, paging, start, _IMAGES_END, _STEP))
+    constant = [region for region in parts if not region.is_writable and not region.is_executable]
+    effort = SearchEffort()
+    for region in (*constant, *(region for region in parts if region not in constant)):
+        if (found := _symbols(lambda *place: target.read_large(root, paging, *place), region, effort)) is not None:
+            return found
+    raise EngineError(
+        f"the kernel behind the stub {target.stub.name} has no list of its symbols that could be read",
+        hint="a kernel of Linux 4.6 or later with CONFIG_KALLSYMS is needed",
+    )
+
+
+def _symbols(read: Callable[[int, int], bytes], region: Region, effort: SearchEffort) -> bytes | None:
+    """Read a part of memory until the tables have been found and are complete; return what they contain."""
+    data = bytearray()
+    tables = None
+    while region.start + len(data) < region.end and len(data) < _TABLES_MAX:
+        piece = read(region.start + len(data), min(_PIECE, region.end - region.start - len(data)))
+        if not piece:
+            break
+        searched = max(0, len(data) - _PIECE)
+        data += piece
+        if tables is None:
+            tables = find_tables(data, searched, effort)
+        if tables is not None and len(data) >= min(end_of(tables), region.end - region.start):
+            return listed_symbols(data, tables)
+    return None

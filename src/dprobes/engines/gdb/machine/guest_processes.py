@@ -1,0 +1,538 @@
+"""
+Maple trees, in which Linux keeps the mappings of an address space since 6.1 (``include/linux/maple_tree.h``).
+
+A node has ascending pivots and one slot more: slot N is what there is from behind pivot N-1 up to pivot N. A pivot of 0
+behind the first one, or none at all, means the last number that the node is about. A pointer to a node has its type in
+its lower bits::
+
+    63              8 7    6..3   2    1    0
+    │ node (256 B)   │  │ type │ 1 │ root │ 0 │
+
+The root's pointer has bit 1; a tree without nodes has an entry for 0 in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.gdb.machine.machine_target import translate
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.engines.gdb.machine.guest_kernel import GuestKernel, KernelLayout
+    from dprobes.engines.gdb.machine.machine_target import MachineTarget, Paging
+    from dprobes.engines.gdb.remote_protocol import ThreadId
+    from dprobes.engines.gdb.stub_registers import Registers
+    from dprobes.target.btf import Btf
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.kernel.kernel_symbols import Kallsyms
+
+__all__ = [
+    "NOBODY",
+    "AddressSpace",
+    "AddressSpaces",
+    "KernelFacts",
+    "MapleLayout",
+    "MapleTree",
+    "MappedFile",
+    "MappedModule",
+    "ModulePlace",
+    "Task",
+    "TaskReader",
+]
+
+_NODE_MASK = ~0xFF
+_TYPE_SHIFT, _TYPE_MASK = 3, 0xF
+_LEAF, _RANGE, _ALLOCATION_RANGE = 1, 2, 3
+"""``enum maple_type``: a leaf, a node, and a node that knows of gaps."""
+_INTERNAL_MASK, _INTERNAL, _RESERVED_MAX = 3, 2, 4096
+"""What tells a pointer to a node from an entry at the root (``xa_is_node``)."""
+_NODE_SIZE, _WORD = 256, 8
+_LAST = (1 << 64) - 1
+_DEPTH_MAX = 32
+_ENTRIES_MAX = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class MapleLayout:
+    """Say where pivots and slots begin: in nodes, leaves among them, and in those that know of gaps."""
+
+    root: int
+    pivots: int
+    slots: int
+    gap_pivots: int
+    gap_slots: int
+
+    @classmethod
+    def of(cls, types: Btf) -> MapleLayout:
+        """Return what a kernel's types say; raise ``TargetError`` if it has no such trees."""
+        return cls(
+            types.member_offset("maple_tree", "ma_root"),
+            types.member_offset("maple_range_64", "pivot"),
+            types.member_offset("maple_range_64", "slot"),
+            types.member_offset("maple_arange_64", "pivot"),
+            types.member_offset("maple_arange_64", "slot"),
+        )
+
+
+class MapleTree:
+    """The tree whose ``struct maple_tree`` is at an address; ``read`` returns memory, less if it cannot all be read."""
+
+    def __init__(self, read: Callable[[int, int], bytes], layout: MapleLayout, address: int) -> None:
+        self._read, self._layout = read, layout
+        self._root = self._words(address + layout.root, 1)[0]
+
+    def _words(self, address: int, count: int) -> tuple[int, ...]:
+        data = self._read(address, count * _WORD)
+        if len(data) < count * _WORD:
+            raise TargetError(f"{count * _WORD} bytes at {address:#x} cannot be read")
+        return struct.unpack(f"<{count}Q", data)
+
+    @property
+    def _has_nodes(self) -> bool:
+        return self._root & _INTERNAL_MASK == _INTERNAL and self._root > _RESERVED_MAX
+
+    def _slots(self, pointer: int, limit: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the slots of a node, each with the last number that it is for."""
+        kind = pointer >> _TYPE_SHIFT & _TYPE_MASK
+        if kind not in (_LEAF, _RANGE, _ALLOCATION_RANGE):
+            raise TargetError(f"a maple tree has a node of type {kind} at {pointer:#x}")
+        layout = self._layout
+        knows_gaps = kind == _ALLOCATION_RANGE
+        pivots, slots = (layout.gap_pivots, layout.gap_slots) if knows_gaps else (layout.pivots, layout.slots)
+        words = self._words(pointer & _NODE_MASK, _NODE_SIZE // _WORD)
+        count = (slots - pivots) // _WORD
+        for number in range(count + 1):
+            pivot = words[pivots // _WORD + number] if number < count else limit
+            last = limit if (number and not pivot) or pivot > limit else pivot
+            yield words[slots // _WORD + number], last
+            if last >= limit:
+                return
+
+    def entry_at(self, index: int) -> int:
+        """Return the entry for a number, 0 if there is none; raise ``TargetError`` if the tree cannot be read."""
+        if not self._has_nodes:
+            return self._root if not index else 0
+        pointer, limit = self._root, _LAST
+        for _ in range(_DEPTH_MAX):
+            found, limit = next(each for each in self._slots(pointer, limit) if index <= each[1])
+            if pointer >> _TYPE_SHIFT & _TYPE_MASK == _LEAF or not found:
+                return found
+            pointer = found
+        raise TargetError(f"a maple tree of more than {_DEPTH_MAX} levels")
+
+    def entries(self) -> Iterator[int]:
+        """Iterate over the entries in ascending order; raise ``TargetError`` if the tree cannot be read."""
+        if not self._has_nodes:
+            yield from (self._root,) if self._root else ()
+            return
+        yielded = 0
+        waiting = [(self._root, _LAST, 0)]
+        while waiting:
+            pointer, limit, depth = waiting.pop()
+            if depth > _DEPTH_MAX or yielded > _ENTRIES_MAX:
+                raise TargetError("a maple tree that does not end")
+            slots = [each for each in self._slots(pointer, limit) if each[0]]
+            if pointer >> _TYPE_SHIFT & _TYPE_MASK == _LEAF:
+                yielded += len(slots)
+                yield from (entry for entry, _ in slots)
+            else:
+                waiting += [(child, last, depth + 1) for child, last in reversed(slots)]
+
+
+# Where a kernel keeps what its processes have mapped: members of its structures, by its own type information (BTF).
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceLayout:
+    """
+    Hold where members begin in their structures.
+
+    ``tasks`` is the place of a process in the list of all, ``mappings`` the tree of an address space, ``space`` to
+    ``file`` what a mapping says, ``dentry`` and ``inode`` what a file says, and ``name`` the name in a directory.
+    """
+
+    tree: MapleLayout
+    tasks: int
+    mappings: int
+    space: int
+    start: int
+    end: int
+    page: int
+    flags: int
+    file: int
+    dentry: int
+    inode: int
+    name: int
+
+    @classmethod
+    def of(cls, types: Btf) -> SpaceLayout:
+        """Return what a kernel's types say; raise ``TargetError`` if a structure is another one than is known here."""
+        area = "vm_area_struct"
+        return cls(
+            tree=MapleLayout.of(types),
+            tasks=types.member_offset("task_struct", "tasks"),
+            mappings=types.member_offset("mm_struct", "mm_mt"),
+            space=types.member_offset(area, "vm_mm"),
+            start=types.member_offset(area, "vm_start"),
+            end=types.member_offset(area, "vm_end"),
+            page=types.member_offset(area, "vm_pgoff"),
+            flags=types.member_offset(area, "vm_flags"),
+            file=types.member_offset(area, "vm_file"),
+            dentry=types.member_offset("file", "f_path.dentry"),
+            inode=types.member_offset("file", "f_inode"),
+            name=types.member_offset("dentry", "d_name.name"),
+        )
+
+
+# What is known of the kernel of a machine while a program runs: where it keeps its tasks, CPUs and page tables.
+
+
+_CURRENT = ("current_task", "pcpu_hot")
+"""
+Where each CPU has its task. Linux kernel commit e57ef2ed97c1 ("x86: Put hot per CPU variables into a struct") (in v6.2)
+made it the first member of another variable; it has been a variable of its own again since v6.15.
+"""
+_TABLES = "init_top_pgt"
+_MODULES = "modules"
+_TASKS = "init_task"
+_UNWINDING = ("__start_orc_unwind_ip", "__stop_orc_unwind_ip", "__start_orc_unwind")
+_ELEMENT = 4
+"""Bytes of an element of the table of addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """
+    Hold addresses of a kernel.
+
+    ``current`` is that of each CPU's task, without the CPU's offset, and ``cpu_offsets`` where these are. ``tables`` is
+    where its own page tables, of the form ``paging``, are in physical memory, None if that is not known. ``text`` is
+    where its code begins. ``modules`` is the head of their list,
+    and ``first_task`` the idle task of the first CPU. ``unwinding`` is where its unwind tables are, addresses and
+    entries, and how many, None if it has none; ``symbols`` are its own.
+    ``spaces`` is how it keeps what processes have mapped, None if that is not known. ``left_out`` says what is unknown
+    of its modules, nothing for a kernel that is in order.
+    """
+
+    layout: KernelLayout
+    current: int
+    cpu_offsets: int
+    tables: int | None
+    paging: Paging
+    text: int
+    modules: int
+    first_task: int
+    unwinding: tuple[int, int, int] | None
+    symbols: Kallsyms
+    spaces: SpaceLayout | None
+    left_out: str
+
+    @classmethod
+    def of(cls, kernel: GuestKernel) -> KernelFacts:
+        """Return what is found in a kernel."""
+
+        def address_of(*names: str) -> int:
+            return next((found[0].address for name in names if (found := kernel.symbols.find(name, ""))), 0)
+
+        start, end, entries = (address_of(name) for name in _UNWINDING)
+        spaces = None
+        with contextlib.suppress(TargetError):
+            spaces = SpaceLayout.of(kernel.types)
+        tables = kernel.guest_memory.physical(address_of(_TABLES))
+        return cls(
+            kernel.layout,
+            address_of(*_CURRENT),
+            kernel.per_cpu_offsets,
+            tables,
+            kernel.guest_memory.paging,
+            kernel.base_of(""),
+            address_of(_MODULES),
+            address_of(_TASKS),
+            (start, entries, (end - start) // _ELEMENT) if entries and 0 < start < end else None,
+            kernel.symbols,
+            spaces,
+            kernel.left_out,
+        )
+
+
+# The processes of a machine and what they have mapped, by its kernel's own structures.
+#
+# ::
+#
+#     init_task ─► tasks ─► task_struct ─► mm_struct ─► mm_mt ─► vm_area_struct ─► file ─► dentry, inode
+
+
+_SPACE_WORD = 8
+_EXECUTABLE = 4
+"""VM_EXEC"""
+_PAGE_BITS = 12
+_NAME_MAX = 256
+_TASKS_MAX = 1 << 22
+
+
+class AddressSpace(NamedTuple):
+    """An address space: where its structure is, and the process that it was found by."""
+
+    address: int
+    pid: int
+
+
+class MappedFile(NamedTuple):
+    """A part of a file in an address space: from ``start`` to ``end`` there is what the file has at ``offset``."""
+
+    space: int
+    start: int
+    end: int
+    offset: int
+    is_code: bool
+    name: bytes
+    inode: int
+
+
+class AddressSpaces:
+    """Look at the processes of a ``target`` that stands still, whose kernel is known by ``facts``."""
+
+    def __init__(self, target: MachineTarget, facts: KernelFacts, layout: SpaceLayout) -> None:
+        self._target, self._facts, self._layout = target, facts, layout
+
+    def _word(self, address: int) -> int:
+        return self._target.word(address, _SPACE_WORD) or 0
+
+    def __iter__(self) -> Iterator[AddressSpace]:
+        """Iterate over those of all processes; of threads that share one, the first is named."""
+        task_layout, head = self._facts.layout, self._facts.first_task + self._layout.tasks
+        at = self._word(head)
+        for _ in range(_TASKS_MAX):
+            if at in (head, 0):
+                return
+            task = at - self._layout.tasks
+            if space := self._word(task + task_layout.mm):
+                yield AddressSpace(space, self._target.word(task + task_layout.tgid, 4) or 0)
+            at = self._word(at)
+
+    def of_task(self, task: int) -> int:
+        """Return where the address space of a task is, 0 if it has none."""
+        return self._word(task + self._facts.layout.mm) if task else 0
+
+    def _tree(self, space: int) -> MapleTree:
+        return MapleTree(self._target.read, self._layout.tree, space + self._layout.mappings)
+
+    def file_at(self, space: int, address: int) -> MappedFile | None:
+        """Return what file is mapped at an address, None if none is, or that cannot be read."""
+        try:
+            area = self._tree(space).entry_at(address)
+        except TargetError:
+            return None
+        return self.mapped_file(area) if area else None
+
+    def code_files(self, space: int) -> Iterator[MappedFile]:
+        """Iterate over the files that are mapped as code, by their addresses; what cannot be read is the end."""
+        try:
+            areas = list(self._tree(space).entries())
+        except TargetError:
+            return
+        for area in areas:
+            if self._is_code(area) and (found := self.mapped_file(area)) is not None:
+                yield found
+
+    def _is_code(self, area: int) -> bool:
+        return bool(self._word(area + self._layout.flags) & _EXECUTABLE)
+
+    def mapped_file(self, area: int) -> MappedFile | None:
+        """Return the file of a mapping, by the address of its structure; None if it has none."""
+        layout = self._layout
+        file = self._word(area + layout.file)
+        if not file:
+            return None
+        name = self._word(self._word(file + layout.dentry) + layout.name)
+        return MappedFile(
+            self._word(area + layout.space),
+            self._word(area + layout.start),
+            self._word(area + layout.end),
+            self._word(area + layout.page) << _PAGE_BITS,
+            self._is_code(area),
+            self._target.read(name, _NAME_MAX).partition(b"\0")[0],
+            self._word(file + layout.inode),
+        )
+
+    def read(self, space: int, address: int, size: int) -> bytes:
+        """Return memory of an address space; less if it is not all there, because nobody has asked for it yet."""
+        tables = self._word(space + self._facts.layout.pgd)
+        if self._facts.tables is None or not tables:
+            return b""
+        root = translate(self._target.entry_at, self._facts.tables, self._facts.paging, tables)
+        if root is None:
+            return b""
+        return self._target.read_large(root.physical, self._facts.paging, address, size)
+
+
+# The module of a program in the processes of a machine: who has mapped it, and how far above its link addresses.
+#
+# A machine's files cannot be asked for. A file is the module if it has its name, and the module's build-id where that
+# has it; of memory that nobody has looked at yet that is not known, and the instructions decide when they are executed.
+
+
+_PAGE = 4096
+_MODULE_NAME_MAX = 255
+
+
+class ModulePlace(NamedTuple):
+    """Where the module is: in which address space, that of a process, and how far above its link addresses."""
+
+    space: int
+    pid: int
+    bias: int
+
+
+class MappedModule:
+    """The module whose file on this machine is ``elf``, and that a program calls ``name``, in ``spaces``."""
+
+    def __init__(self, spaces: AddressSpaces, elf: ElfFile, name: str) -> None:
+        self._spaces, self._elf = spaces, elf
+        called = {elf.path.name, elf.path.resolve().name, os.path.basename(name), elf.soname or ""}
+        self._names = {os.fsencode(each)[:_MODULE_NAME_MAX] for each in called if each}
+        self._code = [segment for segment in elf.load_segments if segment.executable]
+        build_id = bytes.fromhex(elf.build_id or "")
+        self._build_id, self._build_id_place = build_id, bytes(elf.data[: _PAGE * 4]).find(build_id) if build_id else -1
+        self._verdicts: dict[tuple[int, bytes], bool] = {}
+        """Whether files, by inode and name, are the module, where their build-id could be read."""
+        self.others: set[int] = set()
+        """Processes that map a file of the name which is another build."""
+
+    @property
+    def code_start(self) -> int:
+        """The first link address of code."""
+        return self._code[0].vaddr if self._code else 0
+
+    def __iter__(self) -> Iterator[ModulePlace]:
+        """Iterate over where it is mapped now; an address space that several processes share comes once."""
+        seen: set[int] = set()
+        for space, pid in self._spaces:
+            if space not in seen:
+                seen.add(space)
+                for mapped in self._spaces.code_files(space):
+                    if (bias := self.bias_in(mapped, pid)) is not None:
+                        yield ModulePlace(space, pid, bias)
+
+    def bias_in(self, mapped: MappedFile | None, pid: int) -> int | None:
+        """Return how far the module is above its link addresses, None if a mapping is not of its code."""
+        if mapped is None or not mapped.is_code or mapped.name not in self._names:
+            return None
+        for segment in self._code:
+            first = segment.offset // _PAGE * _PAGE
+            if first <= mapped.offset < segment.offset + segment.filesz:
+                bias = mapped.start - (segment.vaddr // _PAGE * _PAGE + mapped.offset - first)
+                return bias if self._is_build(mapped, bias, pid) else None
+        return None
+
+    def _is_build(self, mapped: MappedFile, bias: int, pid: int) -> bool:
+        """Return whether a file of the module's name is the module, as far as that is known."""
+        key = mapped.inode, mapped.name
+        address = None if self._build_id_place < 0 else self._elf.link_address(self._build_id_place)
+        if key not in self._verdicts and address is not None:
+            found = self._spaces.read(mapped.space, bias + address, len(self._build_id))
+            if len(found) == len(self._build_id):
+                self._verdicts[key] = found == self._build_id
+        is_build = self._verdicts.get(key, True)
+        if not is_build:
+            self.others.add(pid)
+        return is_build
+
+    def is_verified(self, mapped: MappedFile) -> bool:
+        """Return whether a file that has been looked at has the module's build-id, and not its name alone."""
+        return self._verdicts.get((mapped.inode, mapped.name), False)
+
+    def is_at(self, space: int, bias: int, address: int | None = None) -> bool:
+        """Return whether it is mapped so far above its link addresses; ``address`` is one of its code."""
+        mapped = self._spaces.file_at(space, bias + self.code_start if address is None else address)
+        return self.bias_in(mapped, 0) == bias
+
+
+# Who runs on a processor of a machine: the kernel's task, and what that says of its process.
+
+
+_TASK_WORD = 8
+_ANCESTORS_MAX = 1 << 10
+_NAME = 16
+"""TASK_COMM_LEN"""
+_STACK_SIZE = 1 << 14
+"""THREAD_SIZE of x86-64 without KASAN (arch/x86/include/asm/page_64_types.h)."""
+
+
+class Task(NamedTuple):
+    """
+    A task: where its structure is, and who it is.
+
+    ``saved`` is where the registers of its program are saved, and ``space`` where its address space is; 0: nowhere.
+    """
+
+    address: int
+    pid: int
+    tid: int
+    uid: int
+    name: bytes
+    saved: int
+    space: int
+
+
+NOBODY = Task(0, 0, 0, 0, b"", 0, 0)
+"""Who runs where no kernel is known."""
+
+_SAVED_SIZE = 168
+"""sizeof(struct pt_regs) of x86-64."""
+
+
+class TaskReader:
+    """Find out who runs on processors of a machine whose kernel is known by ``facts``."""
+
+    def __init__(self, target: MachineTarget, facts: KernelFacts, processors: int) -> None:
+        self._target, self._facts, self._processors = target, facts, processors
+
+    def cpu_of(self, thread: ThreadId | None, registers: Registers) -> int:
+        """Return the kernel's number of a processor: that whose own data one of its segments leads to."""
+        bases = {registers.value("gs_base"), registers.value("k_gs_base")}
+        for cpu in range(self._processors):
+            if self.offset_of(cpu) in bases:
+                return cpu
+        return 0 if thread is None else thread.thread - 1
+
+    def offset_of(self, cpu: int) -> int:
+        """Return how far the data of a processor is from where its symbols say."""
+        return self._target.word(self._facts.cpu_offsets + cpu * _TASK_WORD, _TASK_WORD) or 0
+
+    def current(self, cpu: int) -> Task:
+        """Return who runs on a processor, by the kernel's number of it."""
+        address = self._target.word(self.offset_of(cpu) + self._facts.current & (1 << 64) - 1, _TASK_WORD)
+        return NOBODY if not address else self.task_at(address)
+
+    def ancestors(self, address: int) -> Iterator[int]:
+        """Iterate over the process ids of a task and its parents, as far as these have not ended."""
+        for _ in range(_ANCESTORS_MAX):
+            yield self._target.word(address + self._facts.layout.tgid, 4) or 0
+            parent = self._target.word(address + self._facts.layout.parent, _TASK_WORD)
+            if not parent or parent == address:
+                return
+            address = parent
+
+    def task_at(self, address: int) -> Task:
+        """Return the task whose structure is at an address."""
+        layout, word = self._facts.layout, self._target.word
+        credentials = word(address + layout.cred, _TASK_WORD) or 0
+        stack = word(address + layout.stack, _TASK_WORD) or 0
+        space = word(address + layout.mm, _TASK_WORD) or 0
+        return Task(
+            address,
+            word(address + layout.tgid, 4) or 0,
+            word(address + layout.pid, 4) or 0,
+            (word(credentials + layout.uid, 4) or 0) if credentials else 0,
+            self._target.read(address + layout.comm, _NAME).partition(b"\0")[0],
+            stack + _STACK_SIZE - _SAVED_SIZE if stack and space else 0,
+            space,
+        )

@@ -1,0 +1,229 @@
+"""Where the probepoints of a program are in the target, as its module comes and goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.gdb.stub_requests import BreakpointKind
+from dprobes.errors import EngineError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeKind
+from dprobes.rpn.program_needs import entry_registers, needs_target
+from dprobes.rpn.rpn_program import Access, Point
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.arch.processor import Register
+    from dprobes.engines.gdb.stub_program import Resolved, StubProbe, StubProgram
+    from dprobes.engines.gdb.stub_target import StubTarget
+    from dprobes.resolve.probepoints import Probepoint, WatchedMemory
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["PlacedProbes", "WatchedPlaces"]
+
+# The watchpoints of a program behind a stub: which memory they watch now, and whom an access concerns.
+#
+# A stub that has none, or no more, says so when the first one is asked for. One for instructions (``x``) is a
+# breakpoint. Some stubs call every access a write: then those for reads and writes are concerned as well as those for
+# writes.
+
+
+AT_LEAST = "at least: of several processors at once one"
+"""
+What is said of the counts of a watchpoint in a machine with several processors.
+
+Where two of these come to watchpoints before the machine stands still, QEMU reports the stop of one (seen with 7.2 to
+lose 30 to 45 % of the accesses of threads on both).
+"""
+
+_KINDS = {Access.WRITE: BreakpointKind.WRITE, Access.READ_WRITE: BreakpointKind.ACCESS}
+_NAMES = {Access.WRITE: "writes", Access.READ_WRITE: "reads and writes"}
+
+
+class _Place(NamedTuple):
+    address: int
+    length: int
+    kind: BreakpointKind
+
+
+class WatchedPlaces:
+    """The memory that is watched in a ``target``."""
+
+    def __init__(self, target: StubTarget) -> None:
+        self._target = target
+        self._owners: dict[_Place, list[tuple[StubProbe, Point]]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything is watched."""
+        return bool(self._owners)
+
+    def place(self, probe: StubProbe, point: Point, memory: WatchedMemory, bias: int) -> ProbeState:
+        """Watch memory for a probepoint of data; return what has become of that."""
+        address = memory.address + (0 if memory.absolute else bias)
+        place = _Place(address, memory.length, _KINDS[memory.access])
+        if place not in self._owners:
+            inserted = self._target.watch(place.kind, address, memory.length)
+            if inserted is None:
+                raise EngineError(
+                    f"the stub {self._target.stub.name} has no watchpoints for {_NAMES[memory.access]}",
+                    hint="QEMU's emulation of a process has none; gdbserver and emulated machines have",
+                )
+            if not inserted:
+                return ProbeState.DEBUGREG_UNAVAIL
+        self._owners.setdefault(place, []).append((probe, point))
+        if self._target.processors > 1:
+            probe.counts.note(AT_LEAST)
+        return ProbeState.ACTIVE
+
+    def concerned(self, address: int, reason: str) -> list[tuple[StubProbe, Point]]:
+        """Return whom an access concerns that a stub has called ``watch``, ``rwatch`` or ``awatch``."""
+        return [
+            owner
+            for place, owners in self._owners.items()
+            if place.address <= address < place.address + place.length
+            and (reason == "watch" or place.kind is BreakpointKind.ACCESS)
+            for owner in owners
+        ]
+
+    def drop(self, probe: StubProbe) -> None:
+        """Forget a probepoint, and watch no longer what nobody needs."""
+        for place, owners in list(self._owners.items()):
+            self._owners[place] = [owner for owner in owners if owner[0] is not probe]
+            if not self._owners[place]:
+                del self._owners[place]
+                self._target.unwatch(*place)
+
+    def forget(self) -> None:
+        """Watch nothing any longer: what was there may be gone."""
+        for place in self._owners:
+            self._target.unwatch(*place)
+        self._owners.clear()
+
+
+class ProbedEntry(NamedTuple):
+    """The entry of a function whose return is probed, with the registers that are kept for that."""
+
+    probe: StubProbe
+    kept: Sequence[Register]
+
+
+class PlacedProbes:
+    """The probepoints of a program that are in the target, by their addresses."""
+
+    def __init__(
+        self,
+        target: StubTarget,
+        breakpoint_: bytes,
+        program: Program,
+        placed: StubProgram,
+        resolved: Resolved,
+    ) -> None:
+        self._target = target
+        self._breakpoint = breakpoint_
+        self._program = program
+        self._placed = placed
+        self._resolved = resolved
+        self.bias: int | None = None
+        """How far the module is above its link addresses, None as long as it is not there."""
+        self.at: dict[int, list[tuple[StubProbe, Point]]] = {}
+        """The probepoints at instructions."""
+        self.entries: dict[int, list[ProbedEntry]] = {}
+        """Those at returns, by the entry of their function."""
+        self.points: dict[StubProbe, Point] = {}
+        self.raw: dict[int, bytes] = {}
+        """The instructions under breakpoints."""
+        self.detached: set[int] = set()
+        """Where all handlers can run after the hit: they need but the registers, and no number of hits ends them."""
+        numbered = enumerate(program.definitions)
+        self._needing = {n for n, each in numbered if needs_target(program, each, resolved.architecture)}
+        self.watched = WatchedPlaces(target)
+        """Those at accesses to memory."""
+
+    def move(self, bias: int | None) -> dict[ProbeState, list[int]]:
+        """Take notice of where the module is now; return what has become of probepoints by that."""
+        for address in self.at.keys() | self.entries.keys():
+            self._target.forget(address, len(self._breakpoint))
+        for places in (self.at, self.entries, self.raw, self.detached):
+            places.clear()
+        self.watched.forget()
+        self.bias = bias
+        states: dict[ProbeState, list[int]] = {}
+        if bias is not None:
+            self._placed.bias = bias
+            for number, probe in enumerate(self._resolved.probepoints):
+                is_wanted = self._placed.probes[number].is_active and probe.state is ProbeState.COMPILED
+                if is_wanted:
+                    states.setdefault(self._state_of(number, probe, bias), []).append(number)
+        return states
+
+    def _state_of(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
+        """Place a probepoint; return what has become of it."""
+        if probe.is_in_code:
+            return self._place(number, probe, bias)
+        if probe.kind is ProbeKind.SAMPLER:
+            return self._sample(number, probe)
+        return self._watch(number, probe, bias)
+
+    def _sample(self, number: int, probe: Probepoint) -> ProbeState:
+        owner = self._placed.probes[number]
+        self.points[owner] = Point.of(self._program, probe.definition, 0, ())
+        owner.state = ProbeState.ACTIVE
+        return ProbeState.ACTIVE
+
+    def _place(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
+        instruction, owner = probe.instruction, self._placed.probes[number]
+        address = bias + instruction.address
+        if self._is_other(address, instruction.raw):
+            return ProbeState.MISMATCH
+        if not self._target.insert(address, len(self._breakpoint), self._breakpoint):
+            return ProbeState.CONFLICT
+        self.raw[address] = instruction.raw
+        point = self.points[owner] = Point.of(self._program, probe.definition, probe.offset, probe.arguments)
+        if probe.at_return:
+            kept = entry_registers(self._program, probe.definition, self._resolved.architecture)
+            self.entries.setdefault(address, []).append(ProbedEntry(owner, tuple(kept or ())))
+        else:
+            self.at.setdefault(address, []).append((owner, point))
+        self._detach(address)
+        owner.state = ProbeState.ACTIVE
+        return ProbeState.ACTIVE
+
+    def _detach(self, address: int) -> None:
+        """Note whether handlers at an address can run after the hit."""
+        owners = self.at.get(address, ())
+        is_bound = any(owner.limits.maxhits or owner.definition in self._needing for owner, _ in owners)
+        if owners and not is_bound and address not in self.entries:
+            self.detached.add(address)
+        else:
+            self.detached.discard(address)
+
+    def _is_other(self, address: int, raw: bytes) -> bool:
+        """Return whether another instruction than the file's is at an address, as far as that is known."""
+        return self._target.read(address, len(raw)) != raw
+
+    def _watch(self, number: int, probe: Probepoint, bias: int) -> ProbeState:
+        owner, memory = self._placed.probes[number], probe.memory
+        point = self.points[owner] = Point.of(self._program, probe.definition, memory.address, ())
+        if memory.access is Access.EXECUTE:
+            address = memory.address + (0 if memory.absolute else bias)
+            if not self._target.insert(address, len(self._breakpoint), self._breakpoint):
+                return ProbeState.CONFLICT
+            self.at.setdefault(address, []).append((owner, point))
+            owner.state = ProbeState.ACTIVE
+            return ProbeState.ACTIVE
+        owner.state = self.watched.place(owner, point, memory, bias)
+        return owner.state
+
+    def drop(self, probe: StubProbe) -> None:
+        """Forget a probepoint; the breakpoints that nobody needs any more are still there."""
+        self.watched.drop(probe)
+        for address, owners in list(self.at.items()):
+            self.at[address] = [owner for owner in owners if owner[0] is not probe]
+            if not self.at[address]:
+                del self.at[address]
+            self._detach(address)
+        for address, entries in list(self.entries.items()):
+            self.entries[address] = [entry for entry in entries if entry.probe is not probe]
+            if not self.entries[address]:
+                del self.entries[address]

@@ -1,0 +1,453 @@
+"""
+Packets of the GDB remote serial protocol: bytes in, messages out, without a connection.
+
+A packet and a notification are (GDB manual, appendix E.1, "Overview")::
+
+    $ payload # checksum         % payload # checksum
+                 two hexadecimal digits: the sum of the payload's bytes, as they are sent, modulo 256
+
+In a payload ``}`` escapes the byte behind it, whose bit 5 is inverted; ``$``, ``#``, ``}`` and ``*`` do not occur else.
+``*`` and a character with the code n + 29 stand for n more copies of the character before them (run-length encoding).
+Between packets there are ``+`` and ``-``, which acknowledge and refuse a packet, and anything else is noise.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final, NamedTuple
+from zlib import adler32
+
+from dprobes.errors import EngineError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "INTERRUPT",
+    "Console",
+    "Conversation",
+    "Exited",
+    "Message",
+    "MessageKind",
+    "NoThreads",
+    "PacketReader",
+    "Received",
+    "StopReply",
+    "Stopped",
+    "ThreadId",
+    "packet",
+    "parse_stop_reply",
+]
+
+INTERRUPT: Final = b"\x03"
+"""What stops the target while it runs; it is no packet."""
+
+_START, _NOTIFICATION, _END, _ESCAPE, _RUN = b"$%#}*"
+_ACKNOWLEDGED = b"+"[0]
+_ESCAPED_BIT = 0x20
+_RUN_BASE = 29
+_SPECIAL = bytes((_START, _END, _ESCAPE, _RUN))
+_CHECKSUM_DIGITS = 2
+_ADLER_MAX = 256
+"""Bytes whose sum is less than 65521, which Adler-32 reduces sums by (RFC 1950, section 8.2)."""
+_PAYLOAD_MAX = 4 << 20
+"""Bytes of a payload, as it is sent and as it is meant; a stub that sends more is not one."""
+
+
+class MessageKind(enum.Enum):
+    """Say what has come; the value completes "the stub sent ..."."""
+
+    PACKET = "a packet"
+    NOTIFICATION = "a notification"
+    ACKNOWLEDGEMENT = "an acknowledgement"
+    REFUSAL = "a refusal"
+    DAMAGED = "a packet that is damaged"
+    ENDLESS = "a packet without an end"
+
+
+class Message(NamedTuple):
+    """
+    What has come from the other side.
+
+    ``payload`` is that of a packet or a notification; of a damaged packet it is what is wrong, as text.
+    """
+
+    kind: MessageKind
+    payload: bytes = b""
+
+
+_ACKNOWLEDGEMENT = Message(MessageKind.ACKNOWLEDGEMENT)
+
+
+def packet(payload: bytes) -> bytes:
+    """Return the bytes to send for a payload."""
+    sent = payload if len(payload.translate(None, _SPECIAL)) == len(payload) else _escaped(payload)
+    return b"$%b#%02x" % (sent, _checksum(sent))
+
+
+def _checksum(sent: bytes) -> int:
+    """Return the sum of the bytes modulo 256, by another checksum whose lower half is one more than their sum."""
+    if len(sent) <= _ADLER_MAX:
+        return adler32(sent) - 1 & 0xFF
+    return sum((adler32(sent[at : at + _ADLER_MAX]) & 0xFFFF) - 1 for at in range(0, len(sent), _ADLER_MAX)) & 0xFF
+
+
+def _escaped(payload: bytes) -> bytes:
+    sent = bytearray()
+    for byte in payload:
+        if byte in _SPECIAL:
+            sent += bytes((_ESCAPE, byte ^ _ESCAPED_BIT))
+        else:
+            sent.append(byte)
+    return bytes(sent)
+
+
+class PacketReader:
+    """Find the messages in what comes, in whatever pieces."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._looked_at = 0
+        """How much of a packet that has begun is known not to hold its end."""
+
+    @property
+    def is_within(self) -> bool:
+        """Whether a packet has begun whose end has not come."""
+        return bool(self._pending)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take what has come; return the messages that are complete by that."""
+        messages: list[Message] = []
+        taken = 0 if self._pending else self._take_whole(data, messages)
+        self._pending += data[taken:]
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    @staticmethod
+    def _take_whole(data: bytes, messages: list[Message]) -> int:
+        """
+        Find the messages that are whole and as they nearly always are; return how many bytes those take.
+
+        Each hit waits for it: what is said byte by byte below is looked at as a whole here.
+        """
+        place = 0
+        while (start := data.find(b"$", place)) >= 0:
+            end = data.find(b"#", start)
+            behind = end + 1 + _CHECKSUM_DIGITS
+            if end < 0 or behind > len(data) or data[place:start].strip(b"+"):
+                break
+            sent = data[start + 1 : end]
+            is_simple = len(sent.translate(None, _SPECIAL)) == len(sent) <= _PAYLOAD_MAX
+            if not is_simple or data[end + 1 : behind] != b"%02x" % _checksum(sent):
+                break
+            messages += [_ACKNOWLEDGEMENT] * (start - place)
+            messages.append(Message(MessageKind.PACKET, sent))
+            place = behind
+        return place
+
+    def _next(self) -> Message | None:
+        pending = self._pending
+        for place, byte in enumerate(pending):
+            if byte in (_START, _NOTIFICATION):
+                del pending[:place]
+                return self._packet()
+            if byte in b"+-":
+                del pending[: place + 1]
+                return _ACKNOWLEDGEMENT if byte == _ACKNOWLEDGED else Message(MessageKind.REFUSAL)
+        pending.clear()
+        return None
+
+    def _packet(self) -> Message | None:
+        pending = self._pending
+        end = pending.find(_END, max(1, self._looked_at))
+        length = end if end >= 0 else len(pending)
+        if length > _PAYLOAD_MAX:
+            self._forget(len(pending))
+            return Message(MessageKind.ENDLESS)
+        if end < 0 or len(pending) < end + 1 + _CHECKSUM_DIGITS:
+            self._looked_at = length
+            return None
+        is_packet = pending[0] == _START
+        sent, checksum = bytes(pending[1:end]), bytes(pending[end + 1 : end + 1 + _CHECKSUM_DIGITS])
+        begun_again = sent.rfind(b"$")
+        if begun_again >= 0:  # the end of the first one was lost, which is sent once more, or was
+            self._forget(begun_again + 1)
+            return self._packet()
+        self._forget(end + 1 + _CHECKSUM_DIGITS)
+        expected = b"%02x" % _checksum(sent)
+        if checksum.lower() != expected:
+            return Message(MessageKind.DAMAGED, b"its checksum is %r, not %r" % (checksum, expected))
+        meant = _meaning_of(sent)
+        if isinstance(meant, str):
+            return Message(MessageKind.DAMAGED, meant.encode())
+        return Message(MessageKind.PACKET if is_packet else MessageKind.NOTIFICATION, meant)
+
+    def _forget(self, count: int) -> None:
+        del self._pending[:count]
+        self._looked_at = 0
+
+
+def _meaning_of(sent: bytes) -> bytes | str:
+    """Return what a payload means, or what is wrong with it."""
+    if _ESCAPE not in sent and _RUN not in sent:
+        return sent
+    meant = bytearray()
+    place = 0
+    while place < len(sent):
+        byte = sent[place]
+        place += 1
+        if byte not in (_ESCAPE, _RUN):
+            meant.append(byte)
+            continue
+        if place == len(sent):
+            return "it ends within an escape sequence" if byte == _ESCAPE else "it ends within a run"
+        following = sent[place]
+        place += 1
+        if byte == _ESCAPE:
+            meant.append(following ^ _ESCAPED_BIT)
+        elif not meant:
+            return "it begins with a run of nothing"
+        elif following < _RUN_BASE:
+            return "a run is of less than no characters"
+        else:
+            meant += meant[-1:] * (following - _RUN_BASE)
+            if len(meant) > _PAYLOAD_MAX:
+                return "it is longer than any packet"
+    return bytes(meant)
+
+
+# One side of a conversation in packets: what is to be sent for what has come, and which of it is an answer.
+#
+# ::
+#
+#     ask(payload) ─► bytes to send            receive(bytes) ─► answers and notifications, and bytes to send
+#
+# Each packet is acknowledged until both sides agree that the connection loses nothing (``QStartNoAckMode``). What was
+# refused is sent again; a damaged packet is refused. Where a connection is reliable, several packets may be under way:
+# their answers come in the same order.
+
+
+_ATTEMPTS = 5
+"""How often a packet is sent, or refused, before the connection counts as bad."""
+
+
+class Received(NamedTuple):
+    """What came of some bytes: ``answers`` and ``notifications`` are payloads, ``reply`` is to be sent."""
+
+    answers: tuple[bytes, ...]
+    notifications: tuple[bytes, ...]
+    reply: bytes
+
+
+class Conversation:
+    """Keep what is known of a conversation; ``has_acknowledgements`` says whether packets are acknowledged."""
+
+    def __init__(self) -> None:
+        self.has_acknowledgements = True
+        self._reader = PacketReader()
+        self._asked = b""
+        self._outstanding = 0
+        """How many packets have had no answer."""
+        self._is_acknowledged = True
+        self._attempts = 0
+        self._refusals = 0
+        self._ahead = 0
+        """How many packets that are still to come have been acknowledged."""
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the other side has got what was asked, as far as that shows."""
+        return self._is_acknowledged or not self.has_acknowledgements
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether packets that were acknowledged have not come yet."""
+        return self._ahead > 0
+
+    def ask(self, payload: bytes) -> bytes:
+        """Return what is to be sent for a payload."""
+        self._asked = packet(payload)
+        self._is_acknowledged, self._attempts, self._refusals = False, 1, 0
+        self._outstanding += 1
+        return self._asked
+
+    def acknowledge_ahead(self, count: int) -> bytes:
+        """Return what acknowledges the next packets before they come, on a connection that damages none."""
+        if not self.has_acknowledgements:
+            return b""
+        self._ahead += count
+        return b"+" * count
+
+    def ask_again(self) -> bytes:
+        """Return the same once more; raise ``EngineError`` if that has been done too often."""
+        self._attempts += 1
+        if self._outstanding > 1:
+            raise EngineError("the stub has refused one of several packets, on a connection that damages none")
+        if self._attempts > _ATTEMPTS:
+            raise EngineError(f"the stub has refused the packet {self._asked[:40]!r} {_ATTEMPTS} times")
+        return self._asked
+
+    def receive(self, data: bytes) -> Received:
+        """Take what has come; raise ``EngineError`` if the other side does not speak the protocol."""
+        answers: list[bytes] = []
+        notifications: list[bytes] = []
+        reply = bytearray()
+        for message in self._reader.feed(data):
+            match message.kind:
+                case MessageKind.PACKET:
+                    self._is_acknowledged = True
+                    self._outstanding = max(0, self._outstanding - 1)
+                    answers.append(message.payload)
+                    reply += self._acknowledgement()
+                case MessageKind.NOTIFICATION:
+                    notifications.append(message.payload)
+                case MessageKind.ACKNOWLEDGEMENT:
+                    self._is_acknowledged = True
+                case MessageKind.REFUSAL:
+                    if not self.is_acknowledged:
+                        reply += self.ask_again()
+                case MessageKind.DAMAGED | MessageKind.ENDLESS:
+                    reply += self._refusal_of(message)
+        return Received(tuple(answers), tuple(notifications), bytes(reply))
+
+    def _acknowledgement(self) -> bytes:
+        if self._ahead:
+            self._ahead -= 1
+            return b""
+        return b"+" if self.has_acknowledgements else b""
+
+    def _refusal_of(self, message: Message) -> bytes:
+        self._refusals += 1
+        what = message.kind.value + (f": {message.payload.decode()}" if message.payload else "")
+        is_hopeless = message.kind is MessageKind.ENDLESS or not self.has_acknowledgements
+        if is_hopeless or self._refusals >= _ATTEMPTS:
+            raise EngineError(f"the stub sent {what}")
+        return b"-"
+
+
+# Why the target has stopped: the stop reply packets (GDB manual, appendix E.3).
+#
+# ::
+#
+#     S AA               T AA n:r;n:r;...          W AA [;process:pid]     X AA [;process:pid]     N     O text
+#       a signal           and registers, or keys    has exited              was ended by a signal   no threads left
+
+
+_SIGNAL_DIGITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadId:
+    """Name a thread as a stub does: ``process`` is 0 where it does not speak of processes."""
+
+    process: int
+    thread: int
+
+    def __str__(self) -> str:
+        return f"p{self.process:x}.{self.thread:x}" if self.process else f"{self.thread:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> ThreadId:
+        """Read ``p PID . TID`` or ``TID``, in hexadecimal; raise ``EngineError`` for anything else."""
+        process, _, thread = text[1:].partition(".") if text.startswith("p") else ("0", "", text)
+        try:
+            return cls(int(process, 16), int(thread or "0", 16))
+        except ValueError:
+            raise EngineError(f"the stub named a thread '{text}'") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """
+    The target has stopped with a signal, by the number that GDB gives it.
+
+    ``registers`` are those that the stub told at once, by their numbers. ``reason`` is what else it is: ``watch``,
+    ``rwatch`` or ``awatch`` with the address ``data``, ``swbreak``, ``hwbreak``, ``fork``, ``library`` and others.
+    """
+
+    signal: int
+    thread: ThreadId | None
+    registers: Mapping[int, bytes]
+    reason: str = ""
+    data: str = ""
+
+    @property
+    def address(self) -> int | None:
+        """The address that was accessed, None if it is no such stop."""
+        return int(self.data, 16) if self.reason in _WATCHED else None
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process has come to its end: with a ``status``, or by a ``signal``."""
+
+    status: int | None
+    signal: int | None
+    process: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoThreads:
+    """No thread is left that could go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The target has printed something; it goes on."""
+
+    text: bytes
+
+
+StopReply = Stopped | Exited | NoThreads | Console
+
+_WATCHED = ("watch", "rwatch", "awatch")
+
+
+def parse_stop_reply(payload: bytes) -> StopReply:
+    """Read a stop reply; raise ``EngineError`` if it is none."""
+    try:
+        kind, rest = payload[:1].decode("ascii"), payload[1:].decode("ascii")
+        match kind:
+            case "S":
+                return Stopped(int(rest[:_SIGNAL_DIGITS], 16), None, {})
+            case "T":
+                return _stopped(rest)
+            case "W" | "X":
+                code, _, keys = rest.partition(";")
+                process = int(keys.removeprefix("process:"), 16) if keys.startswith("process:") else None
+                number = int(code, 16)
+                return Exited(number, None, process) if kind == "W" else Exited(None, number, process)
+            case "N":
+                return NoThreads()
+            case "O" if rest != "K":
+                return Console(bytes.fromhex(rest))
+    except ValueError:
+        pass
+    raise EngineError(f"the stub's answer is no reason for a stop: {payload[:60]!r}")
+
+
+def _stopped(text: str) -> Stopped:
+    registers: dict[int, bytes] = {}
+    thread: ThreadId | None = None
+    reason = data = ""
+    for pair in text[_SIGNAL_DIGITS:].split(";"):
+        if not pair:
+            continue
+        key, colon, value = pair.partition(":")
+        if not colon:
+            raise ValueError(pair)
+        if key == "thread":
+            thread = ThreadId.parse(value)
+        elif _is_number(key):
+            registers[int(key, 16)] = bytes.fromhex(value)
+        elif key in _WATCHED:
+            reason, data = key, f"{int(value, 16):x}"
+        elif key not in ("core", "threads", "thread-pcs") and not reason:
+            reason, data = key, value
+    return Stopped(int(text[:_SIGNAL_DIGITS], 16), thread, registers, reason, data)
+
+
+def _is_number(key: str) -> bool:
+    return bool(key) and all(character in "0123456789abcdefABCDEF" for character in key)

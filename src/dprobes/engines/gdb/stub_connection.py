@@ -1,0 +1,148 @@
+"""
+The connection of a run to its stub: from the command that starts it, if there is one, to the last breakpoint's removal.
+
+While it is there, a process stands by that takes the breakpoints out if we are killed (``restorer``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from typing import TYPE_CHECKING
+
+from dprobes.engines.gdb.stub_requests import Stub
+from dprobes.engines.gdb.stub_restorer import Restorer
+from dprobes.engines.gdb.stub_transports import open_transport
+from dprobes.errors import EngineError, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.engines.gdb.stub_target import StubTarget
+
+__all__ = ["StubCommand", "StubConnection"]
+
+# A command (``-c``) that starts a stub with its target: gdbserver, or an emulator.
+
+
+_PATIENCE = 5.0
+"""Seconds in which a stub ends whose target has ended, or that is told to."""
+
+
+class StubCommand:
+    """The command as it runs; its input and output are ours."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._name = arguments[0]
+        try:
+            self._process = subprocess.Popen(arguments)
+        except OSError as error:
+            raise EngineError(f"'{self._name}' cannot be started: {reason_of(error)}") from None
+
+    def problem(self) -> str | None:
+        """Return a clause that says that it has ended, None if it has not."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        how = f"was ended by signal {-status}" if status < 0 else f"has ended with status {status}"
+        return f"the command '{self._name}' {how}"
+
+    def await_end(self) -> None:
+        """Wait for its end, as the target has ended; one that goes on nevertheless is ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+        self.end()
+
+    def end(self) -> None:
+        """End it if it has not ended."""
+        for stop in (self._process.terminate, self._process.kill):
+            if self._process.poll() is None:
+                stop()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_PATIENCE)
+
+
+_RETURN_PATIENCE = 2.0
+"""Seconds in which one listens again whose connection was lost."""
+
+
+class StubConnection:
+    """
+    A connection to the stub at an ``endpoint``, which the command ``arguments`` has to start first, if there are any.
+
+    ``target`` and ``warn``, which takes a message for the user, are to be set as soon as they are known.
+    """
+
+    def __init__(self, endpoint: str, arguments: Sequence[str] = ()) -> None:
+        self.endpoint, self._arguments = endpoint, arguments
+        self.warn: Callable[[str, str | None], None] = lambda _, __: None
+        self._command: StubCommand | None = None
+        self._restorer: Restorer | None = None
+        self._stub: Stub | None = None
+        self.target: StubTarget | None = None
+
+    def open(self) -> Stub:
+        """Return the stub, ready to be asked; raise ``EngineError`` if there is none."""
+        if self._stub is not None:
+            return self._stub
+        if self._arguments:
+            self._command = StubCommand(self._arguments)
+        try:
+            return self._connect(_PATIENCE)
+        except EngineError as error:
+            problem = None if self._command is None else self._command.problem()
+            raise EngineError(f"{error.message}; {problem}" if problem else error.message, hint=error.hint) from None
+
+    def _connect(self, patience: float) -> Stub:
+        transport = open_transport(self.endpoint, patience)
+        stub = self._stub = Stub(transport)
+        stub.start()
+        self._restorer = Restorer(transport)
+        self.tell(f"acknowledgements {stub.has_acknowledgements:d}")
+        self.tell(f"signals {stub.raises_signals:d}")
+        return stub
+
+    def reopen(self) -> Stub | None:
+        """Return the stub after the connection has been lost, None if it cannot be reached any more."""
+        if self._restorer is not None:
+            self._restorer.close()
+        if self._stub is not None:
+            self._stub.close()
+        self._restorer = self._stub = self.target = None
+        if self.endpoint.startswith("|") or (self._command is not None and self._command.problem() is not None):
+            return None
+        try:
+            return self._connect(_RETURN_PATIENCE)
+        except EngineError:
+            return None
+
+    def tell(self, line: str) -> None:
+        """Tell the process that stands by what is done to the target."""
+        if self._restorer is not None:
+            self._restorer.tell(line)
+
+    def abandon(self) -> None:
+        """Close it before the run has begun: a command that was started for it ends."""
+        self.close()
+        if self._command is not None:
+            self._command.end()
+
+    def close(self) -> None:
+        """Take everything out that is in, and end the connection; the target goes on."""
+        restorer, self._restorer = self._restorer, None
+        target, self.target = self.target, None
+        try:
+            if target is not None and not target.is_over:
+                target.let_go()
+        except EngineError as error:
+            self.warn(f"breakpoints may be left in the target: {error.message}", None)
+            if restorer is not None:
+                restorer.leave_to_it()
+                restorer = None
+        finally:
+            if restorer is not None:
+                restorer.close()
+            if self._stub is not None:
+                self._stub.close()
+        if self._command is not None and (target is None or target.is_over):
+            self._command.await_end()

@@ -1,0 +1,331 @@
+"""
+Writing the core file of a process behind a stub, which stands still meanwhile.
+
+Where the stub shows files of its machine, ``/proc`` says which memory is in the file, as for any other process; else
+the memory is what can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+from bisect import bisect_right, insort
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.core.core_file import PROCESSORS, CoreProcess, CoreThread, Note, Segment, image_of, signal_info_at
+from dprobes.engines.core.core_writer import (
+    CoreContents,
+    CorePart,
+    CoreRequest,
+    ThreadState,
+    contents_of,
+    page_exists,
+    write_contents,
+)
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.process_maps import PAGE_SIZE, Mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.engines.core.core_file import CoreProcessor
+    from dprobes.engines.gdb.remote_protocol import ThreadId
+    from dprobes.engines.gdb.stub_process import StubProcess
+    from dprobes.engines.gdb.stub_registers import Registers, StubProcessor
+    from dprobes.engines.gdb.stub_requests import Stub
+    from dprobes.engines.gdb.stub_target import StubTarget
+
+__all__ = ["FoundMemory", "StubCore", "open_remote", "read_remote"]
+
+# The memory of a process whose mappings nobody tells, as its own words lead to it.
+#
+# What is loaded is known by its ELF headers in memory. Around everything else that a register or the dynamic linker's
+# list points to, pages are tried one by one until one cannot be read.
+
+
+_AROUND = 256
+"""How many pages in either direction are tried around an address."""
+_STACK = 2048
+"""How many are tried above a stack pointer."""
+_PT_LOAD = 1
+_HEADERS_MAX = 1024
+
+
+class _Layout(NamedTuple):
+    """Where the program headers are told in an ELF header, and what is in one of them (elf(5))."""
+
+    table: tuple[str, int]
+    counts: int
+    entry: str
+
+
+_LAYOUTS = {8: _Layout(("Q", 32), 54, "IIQQQQQQ"), 4: _Layout(("I", 28), 42, "IIIIIIII")}
+
+
+class FoundMemory:
+    """The memory that was found in a ``target`` with words of ``word_size`` bytes: ``segments``, and the ``files``."""
+
+    def __init__(self, target: StubTarget, word_size: int) -> None:
+        self._target = target
+        self._layout = _LAYOUTS[word_size]
+        self._word_size = word_size
+        self._order = "<" if target.byte_order == "little" else ">"
+        self._segments: list[tuple[int, Segment]] = []
+        self.files: list[Mapping] = []
+
+    @property
+    def segments(self) -> list[Segment]:
+        """What was found, in order of addresses."""
+        return [segment for _, segment in self._segments]
+
+    def add_file(self, header: int, path: str) -> int:
+        """
+        Add what is loaded of the file whose ELF header is at an address, and return where that ends.
+
+        Of what is not writable only the headers are in a core file: the rest is as in the file.
+        """
+        end = header
+        loaded = list(self._load_segments(header))
+        first = next((vaddr for _, offset, vaddr, _ in loaded if offset == 0), 0)
+        bias = header - (first & -PAGE_SIZE)
+        for flags, offset, vaddr, size in loaded:
+            start, end = bias + vaddr & -PAGE_SIZE, -(-(bias + vaddr + size) // PAGE_SIZE) * PAGE_SIZE
+            permissions = "".join(letter if flags & bit else "-" for bit, letter in ((4, "r"), (2, "w"), (1, "x")))
+            stored = end - start if flags & 2 else PAGE_SIZE * (start == header)
+            self._add(Segment(start, end, f"{permissions}p", stored))
+            if path:
+                place = (start, end, f"{permissions}p", offset & -PAGE_SIZE, 0, 0, path)
+                self.files.append(Mapping(*place, deleted=False))
+        return end
+
+    def _load_segments(self, header: int) -> Iterator[tuple[int, int, int, int]]:
+        """Iterate over flags, file offset, address and size of what is loaded of a file."""
+        (word, at), counts, entry = self._layout
+        head = self._target.read(header, 64)
+        if len(head) < 64 or head[:4] != b"\x7fELF":
+            return
+        (table,) = struct.unpack_from(f"{self._order}{word}", head, at)
+        size, count = struct.unpack_from(f"{self._order}HH", head, counts)
+        form = struct.Struct(f"{self._order}{entry}")
+        data = self._target.read(header + table, size * min(count, _HEADERS_MAX))
+        for place in range(0, len(data) - form.size + 1, size or form.size):
+            fields = form.unpack_from(data, place)
+            if fields[0] == _PT_LOAD:
+                if self._word_size == 8:
+                    _, flags, offset, vaddr, _, _, in_memory, _ = fields
+                else:
+                    _, offset, vaddr, _, _, in_memory, flags, _ = fields
+                yield flags, offset, vaddr, in_memory
+
+    def add_stack(self, pointer: int) -> None:
+        """Add the memory above a stack pointer, and its page."""
+        self._explore(pointer, 0, _STACK)
+
+    def add_around(self, addresses: Iterable[int]) -> None:
+        """Add the memory around addresses, where there is any."""
+        for address in addresses:
+            self._explore(address, _AROUND, _AROUND)
+
+    def _explore(self, address: int, below: int, above: int) -> None:
+        page = address & -PAGE_SIZE
+        if page <= 0 or page >> 8 * self._word_size or not self._is_new(page):
+            return
+        start = end = page
+        while end < page + above * PAGE_SIZE and self._is_new(end):
+            end += PAGE_SIZE
+        while start > page - below * PAGE_SIZE and self._is_new(start - PAGE_SIZE):
+            start -= PAGE_SIZE
+        self._add(Segment(start, end, "rw-p", end - start))
+
+    def _is_new(self, page: int) -> bool:
+        """Return whether there is memory that is in no segment yet."""
+        number = bisect_right(self._segments, page, key=_start_of) - 1
+        is_known = number >= 0 and page < self._segments[number][1].end
+        return not is_known and len(self._target.read_anew(page, 1)) == 1
+
+    def _add(self, segment: Segment) -> None:
+        """Add a segment; one of a file may begin in the page in which the one before it ends, and counts there."""
+        number = bisect_right(self._segments, segment.start, key=_start_of) - 1
+        if number >= 0 and segment.start < (before := self._segments[number][1]).end:
+            size = min(before.size, segment.start - before.start)
+            self._segments[number] = (before.start, Segment(before.start, segment.start, before.permissions, size))
+        insort(self._segments, (segment.start, segment), key=_start_of)
+
+
+def _start_of(entry: tuple[int, Segment]) -> int:
+    return entry[0]
+
+
+# Files of the machine that a stub runs on, by the packets of GDB manual, appendix E.7 ("Host I/O Packets").
+#
+# gdbserver has them, and QEMU since 8.1. Errors come as ``OSError``, with GDB's numbers of them, which are Linux's as
+# far as they go (appendix E.13.7, "Errno Values").
+
+
+_CHUNK = 0x1000
+_FILE_MAX = 64 << 20
+
+
+class RemoteFile:
+    """An open file, by the number that the stub gave it."""
+
+    def __init__(self, stub: Stub, number: int) -> None:
+        self._stub = stub
+        self._number = number
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return bytes from a place on; fewer at the end of the file."""
+        data = bytearray()
+        while len(data) < size:
+            count = min(_CHUNK, size - len(data))
+            _, piece = _asked(self._stub, f"pread:{self._number:x},{count:x},{offset + len(data):x}")
+            if not piece:
+                break
+            data += piece[:count]
+        return bytes(data)
+
+    def close(self) -> None:
+        """Have the stub close it."""
+        _asked(self._stub, f"close:{self._number:x}")
+
+
+@contextlib.contextmanager
+def open_remote(stub: Stub, path: str) -> Iterator[RemoteFile]:
+    """Hold a file open for reading; raise OSError if there is none, or the stub knows no files."""
+    number, _ = _asked(stub, f"open:{os.fsencode(path).hex()},0,0")
+    file = RemoteFile(stub, number)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def read_remote(stub: Stub, path: str) -> bytes:
+    """Return the contents of a file; raise OSError if it cannot be read."""
+    with open_remote(stub, path) as file:
+        return file.read_at(0, _FILE_MAX)
+
+
+def _asked(stub: Stub, what: str) -> tuple[int, bytes]:
+    """Return the number and the data that a stub answers."""
+    answer = stub.ask_if_known_kind("vFile", f"vFile:{what}")
+    if answer is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    numbers, _, data = answer.partition(b";")
+    result, _, problem = numbers.decode("ascii", "replace").removeprefix("F").partition(",")
+    try:
+        number, code = int(result, 16), int(problem or "0", 16)
+    except ValueError:
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from None
+    if number < 0:
+        raise OSError(code, os.strerror(code))
+    return number, data
+
+
+_BASES = ("fs_base", "gs_base", "tpidr_el0")
+"""Registers that point to the variables of a thread, where that is none of the general ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class StubCore:
+    """The core file of a ``process``, whose ``thread``, with those ``registers``, has hit at the address ``at``."""
+
+    target: StubTarget
+    processor: StubProcessor
+    architecture: str
+    process: StubProcess
+    thread: ThreadId | None
+    registers: Registers
+    at: int
+
+    def write(self, output: int) -> int:
+        """Write it to a new, empty file, and return its size; raise OSError if it cannot be written."""
+        layout = PROCESSORS[self.architecture]
+        states = tuple(self._states(layout))
+        threads = tuple(state for state, _ in states)
+        request = CoreRequest(max(self.process.pid, 1), layout, threads, signal_info_at(layout, self.at))
+        stub = self.target.stub
+        with contextlib.ExitStack() as open_files:
+            pages = None
+            with contextlib.suppress(OSError):
+                pages = open_files.enter_context(open_remote(stub, f"/proc/{self.process.pid}/pagemap"))
+            memory = _StubMemory(self.target, pages, layout.prefix)
+            try:
+                contents = contents_of(request, lambda path: read_remote(stub, path), memory)
+            except OSError:
+                contents = self._found(request, [registers for _, registers in states])
+            return write_contents(contents, memory, output)
+
+    def _states(self, layout: CoreProcessor) -> Iterator[tuple[ThreadState, Registers]]:
+        """Iterate over the threads, the one that has hit first, and their registers."""
+        yield self._state(layout, self.thread, self.registers), self.registers
+        for thread in self.target.stub.threads():
+            if thread != self.thread:
+                registers = self.target.registers(thread)
+                yield self._state(layout, thread, registers), registers
+
+    def _state(self, layout: CoreProcessor, thread: ThreadId | None, registers: Registers) -> ThreadState:
+        def value(name: str) -> int | None:
+            return registers[name] if name in registers else None  # noqa: SIM401 - it has no get
+
+        more = tuple(
+            Note(kind, image_of(fields, layout.order, value))
+            for kind, fields in layout.more
+            if any(name in registers for field in fields for name in field.names)
+        )
+        tid = self.process.pid if thread is None else thread.thread
+        return ThreadState(max(tid, 1), image_of(layout.general, layout.order, value), more)
+
+    def _found(self, request: CoreRequest, registers: list[Registers]) -> CoreContents:
+        """Return what can be known without files: what is loaded, and the memory to which something points."""
+        layout = request.processor
+        found = FoundMemory(self.target, layout.word_size)
+        for number, (header, path) in enumerate(self.process.files_in_memory()):
+            end = found.add_file(header, path)
+            if not number:
+                heap = end
+        found.add_around(self.process.linker_entries())
+        for each in registers:
+            found.add_stack(each[self.processor.sp])
+        found.add_around([heap])
+        for each in registers:
+            names = [name for field in layout.general for name in field.names]
+            found.add_around(each[name] for name in (*names, *_BASES) if name in each)
+        whole = CoreProcess(
+            processor=layout,
+            pid=request.pid,
+            parent=0,
+            group=0,
+            session=0,
+            uid=self.process.uid,
+            gid=0,
+            name=self.process.name,
+            arguments=os.fsencode(self.process.program),
+            auxv=self.target.stub.read_object("auxv") or b"",
+            signal_info=request.signal_info,
+        )
+        threads = [CoreThread(each.tid, each.registers, each.more) for each in request.threads]
+        return CoreContents(whole, threads, found.files, [CorePart(each, False) for each in found.segments])
+
+
+class _StubMemory:
+    """The memory of a target; ``pages`` tells which pages exist, in an order of bytes, if the stub shows that."""
+
+    def __init__(self, target: StubTarget, pages: RemoteFile | None, order: str) -> None:
+        self._target, self._pages, self._order = target, pages, order
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes of memory; fewer if they cannot all be read."""
+        return self._target.read_anew(address, size)
+
+    def has_any(self, start: int, size: int) -> bool:
+        """Return whether one of the pages exists, or may."""
+        if self._pages is None:
+            return True
+        count = size // PAGE_SIZE
+        try:
+            return page_exists(self._pages.read_at(start // PAGE_SIZE * 8, 8 * count), count, self._order)
+        except OSError:
+            return True

@@ -1,0 +1,256 @@
+"""The program whose handlers run at hits behind a stub: its variables, and its probepoints with their counts."""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.engines.engine_interface import Counts
+from dprobes.engines.hits import hit_probes
+from dprobes.engines.hits.hit_context import RecordBuilder
+from dprobes.engines.hits.hit_lifecycle import ProbeLimits
+from dprobes.engines.hits.hit_probes import Handlers
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import StackEnd
+from dprobes.rpn.rpn_program import MANY_PLACES
+from dprobes.target.unwind.frame_tables import FileFrames, MemoryFrameTable, MovedFrames, completed
+from dprobes.target.unwind.stack_walk import COLUMNS, CallStack, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
+
+    from dprobes.arch import Architecture, ByteOrder
+    from dprobes.engines.engine_interface import Job
+    from dprobes.engines.gdb.machine.guest_stacks import ProgramStacks
+    from dprobes.engines.gdb.stub_registers import Registers, StubProcessor
+    from dprobes.engines.gdb.stub_target import StubTarget
+    from dprobes.engines.hits.hit_context import Reach, SharedCounters
+    from dprobes.extensions import Extension
+    from dprobes.keyed.table_entries import KeyedStore
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
+    from dprobes.rpn.instruction_encoding import CodeImage
+    from dprobes.target.unwind.frame_tables import FrameRules
+
+__all__ = ["CallStacks", "Resolved", "StubProbe", "StubProgram"]
+
+# Call stacks of threads behind a stub: its registers and memory for the walk up, by unwind tables.
+#
+# Tables are read from the target's memory, where they are those of the very code, and of the probed module from its
+# file besides. Where a function has none, the walk ends with that reason; the caller of one that has just begun is
+# known nevertheless, where calls leave the return address in a register.
+
+
+_UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
+
+
+class CallStacks:
+    """
+    Walk up the stacks of a ``target``; ``names`` are its registers by our index.
+
+    ``find_headers`` returns the addresses of the ELF headers of what is loaded.
+    """
+
+    def __init__(
+        self,
+        target: StubTarget,
+        processor: StubProcessor,
+        resolved: ResolvedModule,
+        names: Mapping[int, str],
+        find_headers: Callable[[], Sequence[int]],
+    ) -> None:
+        architecture = resolved.architecture
+        self.word_size = architecture.word_size
+        self.byte_order: ByteOrder = architecture.byte_order
+        self._target = target
+        self._processor = processor
+        self._module = resolved.module
+        self._columns = COLUMNS[architecture.name]
+        columns = {number: architecture.register(name) for number, name in enumerate(self._columns.names) if name}
+        self._names = {number: names[each.index] for number, each in columns.items() if each and each.index in names}
+        self._find_headers = find_headers
+        self._headers: Sequence[int] | None = None
+        self._bias: int | None = None
+        self._tables: dict[int | None, FrameRules | None] = {}
+        self._file = FileFrames(resolved.module.elf)
+
+    def forget(self, bias: int | None) -> None:
+        """Forget the tables: other code may be there now. ``bias`` is that of the probed module, if it is there."""
+        self._tables.clear()
+        self._headers, self._bias = None, bias
+
+    def stack(self, registers: Registers, frames: int) -> list[int]:
+        """Return up to so many addresses of the call stack of a thread, as ``Context.user_stack`` has them."""
+        values = {number: registers[name] for number, name in self._names.items()}
+        stack = walk(self, self._columns, values, frames)
+        if stack.end is StackEnd.NO_TABLE and len(stack.addresses) == 1 and frames > 1:
+            stack = self._from_caller(stack, values, frames)
+        return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]
+
+    def _from_caller(self, stack: CallStack, values: dict[int, int], frames: int) -> CallStack:
+        """Return a stack without tables with what the link register says of a function that has just begun."""
+        (address,) = stack.addresses
+        offset = None if self._bias is None else self._module.elf.file_offset(address - self._bias)
+        link = next((number for number, name in self._names.items() if name == self._processor.link), None)
+        if offset is None or link is None or self._module.function_start(offset) != address - (self._bias or 0):
+            return stack
+        above = walk(self, self._columns, values | {self._columns.pc: values[link]}, frames - 1)
+        return CallStack((address, *above.addresses), above.end)
+
+    # What the walk asks for
+
+    def read(self, address: int, n: int) -> bytes:
+        """Return bytes of memory; raise ``TargetError`` if they are not all there."""
+        data = self._target.read(address, n)
+        if len(data) < n:
+            raise TargetError(f"{n} bytes at {address:#x} cannot be read")
+        return data
+
+    def table_at(self, address: int) -> FrameRules | None:
+        """Return the unwind table of the module that an address lies in; None if there is none."""
+        if self._headers is None:
+            self._headers = self._find_headers()
+        header = max((each for each in self._headers if each <= address), default=None)
+        if header not in self._tables:
+            in_memory = None if header is None else MemoryFrameTable.at(self, header)
+            self._tables[header] = completed(
+                in_memory, None if self._bias is None else MovedFrames(self._file, self._bias)
+            )
+        return self._tables[header]
+
+
+class Resolved(Protocol):
+    """What a session is told of the places of a program: those in a module, a kernel, or a machine."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """The processor."""
+
+    @property
+    def image(self) -> CodeImage:
+        """The program's encoded code."""
+
+    @property
+    def probepoints(self) -> tuple[Probepoint, ...]:
+        """The places."""
+
+    @property
+    def symbols(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of those that handlers push."""
+
+    @property
+    def left_out(self) -> tuple[LeftOutProbe, ...]:
+        """What matches a pattern and has no probepoint."""
+
+    @property
+    def per_cpu(self) -> tuple[int, frozenset[int]]:
+        """Where the offsets of the CPUs' copies are, and which addresses in ``symbols`` mean such copies."""
+
+
+StubProbe = hit_probes.Probe["StubProgram"]
+"""A probepoint of the program."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reach:
+    """The processes that the program is about."""
+
+    pids: set[int] = field(default_factory=set)
+
+
+class _Tally(Counts):
+    """The counts of a probepoint."""
+
+    def copy(self) -> Counts:
+        """Return what they are now."""
+        return Counts(**{each.name: getattr(self, each.name) for each in fields(Counts)})
+
+    def note(self, placement: str) -> None:
+        """Note where the probed instruction is executed."""
+        if placement not in self.executed:
+            self.executed = (*self.executed, placement)
+
+
+class _OwnCounters:
+    """Variables that nobody else resets."""
+
+    def reset_if_asked(self) -> None:
+        """Do nothing: the session does that between two hits."""
+
+
+class StubProgram:
+    """
+    A program; ``bias`` is how far its module is above its link addresses.
+
+    It has the variables of its ``principal``, if there is one. ``stacks`` walks up those of a process,
+    ``stacks_of_programs`` those of programs in a machine.
+    """
+
+    number: int = 0
+    rank: int = 0
+
+    def __init__(
+        self,
+        job: Job,
+        resolved: Resolved,
+        extensions: Mapping[str, Extension],
+        tables: Sequence[KeyedStore],
+        warn: Callable[[str, str | None], None],
+        principal: StubProgram | None = None,
+    ) -> None:
+        program = job.program
+        self.records = RecordBuilder(job.items, resolved.architecture.byte_order)
+        handlers = Handlers(resolved.image, resolved.architecture.name, warn)
+        self.handlers: dict[int, Handlers] = {resolved.architecture.word_size: handlers}
+        self.reach: Reach = _Reach()
+        self.counters: SharedCounters = _OwnCounters()
+        self.local_variables: MutableSequence[int] = [0] * program.vars
+        self.global_variables: MutableSequence[int] = (
+            job.globals.cells() if job.globals is not None else [0] * program.gvars
+        )
+        self.cpu_variables: MutableSequence[int] = [0] * program.cvars
+        self._of_threads: dict[int, list[int]] = {}
+        self._of_cpus: dict[int, list[int]] = {}
+        if principal is not None:
+            self.local_variables, self.cpu_variables = principal.local_variables, principal.cpu_variables
+            self._of_threads, self._of_cpus = principal._of_threads, principal._of_cpus  # noqa: SLF001 - as one
+        self.stacks: CallStacks | None = None
+        self.stacks_of_programs: ProgramStacks | None = None
+        self.per_cpu = resolved.per_cpu[1]
+        """The addresses of symbols of which each CPU has a copy."""
+        self._thread_count = program.tvars
+        self.extensions = extensions
+        self.keyed_tables = tables
+        self.symbols = dict(resolved.symbols)
+        self.bias = 0
+        self.tallies = [_Tally() for _ in resolved.probepoints]
+        self.probes = [self._probe(number, probe, job) for number, probe in enumerate(resolved.probepoints)]
+
+    def _probe(self, number: int, probe: Probepoint, job: Job) -> StubProbe:
+        definition = probe.definition
+        limits = ProbeLimits(
+            definition.passcount,
+            definition.maxhits,
+            job.program.keeps_log_on_fault(definition),
+            isinstance(definition.location, MANY_PLACES),
+        )
+        return StubProbe(self, number, probe.number, limits, (0, 0), self.tallies[number])
+
+    def variables_of(self, tid: int) -> MutableSequence[int]:
+        """Return the variables of a thread."""
+        return self._of_threads.setdefault(tid, [0] * self._thread_count)
+
+    def variables_of_cpu(self, cpu: int) -> MutableSequence[int]:
+        """Return the variables of a CPU of a machine."""
+        return self._of_cpus.setdefault(cpu, [0] * len(self.cpu_variables))
+
+    def variables_of_cpus(self, count: int) -> list[list[int]]:
+        """Return those of all CPUs, of which there are so many."""
+        zeros = [0] * len(self.cpu_variables)
+        return [list(self._of_cpus.get(cpu, zeros)) for cpu in range(max(count, *self._of_cpus, 0))]
+
+    def reset_variables_of_cpus(self, first: int, last: int | None) -> None:
+        """Set variables of all CPUs to zero."""
+        for cells in self._of_cpus.values():
+            count = len(cells[first : None if last is None else last + 1])
+            cells[first : first + count] = [0] * count

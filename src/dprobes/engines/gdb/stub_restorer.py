@@ -1,0 +1,186 @@
+"""
+A process that takes over the connection to a stub when we are killed: it takes the breakpoints out, and lets go.
+
+It has a copy of the connection, so the stub does not see our end. It is told of each breakpoint before that is
+inserted, and whether the target runs, in lines of text::
+
+    + ADDRESS SIZE [BYTES]    a breakpoint, and what was there if it is written into memory
+    - ADDRESS                 it is out
+    watch ADDRESS SIZE KIND   a watchpoint, of a kind as stubs number them
+    unwatch ADDRESS SIZE KIND it is out
+    acknowledgements 0|1      whether packets are acknowledged
+    signals 0|1               whether interrupts raise a signal
+    process PID               the process, as the stub numbers it
+    running 0|1
+    last PACKET               what is to be sent before the target is let go
+    end                       nothing is left to be done
+
+Whether the target runs changes at each hit, and is a byte in memory that both have instead of a line in the pipe.
+
+It runs as ``python -m dprobes.engines.gdb.stub_restorer CONNECTION PIPE MEMORY``, three descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped
+from dprobes.engines.gdb.stub_requests import BreakpointKind, Stub
+from dprobes.engines.gdb.stub_transports import adopted_transport
+from dprobes.engines.linux.memory_file import memory_file
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from dprobes.engines.gdb.remote_protocol import StopReply
+    from dprobes.engines.gdb.stub_transports import Transport
+
+__all__ = ["Restorer", "main", "restore"]
+
+_MODULE = "dprobes.engines.gdb.stub_restorer"
+_PATIENCE = 2.0
+"""Seconds within which a stub has to answer."""
+_STOP_LOOK = 0.3
+"""Seconds for a stop that is under way."""
+_WAIT = 60.0
+_RUNNING = "running "
+_INTERRUPT = 2
+"""How GDB numbers SIGINT (include/gdb/signals.def)."""
+
+
+class Restorer:
+    """The process, from our side; nothing is done where a connection cannot be shared."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._pipe = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        if not transport.can_be_shared:
+            return
+        theirs, ours = os.pipe2(os.O_CLOEXEC)
+        connection = transport.fileno()
+        memory = memory_file("dprobes-running", 1)
+        self._is_running = mmap.mmap(memory, 1)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(connection), str(theirs), str(memory)],
+                pass_fds=[connection, theirs, memory],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(memory)
+        self._pipe = ours
+
+    def tell(self, line: str) -> None:
+        """Tell it something, of the lines above."""
+        if self._pipe < 0:
+            return
+        if line.startswith(_RUNNING):
+            self._is_running[0] = int(line.removeprefix(_RUNNING))
+        else:
+            with contextlib.suppress(OSError):  # it was killed: then there is nobody to take over
+                os.write(self._pipe, line.encode() + b"\n")
+
+    def leave_to_it(self) -> None:
+        """Let it do what we could not."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def close(self) -> None:
+        """End it: nothing is left to be done."""
+        self.tell("end")
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        if self._process is not None:
+            self._process.wait()
+
+
+def main(connection: int, pipe: int, memory: int) -> None:
+    """Listen until we are dismissed, or whoever told us is no more."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    text = bytearray()
+    while data := os.read(pipe, 1 << 16):
+        text += data
+    lines = text.decode("ascii").splitlines()
+    if lines[-1:] != ["end"]:
+        restore(adopted_transport(connection), [*lines, f"{_RUNNING}{os.pread(memory, 1, 0)[0]}"])
+
+
+def restore(transport: Transport, lines: list[str]) -> None:
+    """Take out what the lines say is in, and let the target go; an error leaves nothing that could still be done."""
+    breakpoints: dict[int, tuple[int, bytes]] = {}
+    watched: set[tuple[int, int, int]] = set()
+    last: list[str] = []
+    acknowledges, process, is_running, raises_signals = True, 0, False, False
+    for line in lines:
+        match line.split():
+            case ["+", address, size, *original]:
+                breakpoints[int(address)] = int(size), bytes.fromhex("".join(original))
+            case ["-", address]:
+                breakpoints.pop(int(address), None)
+            case ["watch", *numbers]:
+                watched.add((int(numbers[0]), int(numbers[1]), int(numbers[2])))
+            case ["unwatch", *numbers]:
+                watched.discard((int(numbers[0]), int(numbers[1]), int(numbers[2])))
+            case ["acknowledgements", number]:
+                acknowledges = number == "1"
+            case ["signals", number]:
+                raises_signals = number == "1"
+            case ["last", packet]:
+                last.append(packet)
+            case ["process", number]:
+                process = int(number)
+            case ["running", number]:
+                is_running = number == "1"
+    stub = Stub(transport, _PATIENCE)
+    with contextlib.suppress(EngineError):
+        reply = stub.take_over(has_acknowledgements=acknowledges, patience=_STOP_LOOK)
+        is_interrupted = is_running and reply is None
+        if is_interrupted:
+            reply = _stop(stub)
+        if isinstance(reply, Exited | NoThreads):
+            return
+        stub.drain()
+        for place, (size_there, original_there) in breakpoints.items():
+            if original_there:
+                stub.write(place, original_there)
+            else:
+                stub.ask(f"z{BreakpointKind.SOFTWARE:d},{place:x},{size_there:x}")
+        for place, length, kind in sorted(watched):
+            stub.ask(f"z{kind:d},{place:x},{length:x}")
+        for packet in last:
+            stub.ask(packet)
+        if is_interrupted and raises_signals and not (isinstance(reply, Stopped) and reply.signal in (0, _INTERRUPT)):
+            stub.absorb_interrupt()
+        stub.detach(process)
+    transport.close()
+
+
+def _stop(stub: Stub) -> StopReply:
+    """Stop the target; return why it stands still."""
+    stub.interrupt()
+    reply = stub.wait(_PATIENCE)
+    if reply is None:  # it may have been told, and forgotten with the one who was told
+        with contextlib.suppress(EngineError):
+            reply = stub.reason()
+    while reply is None:
+        reply = stub.wait(_WAIT)
+    return reply
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

@@ -1,0 +1,342 @@
+"""
+The instruction under a breakpoint, which has to be executed although the breakpoint is there.
+
+Some are carried out here; else the thread makes a step without the breakpoint, while all others stand still. A stub
+that makes no steps gets breakpoints wherever the instruction may lead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from dprobes.engines.gdb.remote_protocol import Stopped
+from dprobes.engines.linux.ptrace_calls import Register
+from dprobes.engines.x86.instruction_emulation import MemoryMove, emulate, is_emulated, memory_move, plan
+from dprobes.errors import EngineError, TargetError
+from dprobes.target.code.foreign_instructions import (
+    FOREIGN_MACHINES,
+    LENGTH_MAX,
+    MODES,
+    Effect,
+    effect_of,
+    instruction_length,
+)
+from dprobes.target.code.successors import successors
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Container, Mapping, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.gdb.remote_protocol import StopReply, ThreadId
+    from dprobes.engines.gdb.stub_registers import Registers, StubProcessor
+    from dprobes.engines.gdb.stub_target import StubTarget
+    from dprobes.target.code.foreign_instructions import Store
+
+__all__ = ["EMULATED", "EffectEmulator", "Emulator", "Stepper"]
+
+# Instructions that are carried out here by what is known of their effect, of processors other than x86.
+#
+# A step costs another stop of the target, which takes QEMU longer than all that is asked of it (docs/engines.md).
+
+
+class _Planned(NamedTuple):
+    """An effect with the stub's names of registers; ``is_far`` says that it accesses memory beside the stack."""
+
+    effect: Effect
+    is_far: bool
+
+
+class EffectEmulator:
+    """Carry out instructions of a ``target``, whose registers have ``names`` by our index, as far as they are known."""
+
+    def __init__(self, target: StubTarget, architecture: Architecture, names: Mapping[int, str]) -> None:
+        self._target = target
+        self._machine = architecture.name
+        self._mask = (1 << 8 * architecture.word_size) - 1
+        portable = {name: architecture.register(name) for name in ("pc", "sp")}
+        known = {register.name: register for register in architecture.registers} | portable
+        self._names = {
+            name: names[each.index] for name, each in known.items() if each is not None and each.index in names
+        }
+        self._modes = MODES[self._machine]
+        self._planned: dict[tuple[bytes, int], _Planned | None] = {}
+
+    def carry_out(self, raw: bytes, registers: Registers) -> bool:
+        """Carry out the instruction that a thread is at; return whether that was done, else nothing was."""
+        pc = self._names["pc"]
+        at = registers[pc]
+        if (raw, at) not in self._planned:
+            self._planned[raw, at] = self._plan(raw, at)
+        planned = self._planned[raw, at]
+        if planned is None or (planned.is_far and not self._target.accesses_as_program(at)):
+            return False
+        if any(registers[self._names[name]] & mask != value for name, mask, value in self._modes):
+            return False
+        sums, stores, loads = planned.effect
+        values = [(name, self._sum(registers, base, addend)) for name, base, addend in sums]
+        for name, base, displacement, size, is_signed in loads:
+            data = self._target.read(self._sum(registers, base, displacement), size)
+            if len(data) < size:
+                return False
+            values.append((name, int.from_bytes(data, self._target.byte_order, signed=is_signed)))
+        if stores and not self._store(stores, registers):
+            return False
+        for name, value in values:
+            if name:
+                registers[name] = value & self._mask
+        registers[pc] = at + len(raw)
+        return True
+
+    def _plan(self, raw: bytes, at: int) -> _Planned | None:
+        """Return what an instruction does, None if that is not known, or on registers that the stub lacks."""
+        effect = effect_of(self._machine, raw, at)
+        if effect is None or any(mode.register not in self._names for mode in self._modes):
+            return None
+        names = self._names | {"": ""}
+        sums, stores, loads = effect
+        needed = {name for register, base, *_ in (*sums, *stores, *loads) for name in (register, base)}
+        if not needed <= names.keys():
+            return None
+        bases = {each.base for each in stores} | {each.base for each in loads}
+        return _Planned(
+            Effect(
+                [each._replace(register=names[each.register], base=names[each.base]) for each in sums],
+                [each._replace(register=names[each.register], base=names[each.base]) for each in stores],
+                [each._replace(register=names[each.register], base=names[each.base]) for each in loads],
+            ),
+            any(names[base] != names["sp"] for base in bases),
+        )
+
+    def _sum(self, registers: Registers, base: str, addend: int) -> int:
+        return (registers[base] if base else 0) + addend & self._mask
+
+    def _store(self, stores: Sequence[Store], registers: Registers) -> bool:
+        """Store what an instruction stores, neighbours together; return whether the program could."""
+        pieces: list[tuple[int, bytearray]] = []
+        for name, base, displacement, size in stores:
+            address = self._sum(registers, base, displacement)
+            data = (self._sum(registers, name, 0) & (1 << 8 * size) - 1).to_bytes(size, self._target.byte_order)
+            if pieces and pieces[-1][0] + len(pieces[-1][1]) == address:
+                pieces[-1][1].extend(data)
+            else:
+                pieces.append((address, bytearray(data)))
+        return all(self._target.write(address, bytes(data)) for address, data in pieces)
+
+
+# Instructions of x86 that are carried out here, on the registers that are sent back anyway.
+#
+# A step over a breakpoint takes four packets more, and the target stops twice. What can be emulated, and how, is what
+# the ptrace engine emulates (``engines.x86.instruction_emulation``), with the registers of a stub, and moves from and
+# to memory.
+
+
+EMULATED = ("i386", "x86_64")
+"""The processors of which instructions are."""
+
+_NAMES = {word: word.name.lower() for word in Register}
+_NAMES_OF_I386 = {
+    **{word: name.replace("r", "e", 1) for word, name in _NAMES.items() if len(name) == 3 and name.startswith("r")},
+    **{word: name for word, name in _NAMES.items() if not name.startswith("r")},
+}
+
+
+class _Words:
+    """Registers of a stub, by their words in ``struct user_regs_struct``."""
+
+    def __init__(self, registers: Registers, names: dict[Register, str]) -> None:
+        self._registers = registers
+        self._names = names
+
+    def __getitem__(self, word: int) -> int:
+        return self._registers[self._names[Register(word)]]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._registers[self._names[Register(word)]] = value
+
+
+class Emulator:
+    """Carry out instructions of a ``target`` with words of ``word_size`` bytes, as far as that can be done here."""
+
+    def __init__(self, target: StubTarget, word_size: int) -> None:
+        self._target = target
+        self._word_size = word_size
+        self._names = _NAMES if word_size == 8 else _NAMES_OF_I386
+        self._plans: dict[bytes, tuple[tuple[Any, ...], MemoryMove | None]] = {}
+
+    def carry_out(self, raw: bytes, registers: Registers) -> bool:
+        """Carry out the instruction that a thread is at; return whether that was done."""
+        if raw not in self._plans:
+            self._plans[raw] = plan(raw, self._word_size), memory_move(raw, self._word_size)
+        planned, move = self._plans[raw]
+        words = _Words(registers, self._names)
+        if move is not None:
+            is_near = move.base == Register.RSP or self._target.accesses_as_program(words[Register.RIP])
+            return is_near and self._move(move, words, len(raw))
+        return is_emulated(planned) and emulate(planned, cast("ctypes.Array[ctypes.c_ulong]", words), self)
+
+    def _move(self, move: MemoryMove, words: _Words, length: int) -> bool:
+        """Move a number between a register and memory, which a copy of the instruction in the target does elsewhere."""
+        address = move.displacement
+        address += words[move.base] if move.base >= 0 else 0
+        address += words[move.other] * move.scale if move.other >= 0 else 0
+        address &= (1 << 8 * self._word_size) - 1
+        try:
+            if move.is_load:
+                words[move.register] = self.read_word(address, move.size)
+            else:
+                self.write_word(address, move.size, words[move.register])
+        except OSError:
+            return False
+        words[Register.RIP] += length
+        return True
+
+    def read_word(self, address: int, size: int) -> int:
+        """Return a word of the stack; raise OSError if it cannot be read."""
+        word = self._target.word(address, size)
+        if word is None:
+            raise OSError
+        return word
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        """Store a word on the stack; raise OSError if the program could not."""
+        if not self._target.write(address, (value & (1 << 8 * size) - 1).to_bytes(size, "little")):
+            raise OSError
+
+
+_TRAP = 5
+"""How GDB numbers SIGTRAP (include/gdb/signals.def)."""
+_X86_LENGTH_MAX = 15
+
+
+class Stepper:
+    """
+    Have instructions of a target executed that are under breakpoints; ``names`` are its registers by our index.
+
+    ``is_exact`` is whether a step always executes an instruction.
+    """
+
+    def __init__(
+        self,
+        target: StubTarget,
+        processor: StubProcessor,
+        architecture: Architecture,
+        names: Mapping[int, str],
+        *,
+        is_exact: bool = True,
+    ) -> None:
+        self._target = target
+        self._is_exact = is_exact
+        self._processor = processor
+        self._architecture = architecture
+        self._names = names
+        self._steps_through: bool | None = None
+        """Whether the stub makes steps from breakpoints, None as long as that is not known."""
+        self.sees_accesses = False
+        """Whether the target's accesses to memory are to be made by itself, as some of it is watched."""
+        self._emulator: Emulator | EffectEmulator | None = None
+        if architecture.name in EMULATED:
+            self._emulator = Emulator(target, architecture.word_size)
+        elif architecture.name in MODES:
+            self._emulator = EffectEmulator(target, architecture, names)
+
+    def carries_out(self, raw: bytes | None, registers: Registers) -> bool:
+        """Carry out an instruction here, where that can be done; return whether it was."""
+        emulator = None if self.sees_accesses else self._emulator
+        return raw is not None and emulator is not None and emulator.carry_out(raw, registers)
+
+    def step_over(
+        self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
+    ) -> StopReply:
+        """
+        Have the instruction at a breakpoint executed, which stays if it is among the ``needed``.
+
+        ``raw`` are its bytes if they are known.
+        """
+        instruction, size = self._processor.breakpoint, len(self._processor.breakpoint)
+        self._target.write_back(thread, registers)
+        if self._target.stub.has_steps():
+            if (through := self._step_through(at, raw, thread, registers, needed)) is not None:
+                return through
+            self._target.remove(at, size)
+            reply = self._target.step(thread, at, self._processor.pc, is_exact=self._is_exact)
+        else:
+            places = self._places_after(at, raw, registers) - self._target.inserted
+            self._target.remove(at, size)
+            reply = self._target.run_to(places, thread, instruction)
+            self._correct_pc(reply, places)
+        if isinstance(reply, Stopped) and at in needed:
+            self._target.insert_again(at, size, instruction)
+        return reply
+
+    def return_place(self, registers: Registers) -> tuple[int | None, int]:
+        """Return where a function that has just begun returns, if that can be read, and the stack pointer then."""
+        frame, size = registers[self._processor.sp], self._architecture.word_size
+        if self._processor.link:
+            return registers[self._processor.link], frame
+        return self._target.word(frame, size), frame + size
+
+    def leave_function(self, value: int, thread: ThreadId | None, registers: Registers) -> StopReply:
+        """Have a thread return a value from a function that has just begun; raise ``EngineError`` if it cannot."""
+        address, top = self.return_place(registers)
+        result = self._architecture.register("retval")
+        if address is None or result is None:
+            raise EngineError(f"the return address at {registers[self._processor.sp]:#x} cannot be read for 'skip'")
+        registers[self._names[result.index]] = value
+        registers[self._processor.pc], registers[self._processor.sp] = address, top
+        self._target.write_back(thread, registers)
+        return Stopped(_TRAP, thread, {})
+
+    def _step_through(
+        self, at: int, raw: bytes | None, thread: ThreadId | None, registers: Registers, needed: Container[int]
+    ) -> StopReply | None:
+        """
+        Have a thread make a step from a breakpoint that is not taken out; None if the stub does not do that.
+
+        QEMU does, and so is twice as fast: it translates the code anew for each breakpoint that comes or goes. Whether
+        a stub does is seen at the first instruction that cannot lead to itself.
+        """
+        if self._steps_through is False or at not in needed or not self._target.stub.knows_breakpoints:
+            return None
+        is_known = self._steps_through is not None
+        if not is_known and (not self._is_exact or at in self._places_after(at, raw, registers)):
+            return None
+        reply = self._target.step(thread, at, self._processor.pc, is_exact=True)
+        if not is_known:
+            is_at_it = isinstance(reply, Stopped) and reply.signal == _TRAP
+            self._steps_through = not is_at_it or self._target.registers(thread)[self._processor.pc] != at
+        return reply if self._steps_through else None
+
+    def _correct_pc(self, reply: StopReply, places: Container[int]) -> None:
+        """Let a thread that has run into one of our breakpoints be at the instruction there."""
+        if isinstance(reply, Stopped) and self._processor.moved and reply.reason != "swbreak":
+            registers, name = self._target.registers(reply.thread), self._processor.pc
+            before = registers[name] - self._processor.moved
+            if registers[name] not in places and before in places:
+                registers[name] = before
+                self._target.write_back(reply.thread, registers)
+
+    def _places_after(self, at: int, raw: bytes | None, registers: Registers) -> frozenset[int]:
+        """Return where the thread can be after an instruction; raise ``EngineError`` if that is not known."""
+        machine, size = self._architecture.name, self._architecture.word_size
+
+        def register(name: str) -> int:
+            known = self._architecture.register(name)
+            assert known is not None, "the names are those of the table"
+            return registers[self._names[known.index]]
+
+        def word(address: int) -> int:
+            if (value := self._target.word(address, size)) is None:
+                raise TargetError(f"a word at {address:#x} cannot be read")
+            return value
+
+        code = raw if raw is not None else self._target.read(at, _X86_LENGTH_MAX)
+        if raw is None and machine in FOREIGN_MACHINES:
+            code = code[: instruction_length(machine, code[:LENGTH_MAX], at) or 0]
+        try:
+            return successors(machine, code, at, register, word)
+        except (TargetError, KeyError) as error:
+            raise EngineError(
+                f"the stub {self._target.stub.name} makes no single steps, and the instruction at {at:#x} cannot be "
+                f"followed: {error}"
+            ) from None

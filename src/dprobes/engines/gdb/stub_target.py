@@ -1,0 +1,389 @@
+"""
+The target behind a stub: its threads, memory as it is while the target stands still, and breakpoints.
+
+What is read of memory is kept until the target goes on, in blocks: handlers and the engine look at the same words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Literal
+
+from dprobes.engines.gdb.remote_protocol import Console, Exited, NoThreads, Stopped
+from dprobes.engines.gdb.stub_registers import Registers, parse_description
+from dprobes.engines.gdb.stub_requests import BreakpointKind
+from dprobes.engines.gdb.stub_transports import ConnectionLostError
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dprobes.engines.gdb.remote_protocol import StopReply, ThreadId
+    from dprobes.engines.gdb.stub_registers import TargetDescription
+    from dprobes.engines.gdb.stub_requests import Stub
+
+__all__ = ["BLOCK", "StubTarget"]
+
+BLOCK: Final = 64
+"""Bytes that are read at once."""
+_STEP_PATIENCE = 5.0
+"""Seconds that one instruction may take."""
+_STOP_PATIENCE = 5.0
+"""Seconds within which a target has to stop that is interrupted."""
+_TRAP, _INTERRUPTS = 5, (0, 2)
+"""How GDB numbers SIGTRAP, and SIGINT or nothing, which interrupts raise (include/gdb/signals.def)."""
+_STEP_ATTEMPTS = 3
+_SINGLE_MAX = 3
+"""How many registers are set one by one."""
+
+
+def _is_for_interrupt(reply: StopReply) -> bool:
+    return isinstance(reply, Stopped) and reply.signal in _INTERRUPTS
+
+
+class StubTarget:
+    """
+    The target that a ``stub`` stands for; ``order`` is that of its bytes.
+
+    ``tell`` gets lines of what is done to it, for ``restorer``.
+    """
+
+    def __init__(
+        self,
+        stub: Stub,
+        order: Literal["little", "big"],
+        default: TargetDescription,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.stub = stub
+        self.tell: Callable[[str], None] = (lambda _: None) if tell is None else tell
+        self._order = order
+        described = parse_description(lambda name: stub.read_object("features", name))
+        self.description = default if described is None or not described.registers else described
+        self._blocks: dict[int, bytes] = {}
+        self._originals: dict[int, bytes] = {}
+        """The bytes under breakpoints that are written into memory, as the stub knows none."""
+        self._breakpoint = b""
+        self.inserted: set[int] = set()
+        self._watched: Counter[tuple[int, int, BreakpointKind]] = Counter()
+        """The memory that is watched, with how many want that."""
+        self.processors = 1
+        """How many processors a machine has; a process has none of its own."""
+        self._taken_out: set[int] = set()
+        """Where breakpoints were taken out for a process that shares the memory (vfork)."""
+        self._accesses_as_program: bool | None = None
+        self.process = 0
+        """The process, as the stub numbers it; 0: it does not speak of processes."""
+        self.is_over = False
+        """Whether it has ended."""
+        self.is_running = False
+        self._last: StopReply | None = None
+        self.interrupts = 0
+        """How many interrupts have not stopped the target yet."""
+
+    @property
+    def byte_order(self) -> Literal["little", "big"]:
+        """The order of bytes in its words."""
+        return self._order
+
+    def reason(self) -> StopReply:
+        """Return why it stands still. The stub is asked once: QEMU's takes all breakpoints out when it is asked."""
+        if self._last is None:
+            self._last = self.stub.reason()
+        return self._last
+
+    # Registers
+
+    def registers(self, thread: ThreadId | None) -> Registers:
+        """Return the registers of a thread."""
+        data = self.stub.read_registers(thread)
+        return Registers(self.description, data, self._order, lambda number: self.stub.read_register(thread, number))
+
+    def write_back(self, thread: ThreadId | None, registers: Registers) -> None:
+        """Let a thread have the registers that were changed."""
+        changed = sorted(registers.changed)
+        registers.changed.clear()
+        if len(changed) > _SINGLE_MAX or not all(self._set_register(thread, registers, name) for name in changed):
+            self.stub.set_registers(thread, registers.all_bytes())
+
+    def _set_register(self, thread: ThreadId | None, registers: Registers, name: str) -> bool:
+        number = self.description.registers[name].number
+        return self.stub.set_register(thread, number, registers.bytes_of(name))
+
+    # Memory
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes of memory, as they are without our breakpoints; fewer if they cannot all be read."""
+        data = bytearray()
+        at = address
+        while at < address + size:
+            block = at & -BLOCK
+            known = self._blocks.get(block)
+            if known is None:
+                known = self._blocks[block] = self._read_block(block)
+            piece = known[at - block : min(BLOCK, address + size - block)]
+            data += piece
+            if len(piece) < min(BLOCK, address + size - block) - (at - block):
+                break
+            at = block + BLOCK
+        return bytes(data)
+
+    def _read_block(self, block: int) -> bytes:
+        return self.read_anew(block, BLOCK)
+
+    def read_anew(self, address: int, size: int) -> bytes:
+        """Return bytes of memory without our breakpoints, which are not kept; fewer if they cannot all be read."""
+        data = self.stub.read(address, size)
+        for at, original in self._originals.items():
+            if at < address + size and address < at + len(original) and data:
+                clean = bytearray(data)
+                for place, byte in enumerate(original, at - address):
+                    if 0 <= place < len(clean):
+                        clean[place] = byte
+                data = bytes(clean)
+        return data
+
+    def word(self, address: int, size: int) -> int | None:
+        """Return an unsigned number in memory, None if it cannot be read."""
+        data = self.read(address, size)
+        return int.from_bytes(data, self._order) if len(data) == size else None
+
+    def accesses_as_program(self, code: int) -> bool:
+        """
+        Return whether the stub refuses what the program could not access; ``code`` is an address that it cannot write.
+
+        QEMU's process emulation does, up to version 8.0. Others get at everything, so a fault would be missed.
+        """
+        if self._accesses_as_program is None:
+            byte = self.stub.read(code, 1) if self.stub.can_be_asked_ahead else b""
+            self._accesses_as_program = bool(byte) and not self.stub.write(code, byte)
+        return self._accesses_as_program
+
+    def write(self, address: int, data: bytes) -> bool:
+        """Change memory; return whether all of it could be."""
+        self._blocks.clear()
+        return self.stub.write(address, data)
+
+    # Breakpoints
+
+    def insert(self, address: int, size: int, instruction: bytes) -> bool:
+        """
+        Insert a breakpoint at an instruction; return whether that could be done.
+
+        A stub that knows none gets the breakpoint ``instruction`` of its processor written into memory.
+        """
+        if address in self.inserted:
+            return True
+        if self.stub.knows_breakpoints:
+            self.tell(f"+ {address} {size}")
+        answer = self.stub.insert(BreakpointKind.SOFTWARE, address, size)
+        if answer is None:
+            original = self.stub.read(address, len(instruction))
+            if len(original) < len(instruction):
+                return False
+            self.tell(f"+ {address} {size} {original.hex()}")
+            if not self.stub.write(address, instruction):
+                return False
+            self._originals[address] = original
+        elif not answer:
+            return False
+        self.inserted.add(address)
+        return True
+
+    def remove(self, address: int, size: int) -> None:
+        """Remove it if it is there; raise ``EngineError``, at once or later, if that cannot be done."""
+        if address not in self.inserted:
+            return
+        self.inserted.discard(address)
+        original = self._originals.pop(address, None)
+        if original is None:
+            self.stub.remove(BreakpointKind.SOFTWARE, address, size)
+        elif self.stub.write(address, original):
+            self.tell(f"- {address}")
+        else:
+            raise EngineError(f"the bytes at {address:#x} cannot be put back through the stub {self.stub.name}")
+
+    def forget(self, address: int, size: int) -> None:
+        """Remove it if it is there, and if its memory still is."""
+        if address in self.inserted:
+            self.inserted.discard(address)
+            if (original := self._originals.pop(address, None)) is not None:
+                self.stub.write(address, original)
+                self.tell(f"- {address}")
+            else:
+                self.stub.ask(f"z{BreakpointKind.SOFTWARE:d},{address:x},{size:x}")
+
+    def insert_again(self, address: int, size: int, instruction: bytes) -> None:
+        """Insert a breakpoint that was there a moment ago."""
+        if self.stub.knows_breakpoints:
+            self.stub.insert_again(BreakpointKind.SOFTWARE, address, size)
+            self.inserted.add(address)
+        elif not self.insert(address, size, instruction):
+            raise EngineError(f"the breakpoint at {address:#x} cannot be put back through the stub {self.stub.name}")
+
+    def watch(self, kind: BreakpointKind, address: int, length: int) -> bool | None:
+        """Watch memory; return whether that could be done, None if the stub has no such watchpoints."""
+        if self._watched[address, length, kind]:
+            self._watched[address, length, kind] += 1
+            return True
+        self.tell(f"watch {address} {length} {kind:d}")
+        inserted = self.stub.insert(kind, address, length)
+        if inserted:
+            self._watched[address, length, kind] = 1
+        else:
+            self.tell(f"unwatch {address} {length} {kind:d}")
+        return inserted
+
+    def unwatch(self, address: int, length: int, kind: BreakpointKind) -> None:
+        """Watch it no longer; where the memory is gone, nothing is left to be done."""
+        place = address, length, kind
+        if self._watched[place] > 1:
+            self._watched[place] -= 1
+        elif self._watched.pop(place, 0):
+            self.stub.ask(f"z{kind:d},{address:x},{length:x}")
+            self.tell(f"unwatch {address} {length} {kind:d}")
+
+    def _watch_nothing(self) -> None:
+        for place in sorted(self._watched):
+            self._watched[place] = 1
+            self.unwatch(*place)
+
+    def leave_fork(self, child: ThreadId, size: int, *, shares_memory: bool) -> None:
+        """
+        Let a process go that was forked, without breakpoints; where it ``shares_memory`` there are none meanwhile.
+
+        A breakpoint that nobody sees to would end it.
+        """
+        self.stub.leave_copy(child, sorted(self.inserted), size)
+        if shares_memory:
+            self._taken_out |= self.inserted
+            self.inserted.clear()
+
+    def end_sharing(self, instruction: bytes) -> None:
+        """Insert again what was taken out for a process that shared the memory."""
+        shared, self._taken_out = self._taken_out, set()
+        for address in sorted(shared):
+            self.insert(address, len(instruction), instruction)
+
+    def begin_anew(self) -> None:
+        """Take notice of another program in the place of the one there was: its memory is gone, and what was in it."""
+        for address in self.inserted | self._taken_out:
+            self.tell(f"- {address}")
+        self._watch_nothing()
+        for state in (self.inserted, self._taken_out, self._originals, self._blocks):
+            state.clear()
+
+    # Going on
+
+    def resume(self, signal: int = 0, thread: ThreadId | None = None) -> None:
+        """Let all threads go on, ``thread`` with a signal."""
+        self._blocks.clear()
+        self._set_running()
+        if signal and thread is not None:
+            self.stub.resume([(f"C{signal:02x}", thread), ("c", None)])
+        elif not self.stub.resume_asking_ahead(None):
+            self.stub.resume([("c", None)])
+
+    def resume_with(self, thread: ThreadId | None, registers: Registers, pc_name: str) -> None:
+        """Let all threads go on, the one that has stopped with what was changed in its registers."""
+        if not self.stub.can_be_asked_ahead:
+            self.write_back(thread, registers)
+            self.resume()
+            return
+        pc = registers[pc_name]
+        has_moved = pc_name in registers.changed
+        registers.changed.discard(pc_name)
+        self.write_back(thread, registers)
+        self._blocks.clear()
+        self._set_running()
+        if not self.stub.resume_asking_ahead(pc if has_moved else None):
+            self.stub.resume_at(pc)
+
+    def _set_running(self) -> None:
+        self.is_running = True
+        self.tell("running 1")
+
+    def step(self, thread: ThreadId | None, pc: int, pc_name: str, *, is_exact: bool) -> StopReply:
+        """
+        Let a thread execute one instruction, which is at ``pc``; return what becomes of that.
+
+        A machine in QEMU now and then stops before it has moved; where steps are not ``is_exact``, that is looked for.
+        """
+        for _ in range(_STEP_ATTEMPTS):
+            self._blocks.clear()
+            self._set_running()
+            self.stub.resume([("s", thread)])
+            reply = self.await_stop(_STEP_PATIENCE) or self.stop()
+            is_done = is_exact or not isinstance(reply, Stopped) or reply.signal != _TRAP
+            if is_done or self.registers(thread)[pc_name] != pc:
+                break
+        return reply
+
+    def run_to(self, places: Iterable[int], thread: ThreadId | None, instruction: bytes) -> StopReply:
+        """Let a thread run to one of some places, with breakpoints there for that long; return why it stops."""
+        inserted = [place for place in sorted(places) if self.insert(place, len(instruction), instruction)]
+        self._blocks.clear()
+        self._set_running()
+        self.stub.resume([("c", thread)])
+        reply = self.await_stop(_STEP_PATIENCE) or self.stop()
+        if isinstance(reply, Stopped):
+            for place in inserted:
+                self.remove(place, len(instruction))
+        return reply
+
+    def await_stop(self, timeout: float) -> StopReply | None:
+        """Return why the target stands still, None if it does not yet."""
+        while True:
+            reply = self.stub.wait(timeout)
+            if not isinstance(reply, Console):
+                if reply is not None:
+                    self._last = reply
+                    self.is_running = False
+                    self.tell("running 0")
+                    self._drop_interrupts(reply)
+                self.is_over |= isinstance(reply, Exited | NoThreads)
+                return reply
+
+    def _drop_interrupts(self, reply: StopReply) -> None:
+        """Forget interrupts that another stop came before, where the stub will not stop for them once more."""
+        if self.interrupts and not self.stub.raises_signals and not _is_for_interrupt(reply):
+            self.stub.drain()
+            self.interrupts = 0
+
+    def interrupt(self) -> None:
+        """Have the target stop; it stops for that, or for something else that comes first."""
+        self.stub.interrupt()
+        self.interrupts += 1
+
+    def has_answered(self, reply: StopReply) -> bool:
+        """Take notice of a stop; return whether it is for an interrupt of ours."""
+        if not self.interrupts or not _is_for_interrupt(reply):
+            return False
+        self.interrupts -= 1
+        return True
+
+    def stop(self) -> StopReply:
+        """Interrupt the target; return why it stands still."""
+        self.interrupt()
+        reply = self.await_stop(_STOP_PATIENCE)
+        if reply is None:
+            raise EngineError(f"the target behind the stub {self.stub.name} does not stop")
+        self.has_answered(reply)
+        return reply
+
+    def clear(self) -> None:
+        """Take all breakpoints out, while the target stands still."""
+        for address in sorted(self.inserted):
+            self.remove(address, 1)
+        self._watch_nothing()
+
+    def let_go(self) -> None:
+        """Take all breakpoints out, and let the target go on without us; raise ``EngineError`` if that fails."""
+        if self.is_running:
+            self.stop()
+        self.clear()
+        if self.interrupts and self.stub.raises_signals:
+            self.stub.absorb_interrupt()
+        with contextlib.suppress(ConnectionLostError):  # some close it before they answer
+            self.stub.detach(self.process)

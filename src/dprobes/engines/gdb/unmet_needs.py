@@ -1,0 +1,135 @@
+"""What a program needs of a machine and its stub does not have: errors at the instructions, before any breakpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.engine_capabilities import Capability, requirements
+from dprobes.engines.gdb.machine.privileged_registers import MONITORED, SELECTED
+from dprobes.errors import EngineError
+from dprobes.rpn.instruction_set import Group, OperandKind
+from dprobes.rpn.program_needs import CORE_DUMP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.gdb.stub_registers import Registers
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["no_machine", "refuse_for_process", "refuse_lacking", "refuse_lacking_registers"]
+
+# Registers that a program names, and that a stub does not have: errors at the instructions, before any breakpoint.
+
+
+def refuse_lacking_registers(
+    program: Program, architecture: Architecture, names: Mapping[int, str], registers: Registers, stub: str
+) -> None:
+    """
+    Raise ``SourceError`` if a handler names a register that the stub called ``stub`` does not have.
+
+    ``names`` are the stub's by our index, ``registers`` those of a thread.
+    """
+    diagnostics = Diagnostics()
+    for code in program.bodies():
+        for instruction in code.instructions:
+            operand = instruction.operand
+            if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(operand, (str, int)):
+                continue
+            register = architecture.register(operand)
+            if register is None or register.memory_offset is not None or register.selector_cells:
+                continue
+            name = names.get(register.index)
+            if name is None or name not in registers:
+                span = instruction.operand_place or instruction.span
+                diagnostics.error(span, f"the stub {stub} has no register '{register.name}'")
+    diagnostics.raise_if_errors()
+
+
+MACHINES_ONLY = frozenset(
+    {
+        Capability.TASK,
+        Capability.SYSTEM_REGISTER,
+        Capability.CPUID,
+        Capability.IO_PORT,
+        Capability.SEGMENTED,
+        Capability.PHYSICAL_MEMORY,
+        Capability.VERIFY_WRITE,
+        Capability.KERNEL_STACK,
+        Capability.SAMPLER,
+    }
+)
+"""What machines have and processes behind a stub have not."""
+
+
+def no_machine(stub: str) -> EngineError:
+    """Return the error that a stub stands for a process where a program is about a machine."""
+    return EngineError(
+        f"the stub {stub} stands for a process, which has neither processors nor a kernel of its own",
+        hint="write a program about its code: 'name = FILE' and 'offset = FUNCTION'",
+    )
+
+
+def refuse_for_process(program: Program, architecture: Architecture) -> None:
+    """Raise ``SourceError`` if a program for a process needs what only machines have."""
+    diagnostics = Diagnostics()
+    for need in requirements(program, architecture):
+        if need.capability in MACHINES_ONLY:
+            message = f"'{need.what}' needs {need.capability.value}, which processes behind a stub do not have"
+            diagnostics.error(need.span, message)
+    diagnostics.raise_if_errors()
+
+
+def refuse_lacking(
+    program: Program,
+    architecture: Architecture,
+    names: Mapping[int, str],
+    registers: Registers,
+    stub: str,
+    *,
+    has_monitor: bool,
+    has_physical: bool,
+    has_kernel: bool,
+    has_programs: bool,
+) -> None:
+    """
+    Raise ``SourceError`` if a program needs a register or a port that the ``stub`` of a machine does not have.
+
+    ``names`` are its names of registers by our index, ``registers`` those of a processor. ``has_kernel`` is whether a
+    kernel is known there, ``has_programs`` whether what its processes have mapped is.
+    """
+    diagnostics = Diagnostics()
+    hint = "QEMU's stub has a monitor that tells it"
+    for code in program.bodies():
+        for instruction in code.instructions:
+            row, operand = instruction.row, instruction.operand
+            if row.syntax.startswith("log ustack") and not has_programs:
+                message = f"'{instruction}' needs a kernel whose processes are known, as those since Linux 6.1"
+                diagnostics.error(instruction.span, message)
+            if row.syntax.startswith("log kstack") and not has_kernel:
+                message = f"'{instruction}' needs a kernel that is known, which a machine as such has not"
+                diagnostics.error(
+                    instruction.span, message, hint="write 'name = vmlinux' if a kernel of Linux runs there"
+                )
+            if row.group in (Group.IO, Group.SEGMENT) and not has_monitor:
+                message = f"the stub {stub} has no monitor, which '{instruction}' needs"
+                diagnostics.error(instruction.span, message, hint="QEMU's stub has one")
+            if row.group is Group.PHYSICAL and not has_physical:
+                message = f"the stub {stub} shows no physical memory, which '{instruction}' needs"
+                diagnostics.error(instruction.span, message, hint="QEMU's stub does")
+            if row.syntax == "exit <code>" and operand == CORE_DUMP:
+                message = f"'{instruction}' writes the core of a process, but the stub {stub} stands for a machine"
+                diagnostics.error(instruction.span, message, hint="write 'exit 2' for a dump of the machine's memory")
+            if row.operand_kind is not OperandKind.REGISTER or not isinstance(operand, (str, int)):
+                continue
+            register = architecture.register(operand)
+            if register is None or register.memory_offset is not None:
+                continue
+            name = names.get(register.index, "")
+            is_tellable = register.name in (*MONITORED, *SELECTED)
+            if name not in registers and not (has_monitor and is_tellable):
+                span = instruction.operand_place or instruction.span
+                told = hint if is_tellable else None
+                diagnostics.error(span, f"the stub {stub} has no register '{register.name}'", hint=told)
+    diagnostics.raise_if_errors()

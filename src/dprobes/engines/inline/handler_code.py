@@ -1,0 +1,280 @@
+"""
+The code of handlers for one process: routines, and a trampoline for each probepoint, where there is room for them.
+
+::
+
+    handler in eBPF ─► its trampoline's size ─► a place for it near the instruction ─► machine code for that place
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.inline.handler_trampolines import Trampoline, make_displacing_trampoline, size_bound
+from dprobes.engines.inline.handler_trials import obstacle_in_process
+from dprobes.engines.ptrace.site_patches import OF_64_BITS
+from dprobes.engines.x86.patches.patch_placer import MANY, Placement, Placer, Shared
+from dprobes.engines.x86.patches.patch_plans import Method, Refusal
+from dprobes.native.generated_code import Part, Surroundings
+from dprobes.native.x86.x86_runtime import make_runtime
+from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.bpf.map_layouts import MapName
+    from dprobes.engines.inline.handler_trials import Trial
+    from dprobes.engines.x86.patches.branch_targets import ModuleCode
+    from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+    from dprobes.native.generated_code import Fixup, MapPlace, ProcessFacts, Runtime
+    from dprobes.native.routines.handler_ring import RingShape
+    from dprobes.native.routines.shared_hash_table import TableShape
+
+__all__ = ["CodeWriter", "PlacedJump", "SiteHandler"]
+
+_MANY = MANY // 2
+"""From so many instructions on windows come first: the page of a punned jump is one more mapping of the process."""
+
+_SLACK = 64
+"""Bytes by which the size of code may differ between two addresses, since numbers have short forms."""
+
+_REACH = 1 << 30
+_NO_MEMORY = "no memory near it is free"
+
+
+_DISPLACED_MAX = 112 + len(OF_64_BITS)
+"""Bytes that displaced instructions take at most, with the jump back: five or six of them, most of one or two bytes."""
+
+_LOOK_SIZE = 32
+"""Bytes of code, for each of several handlers, that finds out before a trial whether there is anybody who has it."""
+
+
+class SiteHandler(NamedTuple):
+    """A handler of an instruction, and what its code finds ``around`` it: None for that of the writer's program."""
+
+    assembled: Assembled
+    around: Surroundings | None = None
+
+
+class PlacedJump(NamedTuple):
+    """A jump to the handlers of the instructions at ``sites``, and what it leads to."""
+
+    sites: tuple[int, ...]
+    placement: Placement
+    trampoline: Trampoline
+
+
+class CodeWriter:
+    """Write the code for the probepoints in one module of a process."""
+
+    def __init__(
+        self,
+        module: ModuleCode,
+        space: AddressSpace,
+        facts: ProcessFacts,
+        maps: Mapping[MapName, MapPlace],
+        rings: RingShape,
+        tables: Mapping[MapName, TableShape],
+    ) -> None:
+        self.module = module
+        self.space = space
+        self._facts = facts
+        self._maps = maps
+        self._rings = rings
+        self._tables = tables
+        self._runtime: Runtime | None = None
+        self._mapped: set[int] = set()
+        self._placer = Placer(module, space, 0)
+        self._trials: dict[int, Trial] = {}
+        """What comes before the handlers of instructions, by their addresses."""
+        self._handlers: dict[int, dict[int, Sequence[SiteHandler]]] = {}
+        """The handlers that each jump leads to, by where it is: by the addresses of their instructions."""
+        self._sizes: dict[tuple[tuple[int, ...], ...], int] = {}
+        """How many bytes handlers take, about, by the operations that they consist of."""
+        self._has_switches = False
+
+    def anew(self) -> CodeWriter:
+        """
+        Return a writer for the same module and memory that knows of no jump, for handlers of several programs.
+
+        It uses the routines of this one, which has them.
+        """
+        other = CodeWriter(self.module.unchanged(), self.space, self._facts, self._maps, self._rings, self._tables)
+        other._runtime, other._mapped, other._has_switches = self._runtime, self._mapped, True
+        return other
+
+    def new_regions(self) -> list[tuple[int, int]]:
+        """Return (start, end) of all that is to be mapped, and was not returned before."""
+        wanted = {page for start, end in self.space.regions() for page in range(start, end, PAGE_SIZE)}
+        runs: list[tuple[int, int]] = []
+        for page in sorted(wanted - self._mapped):
+            if runs and runs[-1][1] == page:
+                runs[-1] = runs[-1][0], page + PAGE_SIZE
+            else:
+                runs.append((page, page + PAGE_SIZE))
+        self._mapped |= wanted
+        return runs
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The routines, once there is a handler."""
+        return self._runtime
+
+    @property
+    def fixups(self) -> tuple[Fixup, ...]:
+        """Where threads go on that fault in them."""
+        return () if self._runtime is None else self._runtime.code.fixups
+
+    def place(
+        self,
+        handlers: Mapping[int, Sequence[SiteHandler]],
+        bound: Iterable[Collection[int]] = (),
+        others: Collection[int] = (),
+        trials: Mapping[int, Trial | str] = MappingProxyType({}),
+    ) -> tuple[list[PlacedJump], dict[int, str]]:
+        """
+        Return the jumps to handlers of instructions, and why some have none.
+
+        Of the instructions that are ``bound`` to each other all have jumps, or none. A jump that leads to handlers of
+        several instructions is given out anew when one is added. The ``others`` are instructions with breakpoints,
+        which no jump should displace. Before handlers come ``trials``, or these say why they cannot.
+        """
+        refused = {site: trial for site, trial in trials.items() if isinstance(trial, str)}
+        self._trials.update((site, trial) for site, trial in trials.items() if not isinstance(trial, str))
+        for site, each in handlers.items():
+            problems = (obstacle_in_process(assembled, self._facts) for assembled, _ in each)
+            if (problem := next(filter(None, problems), None)) is not None:
+                refused[site] = problem
+        if (problem := self.prepare(min(handlers))) is not None:
+            return [], dict.fromkeys(handlers, problem)
+        groups = {site: group for group in bound for site in group}
+        live = set(self._handlers)
+        known = frozenset((*handlers, *others))
+        placed: dict[int, Placement] = {}
+        for site in sorted(handlers.keys() - refused.keys(), reverse=True):
+            found = self._placement(site, handlers[site], known, set() if site not in groups else live)
+            if isinstance(found, str):
+                refused[site] = found
+            else:
+                placed[found.plan.start] = found
+        jumps: dict[int, PlacedJump] = {}
+        for start, placement in placed.items():
+            jump = self._jump(placement, self._handlers[start])
+            if jump is None:
+                refused |= dict.fromkeys(self._handlers[start], _NO_MEMORY)
+                self._forget(placement)
+            else:
+                jumps[start] = jump
+        self._keep_bound(jumps, refused, groups)
+        return list(jumps.values()), refused
+
+    def _keep_bound(
+        self, jumps: dict[int, PlacedJump], refused: dict[int, str], groups: Mapping[int, Collection[int]]
+    ) -> None:
+        """Give up the jumps whose handlers are bound to such as have none."""
+        while True:
+            for site in list(refused):
+                refused |= {other: refused[site] for other in groups.get(site, ()) if other not in refused}
+            gone = [start for start, jump in jumps.items() if not refused.keys().isdisjoint(jump.sites)]
+            if not gone:
+                return
+            for start in gone:
+                jump = jumps.pop(start)
+                reason = next(refused[site] for site in jump.sites if site in refused)
+                refused |= {site: reason for site in jump.sites if site not in refused}
+                self._forget(jump.placement)
+
+    def _forget(self, placement: Placement) -> None:
+        """Give up what was placed, and not written."""
+        del self._handlers[placement.plan.start]
+        self._placer.remove(placement)
+
+    def _placement(
+        self, site: int, handlers: Sequence[SiteHandler], others: Collection[int], avoided: Collection[int]
+    ) -> Placement | str:
+        """Return the placement of the jump that leads to some handlers, not one of those at ``avoided`` places."""
+        (found,) = self._placer.place(
+            [site],
+            # A punned jump of another program may have the only addresses that there are.
+            windows_first=self._has_switches or len(others) > _MANY,
+            room=self._room({site: handlers}),
+            others=others,
+        )
+        if isinstance(found, Refusal):
+            return found.reason
+        placement = found.placement if isinstance(found, Shared) else found
+        start = placement.plan.start
+        if isinstance(found, Shared):
+            there = self._handlers.get(start, {})
+            if there.get(site) == handlers:
+                return placement  # its module is back where it was, without the jump
+            if start in avoided or site in there or site < start:
+                return "it is displaced for another probe"
+            larger = self._placer.enlarge(placement, self._room({**there, site: handlers}))
+            if larger is None:
+                return "it is displaced for another probe, and no memory is free for both"
+            placement = larger
+        elif found.plan.crosses_page and found.plan.site != start:
+            # No breakpoint is where it begins: half of it could be written when the tracer is killed.
+            self._placer.remove(found)
+            return "its jump would lie in two pages"
+        self._handlers.setdefault(start, {})[site] = handlers
+        return placement
+
+    def _jump(self, placement: Placement, handlers: Mapping[int, Sequence[SiteHandler]]) -> PlacedJump | None:
+        parts = {site: self._parts(each) for site, each in handlers.items()}
+        try:
+            trampoline = make_displacing_trampoline(
+                placement.plan, placement.trampoline, parts, self._trials, has_switches=self._has_switches
+            )
+        except OverflowError:
+            return None  # a punned jump leads so far that its handler cannot call routines
+        if len(trampoline.code.code) > placement.room:
+            needed = len(trampoline.code.code) + _SLACK
+            larger = None if placement.plan.method is Method.PUN else self._placer.enlarge(placement, needed)
+            return None if larger is None else self._jump(larger, handlers)
+        return PlacedJump(tuple(sorted(handlers)), placement, trampoline)
+
+    def _room(self, handlers: Mapping[int, Sequence[SiteHandler]]) -> int:
+        """Return how many bytes are enough for some handlers and what is displaced."""
+        assert self._runtime is not None
+        near = self._runtime.code.address
+        total = _DISPLACED_MAX
+        for site, each in handlers.items():
+            shape = tuple(tuple(insn.opcode for insn in assembled.code) for assembled, _ in each)
+            size = self._sizes.get(shape)
+            if size is None:
+                made = make_trampoline(near, site, self._parts(each), lambda _: None, has_switches=self._has_switches)
+                size = len(made.code) + _SLACK + (_LOOK_SIZE * len(each) if len(each) > 1 else 0)
+                self._sizes[shape] = size
+            total += size + size_bound(self._trials.get(site))
+        return total
+
+    def _parts(self, handlers: Sequence[SiteHandler]) -> list[Part]:
+        own = self.around
+        return [Part(assembled, own if around is None else around) for assembled, around in handlers]
+
+    @property
+    def around(self) -> Surroundings:
+        """What the code of its program's handlers finds around it, once there are routines."""
+        runtime = self._runtime
+        assert runtime is not None
+        facts = self._facts
+        return Surroundings(
+            self._maps, runtime.routines, runtime.map_routines, facts.has_rdpid, self._rings, facts.life_mark
+        )
+
+    def prepare(self, site: int) -> str | None:
+        """Place the routines near an instruction, unless they are placed; return why that cannot be."""
+        if self._runtime is not None:
+            return None
+        facts, rings, tables = self._facts, self._rings, self._tables
+        size = len(make_runtime(site, facts, rings, tables).code.code) + _SLACK
+        address = self.space.allocate(max(0, site - _REACH), site + _REACH, size)
+        if address is None:
+            return _NO_MEMORY
+        self._runtime = make_runtime(address, facts, rings, tables)
+        return None

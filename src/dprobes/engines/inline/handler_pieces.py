@@ -1,0 +1,428 @@
+"""
+What runs at which instruction for a probepoint: eBPF, a piece for each place.
+
+::
+
+    a probepoint before an instruction   its handler there
+    a probepoint at a return             its handler at each return instruction, on the state behind that; where it asks
+                                         for the entry of the call, also what keeps that where the function begins
+
+A jump that may be a tail call has no piece: the tracer awaits the return of what is called. A function that is left by
+such jumps alone has what keeps its entry, if that is asked for.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.arch import architecture
+from dprobes.bpf.bpf_instructions import Class, Helper, Jump
+from dprobes.bpf.lower import Abilities, LoopForm, Request, is_supported, lower
+from dprobes.bpf.lower.hits.call_entries import entry_program
+from dprobes.bpf.lower.hosts.handler_host import Host
+from dprobes.bpf.lower.lowering_request import KeptEntry, Placement
+from dprobes.bpf.map_layouts import CallTable
+from dprobes.engines.inline.handler_trials import (
+    Eligibility,
+    may_divert,
+    obstacle_to_module,
+    obstacle_to_program,
+    trial_before,
+)
+from dprobes.engines.inline.memory.handler_maps import STATE_MAX, HandlerMaps
+from dprobes.engines.inline.memory.shared_state import PROBES_MAX
+from dprobes.errors import NotSupportedError
+from dprobes.native.handler_analysis import trimmed
+from dprobes.record.log_record import Item
+from dprobes.rpn.program_needs import entry_registers, executed_instructions
+from dprobes.target.code.function_exits import ExitKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.bpf.bpf_instructions import Insn
+    from dprobes.bpf.lower.lowering_request import Lowered
+    from dprobes.engines.inline.handler_trials import Trial
+    from dprobes.engines.ptrace.client.site_answers import CompiledSite
+    from dprobes.resolve.local_module import Compiled
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.rpn_program import ProbeDefinition, Program
+    from dprobes.vm import Point
+
+__all__ = [
+    "HandlerFamily",
+    "NumberedCode",
+    "Order",
+    "Piece",
+    "PieceWriter",
+    "PlannedSite",
+    "SiteGroup",
+    "call_table_of",
+    "joined",
+    "obstacle_to_all",
+    "planned_sites",
+    "site_groups",
+]
+
+# The code of handlers that are the same but for the numbers of their probepoints, made without compiling each.
+#
+# A handler names its probepoint only by numbers that grow with that one's: where its counters are, what is in an entry
+# of a ring. Which these are is learnt from the first ones that are compiled; if anything else differs, all are
+# compiled.
+
+
+_SAMPLES = 3
+_ELSEWHERE = 0x12345
+
+
+class NumberedCode(NamedTuple):
+    """Hold the code for the probepoint ``number``, and (index, growth) of its immediates that grow with the number."""
+
+    assembled: Assembled
+    number: int
+    places: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def learnt(cls, samples: Sequence[tuple[int, Assembled]]) -> NumberedCode | None:
+        """Return what all ``samples``, (number, code) each, are made of; None if they differ otherwise."""
+        (first, code), (second, other), *rest = samples
+        if (code.maps, code.functions) != (other.maps, other.functions) or len(code.code) != len(other.code):
+            return None
+        places = []
+        for index, (a, b) in enumerate(zip(code.code, other.code, strict=True)):
+            if a != b:
+                growth, remainder = divmod(b.imm - a.imm, second - first)
+                if remainder or a != b._replace(imm=a.imm):
+                    return None
+                places.append((index, growth))
+        found = cls(code, first, tuple(places))
+        return found if all(found.of(number).code == each.code for number, each in rest) else None
+
+    def of(self, number: int) -> Assembled:
+        """Return the code for another probepoint."""
+        code: list[Insn] = list(self.assembled.code)
+        for index, growth in self.places:
+            insn = code[index]
+            code[index] = insn._replace(imm=insn.imm + growth * (number - self.number))
+        return replace(self.assembled, code=tuple(code))
+
+
+class HandlerFamily:
+    """The handlers of one definition that may differ only by the numbers of their probepoints."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, Assembled]] = []
+        self._numbered: NumberedCode | None = None
+        self._is_settled = False
+
+    def handler(self, number: int, compiled: Callable[[int], Assembled]) -> Assembled:
+        """Return the code for a probepoint; ``compiled`` compiles it as if it were that many bytes further on."""
+        if self._numbered is not None:
+            return self._numbered.of(number)
+        made = compiled(0)
+        if not self._is_settled:
+            if all(number != known for known, _ in self._samples):
+                self._samples.append((number, made))
+            if len(self._samples) == _SAMPLES:
+                self._is_settled = True
+                if compiled(_ELSEWHERE) == made:  # so it does not know where it is
+                    self._numbered = NumberedCode.learnt(self._samples)
+                self._samples = []
+        return made
+
+
+_NAME = "x86_64"
+_RET_NUMBER = 0xC2
+ABILITIES = Abilities(
+    LoopForm.MAY_GOTO,
+    sleepable=False,
+    writes_memory=True,
+    writes_registers=True,
+    small_states=True,
+    verified=False,
+    polled=True,
+    named_later=True,
+    copies_stacks=True,
+)
+"""What handlers in the process are compiled with."""
+
+
+class Order(enum.IntEnum):
+    """Say in which order pieces of one instruction run: as the tracer does it at a breakpoint."""
+
+    ENTRY = 0
+    HANDLER = 1
+    RETURN = 2
+
+
+class Piece(NamedTuple):
+    """
+    Hold what runs for a probepoint at one instruction, whose link address and bytes these are.
+
+    With a ``trial`` it runs only if that has found that the instruction will complete. It ``diverts`` if it may end so
+    that the instruction does not follow. The number of the ``program`` is known once that is inserted.
+    """
+
+    order: Order
+    probe: int
+    address: int
+    raw: bytes
+    assembled: Assembled
+    trial: Trial | None = None
+    diverts: bool = False
+    program: int = 0
+
+
+def call_table_of(program: Program) -> CallTable | None:
+    """Return the table that a program keeps calls in; None if it asks for no entries."""
+    kept = (_kept(program, definition) for definition in program.definitions)
+    counts = [len(entry.registers) for entry in kept if entry is not None]
+    return CallTable.of(max(counts)) if counts else None
+
+
+class PieceWriter:
+    """
+    A writer of pieces for the probepoints of one program; ``items`` are those of its records.
+
+    ``why_not`` is what speaks against all of them.
+    """
+
+    def __init__(self, program: Program, items: Item, why_not: str | None = None) -> None:
+        self._program = program
+        self.obstacle = why_not or obstacle_to_program(program)
+        self._request = Request(
+            items=items,
+            abilities=replace(ABILITIES, calls=call_table_of(program) or CallTable.of(0)),
+            tables=HandlerMaps.sizes(),
+            shared_tables=frozenset(range(len(program.tables))),
+            wants_tid=bool(items & (Item.UID | Item.PROCESS_NAME)),
+            vars=program.vars,
+            gvars=program.gvars,
+            cvars=program.cvars,
+            tvars=program.tvars,
+        )
+        self._eligibility = Eligibility(program)
+        self._families: dict[tuple[object, ...], HandlerFamily] = {}
+
+    def pieces(self, number: int, probe: Probepoint, site: CompiledSite | None) -> tuple[Piece, ...] | str:
+        """Return the pieces for a probepoint, or why its handler cannot run in the process."""
+        if self.obstacle is not None:
+            return self.obstacle
+        if (problem := self._eligibility.obstacle_to(probe)) is not None:
+            return problem
+        if site is None:
+            return "its file cannot be looked at for that"
+        if (problem := obstacle_to_module(site.resolved.architecture)) is not None:
+            return problem
+        if number >= PROBES_MAX:
+            return "the program has too many probepoints"
+        request = replace(
+            self._request,
+            probe=number,
+            link=probe.instruction.address,
+            symbols=dict(site.resolved.symbols),
+            passcount=probe.definition.passcount,
+            maxhits=probe.definition.maxhits,
+        )
+        try:
+            if probe.at_return:
+                return tuple(self._of_return(number, probe, site, request))
+            diverts = may_divert(self._program, probe)
+            if diverts:
+                abilities = replace(request.abilities, overrides_returns=True)
+                request = replace(request, abilities=abilities, diverts=True)
+            handler = self._lowered(probe, site, request)
+        except NotSupportedError as error:
+            return error.message
+        instruction, trial = probe.instruction, trial_before(self._program, probe)
+        assert not isinstance(trial, str), "the probepoint has an obstacle"
+        return (Piece(Order.HANDLER, number, instruction.address, instruction.raw, handler, trial, diverts),)
+
+    def _of_return(self, number: int, probe: Probepoint, site: CompiledSite, request: Request) -> list[Piece]:
+        entry, found = _kept(self._program, probe.definition), []
+        if entry is not None:
+            keeping = entry_program(architecture(_NAME), replace(request, entry=entry), Host).assembled
+            instruction = probe.instruction
+            found.append(Piece(Order.ENTRY, number, instruction.address, instruction.raw, keeping))
+        known: dict[tuple[int, int], Assembled] = {}
+        for leaving in probe.code.exits.exits:
+            if leaving.kind is not ExitKind.RETURN:
+                continue
+            raw = leaving.raw
+            dropped = int.from_bytes(raw[-2:], "little") if raw[-3:-2] == bytes((_RET_NUMBER,)) else 0
+            key = dropped, leaving.address if request.symbols else 0
+            if key not in known:
+                known[key] = self._lowered(
+                    probe,
+                    site,
+                    replace(
+                        request,
+                        placement=Placement.RET_SITE,
+                        return_bytes=dropped,
+                        link=leaving.address,
+                        entry=entry,
+                    ),
+                )
+            found.append(Piece(Order.RETURN, number, leaving.address, raw, known[key]))
+        return found
+
+    def _lowered(self, probe: Probepoint, site: CompiledSite, request: Request) -> Assembled:
+        """Return the code of a handler; those of a definition are the same but for what is said of the probepoint."""
+        assert request.probe is not None
+        shape = probe.number, replace(site.point, offset=0), request.placement, request.return_bytes, id(site.resolved)
+        family = self._families.setdefault(shape, HandlerFamily())
+
+        def compiled(distance: int) -> Assembled:
+            point = replace(site.point, offset=site.point.offset + distance)
+            return self._compiled(probe, site, point, replace(request, link=request.link + distance))
+
+        return family.handler(request.probe, compiled)
+
+    def _compiled(self, probe: Probepoint, site: CompiledSite, point: Point, request: Request) -> Assembled:
+        image = site.resolved.image
+        handler = image, architecture(_NAME), image.handlers[probe.number], point
+        lowered = lower(*handler, request)
+        if not _has_records(lowered):  # so nothing of a header is needed
+            lowered = lower(*handler, replace(request, items=Item(0)))
+        if lowered.state.size > STATE_MAX:
+            raise NotSupportedError("its handler needs too much memory")
+        return trimmed(lowered.assembled)  # nobody asks for what it would only do for the record, say
+
+
+def _kept(program: Program, definition: ProbeDefinition) -> KeptEntry | None:
+    """Return what a handler of a return wants to know of the entry."""
+    registers = entry_registers(program, definition, architecture(_NAME))
+    if registers is None:
+        return None
+    return KeptEntry(tuple((each.name, each.index, each.memory_offset) for each in registers))
+
+
+def _has_records(lowered: Lowered) -> bool:
+    """Return whether a handler may put something into a ring."""
+    call = Class.JMP | Jump.CALL
+    return any(insn.opcode == call and insn.imm == Helper.RINGBUF_OUTPUT for insn in lowered.assembled.code)
+
+
+# Which jumps belong together: all of those that a probepoint has, if it keeps the entries of calls.
+#
+# What is kept in the process is not seen by a breakpoint of the tracer, nor the other way round. So the entry and all
+# returns of a function have jumps, or none of them has; where an instruction serves several probepoints, they share
+# that fate.
+
+
+class SiteGroup(NamedTuple):
+    """
+    Hold the pieces of some instructions, by their addresses, each in the order in which they run.
+
+    The highest address comes first: a punned jump shares bytes with what follows.
+
+    ``is_bound`` says that there are jumps at all of them or at none.
+    """
+
+    sites: dict[int, list[Piece]]
+    is_bound: bool
+
+
+class PlannedSite(NamedTuple):
+    """
+    Hold what runs at one instruction of a process: the ``pieces``, in order.
+
+    Its jump belongs to others by the ``groups`` of ``SitePatch``; the addresses of all of a group are in ``bound``.
+    """
+
+    pieces: tuple[Piece, ...]
+    groups: tuple[tuple[int, int], ...] = ()
+    bound: frozenset[int] = frozenset()
+
+    @property
+    def owners(self) -> tuple[tuple[int, int], ...]:
+        """The probepoints that the pieces are for, (program, probepoint) each."""
+        return tuple(dict.fromkeys((piece.program, piece.probe) for piece in self.pieces))
+
+    def probes_of(self, program: int) -> list[int]:
+        """Return those of a program."""
+        return [probe for number, probe in self.owners if number == program]
+
+
+def site_groups(pieces: Iterable[Piece]) -> Iterator[SiteGroup]:
+    """Put pieces together that belong together, those of the highest addresses first."""
+    sites: dict[int, list[Piece]] = {}
+    of_probe: dict[int, list[int]] = {}
+    binding: set[int] = set()
+    for piece in pieces:
+        sites.setdefault(piece.address, []).append(piece)
+        of_probe.setdefault(piece.probe, []).append(piece.address)
+        if piece.order is Order.ENTRY:
+            binding.add(piece.probe)
+    left = dict.fromkeys(sorted(sites, reverse=True))
+    while left:
+        waiting, members, is_bound = [next(iter(left))], [], False
+        while waiting:
+            address = waiting.pop()
+            if address not in left:
+                continue
+            del left[address]
+            members.append(address)
+            for probe in {piece.probe for piece in sites[address]} & binding:
+                is_bound = True
+                waiting += of_probe[probe]
+        members.sort(reverse=True)
+        yield SiteGroup({address: sorted(sites[address], key=_rank) for address in members}, is_bound)
+
+
+def planned_sites(groups: Iterable[SiteGroup], program: int, bias: int) -> dict[int, PlannedSite]:
+    """Return what runs where for a program in a process, which has mapped the module so far above its addresses."""
+    planned = {}
+    for group in groups:
+        names = ((program, min(group.sites)),) if group.is_bound else ()
+        bound = frozenset(address + bias for address in group.sites) if group.is_bound else frozenset[int]()
+        for address, pieces in group.sites.items():
+            mine = tuple(piece._replace(program=program) for piece in pieces)
+            planned[address + bias] = PlannedSite(mine, names, bound)
+    return planned
+
+
+def joined(sites: Sequence[PlannedSite]) -> PlannedSite:
+    """Return what runs at one instruction for several programs, which are in the order of their insertion."""
+    pieces = sorted((piece for site in sites for piece in site.pieces), key=lambda piece: piece.order)
+    groups = tuple(dict.fromkeys(group for site in sites for group in site.groups))
+    return PlannedSite(tuple(pieces), groups, frozenset[int]().union(*(site.bound for site in sites)))
+
+
+def _rank(piece: Piece) -> tuple[int, int]:
+    return piece.order, piece.probe
+
+
+# Whether the engine is of use to a program: one handler at least can run in the process, as far as its file shows.
+
+
+def obstacle_to_all(compiled: Compiled) -> str | None:
+    """Return why all handlers of a program stay with breakpoints, None if one does not."""
+    program, resolved = compiled.program, compiled.resolved
+    if resolved is None:
+        return "nothing is known of its module"
+    architecture = resolved.architecture
+    whole = obstacle_to_program(program) or obstacle_to_module(architecture)
+    if whole is not None:
+        return whole
+    eligibility = Eligibility(program)
+    reason = "it has no probepoint"
+    for probe in resolved.probepoints:
+        found = eligibility.obstacle_to(probe) or _what_is_missing(program, probe.definition, architecture)
+        if found is None:
+            return None
+        reason = found
+    return reason
+
+
+def _what_is_missing(program: Program, definition: ProbeDefinition, architecture: Architecture) -> str | None:
+    for instruction in executed_instructions(program, definition):
+        operand = instruction.operand
+        register = architecture.register(operand) if isinstance(operand, str) else None
+        if not is_supported(instruction.row, register, ABILITIES):
+            return f"handlers in the process have no '{instruction.row.syntax}'"
+    return None

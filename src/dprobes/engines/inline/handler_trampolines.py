@@ -1,0 +1,385 @@
+"""
+The code of a trial, in the frame of a trampoline and before the handler.
+
+::
+
+    the stack     mov [rsp-..], rax               before all others: the lowest word that a handler needs
+    a load        movzx eax, byte [..]            its first byte and its last one, or all of it at once
+    a store       lock cmpxchg byte [..], al      the first byte and, if that is in another page, the last one: memory
+                                                  gets what it holds, in one step for all threads
+    alignment     lea rax, [..] | test al, 15 | je +1 | int3
+    exceptions    stmxcsr [..] | .. | int3        unless all are masked
+    a division    itself
+    a target      shl rax, 16 | sar rax, 16 | cmp rax, .. | int3   unless the address is canonical, with 48 bits
+
+Where a thread faults or traps in it, it has the program's registers but for rax, the flags and the stack pointer, which
+are in the frame; but for the stack pointer, where it does so because of the stack.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.bpf.map_layouts import SKIPPED
+from dprobes.engines.hits.hit_probes import HANDING_OVER
+from dprobes.engines.inline.handler_trials import Trial
+from dprobes.engines.ptrace.site_patches import OF_64_BITS, CodeCopy, NativeStop
+from dprobes.engines.x86.patches.displaced_code import displaced
+from dprobes.native.generated_code import NativeCode
+from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift
+from dprobes.native.x86.x86_trampoline import FRAME_SIZE, SPARE_WORD, make_trampoline, saved_at
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iced_x86 import Instruction, MemoryOperand
+
+    from dprobes.engines.inline.handler_trials import Access
+    from dprobes.engines.x86.patches.displaced_code import DisplacedCode
+    from dprobes.engines.x86.patches.patch_plans import Plan
+    from dprobes.native.generated_code import CodeSwitch, Fixup, Part
+    from dprobes.native.x86.x86_assembler import Label, X86Assembler
+
+__all__ = ["Trampoline", "TrialCode", "make_displacing_trampoline", "size_bound"]
+
+_STACK_SIZE, _MASKS_SIZE, _DIVISION_SIZE, _TARGET_SIZE = 16, 40, 32, 56
+_ENDINGS_SIZE = 512
+_ALIGNMENT_SIZE, _LOAD_SIZE, _STORE_SIZE = 32, 32, 72
+"""How many bytes of code each part takes at most."""
+
+_STACK_NEEDED = 1024
+"""How many bytes of the stack a handler needs at most, with the frame."""
+
+_TRAP = b"\xcc"
+_STORE_MXCSR = b"\x0f\xae\x9c\x24"  # stmxcsr [rsp + 32 bits]
+_MASKS = 0x1F80
+"""All six masks of exceptions in MXCSR (Intel SDM volume 1, 10.2.3)."""
+_NO_ADDRESS_BITS = 16
+"""How many of the upper bits of an address are copies of the one below (Intel SDM volume 1, 3.3.7)."""
+_LOADS = (1, 2, 4, 8)
+_BYTE_MAX = 0x80
+
+
+class TrialCode:
+    """
+    The code of the trial of the instruction at ``site``; with None that is all about the stack.
+
+    ``stops`` are where it may report to the tracer, once it is written.
+    """
+
+    def __init__(self, trial: Trial | None, site: int) -> None:
+        self._trial = trial or Trial(b"")
+        self._site = site
+        self.stops: list[NativeStop] = []
+        self._keeps_flags = False
+
+    @property
+    def changed(self) -> frozenset[Gpr]:
+        """The registers that it changes, besides rax, and loads again."""
+        return frozenset({Gpr.RDX}) if self._trial.is_executed else frozenset()
+
+    @property
+    def tries(self) -> bool:
+        """Whether it is about more than the stack."""
+        return self._trial.tries
+
+    @property
+    def has_endings(self) -> bool:
+        """Whether the handler may end so that the instruction does not follow."""
+        return self._trial.ends is not None
+
+    def write_endings(self, asm: X86Assembler, restore: Callable[[], None], rest: Label) -> None:
+        """
+        Write what follows if it has, rax being how: a return, or a trap for the tracer.
+
+        ``restore`` writes what restores registers but the stack pointer. If there is no tracer it goes on at ``rest``.
+        """
+        assert self._trial.ends is not None
+        skipped = asm.label()
+        asm.compare(Gpr.RAX, SKIPPED)
+        asm.jump_if(Condition.E, skipped)
+        for code in sorted(HANDING_OVER):
+            other = asm.label()
+            asm.compare(Gpr.RAX, code)
+            asm.jump_if(Condition.NE, other)
+            restore()
+            self.stops.append(NativeStop(asm.here, self._site, True, False, False, code, self._trial.ends))
+            asm.raw(_TRAP)
+            asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
+            asm.jump(rest)
+            asm.place(other)
+        asm.place(skipped)
+        restore()
+        asm.lea(Gpr.RSP, Memory(Gpr.RSP, FRAME_SIZE))
+        asm.ret()
+
+    def touch_stack(self, asm: X86Assembler) -> None:
+        """Write what finds out whether there is enough of the stack; nothing but the stack pointer has changed."""
+        self.stops = [NativeStop(asm.here, self._site, is_trap=False, has_frame=False, has_flags=False)]
+        asm.store(Memory(Gpr.RSP, FRAME_SIZE - _STACK_NEEDED), Gpr.RAX)
+
+    def write(self, asm: X86Assembler, *, keeps_flags: bool) -> None:
+        """Write it where the frame is; with ``keeps_flags`` that has all flags, as PUSHFQ pushes them."""
+        self._keeps_flags = keeps_flags
+        if self._trial.needs_masks:
+            self._look_at_masks(asm)
+        for access in self._trial.accesses:
+            if access.alignment > 1:
+                self._look_at_alignment(asm, access)
+            if access.touched and access.stores:
+                self._store(asm, access)
+            elif access.touched:
+                self._load(asm, access)
+        if self._trial.is_executed:
+            self._execute(asm)
+        if self._trial.has_target:
+            self._look_at_target(asm)
+
+    def _note(self, place: int, *, is_trap: bool = False) -> None:
+        """Note that a thread may stop at the instruction at ``place``."""
+        self.stops.append(NativeStop(place, self._site, is_trap=is_trap, has_frame=True, has_flags=self._keeps_flags))
+
+    def _trap(self, asm: X86Assembler) -> None:
+        self._note(asm.here, is_trap=True)
+        asm.raw(_TRAP)
+
+    def _look_at_masks(self, asm: X86Assembler) -> None:
+        fine = asm.label()
+        asm.raw(_STORE_MXCSR + SPARE_WORD.to_bytes(4, "little"))
+        asm.load(Gpr.RAX, Memory(Gpr.RSP, SPARE_WORD), 4)
+        asm.calculate(Operation.AND, Gpr.RAX, _MASKS, wide=False)
+        asm.compare(Gpr.RAX, _MASKS, wide=False)
+        asm.jump_if(Condition.E, fine)
+        self._trap(asm)
+        asm.place(fine)
+
+    def _look_at_alignment(self, asm: X86Assembler, access: Access) -> None:
+        from iced_x86 import Code, Instruction, Register
+
+        fine = asm.label()
+        self._prepare(asm, access)
+        self._put(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)))
+        asm.test(Gpr.RAX, access.alignment - 1, wide=False)
+        asm.jump_if(Condition.E, fine)
+        self._trap(asm)
+        asm.place(fine)
+
+    def _load(self, asm: X86Assembler, access: Access) -> None:
+        from iced_x86 import Code, Instruction, Register
+
+        codes = {1: Code.MOVZX_R32_RM8, 2: Code.MOVZX_R32_RM16, 4: Code.MOV_R32_RM32, 8: Code.MOV_R64_RM64}
+        size = access.size if access.size in _LOADS else 1
+        register = Register.RAX if size == max(_LOADS) else Register.EAX
+        last = 0 if access.alignment >= access.size else access.size - size
+        for at in dict.fromkeys((0, last)):
+            self._prepare(asm, access)
+            self._note(asm.here)
+            self._put(asm, Instruction.create_reg_mem(codes[size], register, _operand(access, at)))
+
+    def _store(self, asm: X86Assembler, access: Access) -> None:
+        from iced_x86 import Code, Instruction, Register
+
+        def exchange(at: int) -> None:
+            self._prepare(asm, access)
+            made = Instruction.create_mem_reg(Code.CMPXCHG_RM8_R8, _operand(access, at), Register.AL)
+            made.has_lock_prefix = True
+            self._note(asm.here)
+            self._put(asm, made)
+
+        exchange(0)
+        if access.alignment >= access.size:
+            return
+        if access.segment != Register.NONE:  # where pages end is not known then
+            exchange(access.size - 1)
+            return
+        done = asm.label()
+        self._prepare(asm, access)
+        self._put(asm, Instruction.create_reg_mem(Code.LEA_R64_M, Register.RAX, _operand(access)))
+        asm.calculate(Operation.AND, Gpr.RAX, PAGE_SIZE - 1, wide=False)
+        asm.compare(Gpr.RAX, PAGE_SIZE - access.size, wide=False)
+        asm.jump_if(Condition.BE, done)
+        exchange(access.size - 1)
+        asm.place(done)
+
+    def _execute(self, asm: X86Assembler) -> None:
+        from iced_x86 import Decoder, Register
+
+        made = Decoder(64, self._trial.raw, ip=self._site).decode()
+        if made.memory_base == Register.RSP:
+            made.memory_displacement += FRAME_SIZE
+            made.memory_displ_size = 8
+        asm.load(Gpr.RAX, saved_at(Gpr.RAX))
+        self._note(asm.here)
+        self._put(asm, made)
+        asm.load(Gpr.RDX, saved_at(Gpr.RDX))
+
+    def _look_at_target(self, asm: X86Assembler) -> None:
+        from iced_x86 import Code, Decoder, FlowControl, Instruction, MemoryOperand, OpKind, Register
+
+        made, fine, spare = (
+            Decoder(64, self._trial.raw, ip=self._site).decode(),
+            asm.label(),
+            Memory(Gpr.RSP, SPARE_WORD),
+        )
+        asm.load(Gpr.RAX, saved_at(Gpr.RAX))
+        if made.flow_control == FlowControl.RETURN:
+            asm.load(Gpr.RAX, Memory(Gpr.RSP, FRAME_SIZE))
+        elif made.op0_kind == OpKind.REGISTER:
+            if made.op0_register == Register.RSP:
+                return  # that the program has a stack there is known by now
+            self._put(asm, Instruction.create_reg_reg(Code.MOV_R64_RM64, Register.RAX, made.op0_register))
+        else:
+            displacement = made.memory_displacement - (made.memory_displacement >> 63 << 64)
+            displacement += FRAME_SIZE * (made.memory_base == Register.RSP)
+            where = made.memory_base, made.memory_index, made.memory_index_scale, displacement, 8
+            operand = MemoryOperand(*where, False, made.segment_prefix)
+            self._put(asm, Instruction.create_reg_mem(Code.MOV_R64_RM64, Register.RAX, operand))
+        asm.store(spare, Gpr.RAX)
+        asm.shift(Shift.SHL, Gpr.RAX, _NO_ADDRESS_BITS)
+        asm.shift(Shift.SAR, Gpr.RAX, _NO_ADDRESS_BITS)
+        asm.calculate(Operation.CMP, Gpr.RAX, spare)
+        asm.jump_if(Condition.E, fine)
+        self._trap(asm)
+        asm.place(fine)
+
+    def _prepare(self, asm: X86Assembler, access: Access) -> None:
+        """Load rax if the address is calculated with it; it is taken afterwards."""
+        from iced_x86 import Register
+
+        if Register.RAX in (access.base, access.index_register):
+            asm.load(Gpr.RAX, saved_at(Gpr.RAX))
+
+    @staticmethod
+    def _put(asm: X86Assembler, instruction: Instruction) -> None:
+        from iced_x86 import Encoder
+
+        encoder = Encoder(64)
+        encoder.encode(instruction, asm.here)
+        asm.raw(encoder.take_buffer())
+
+
+def size_bound(trial: Trial | None) -> int:
+    """Return how many bytes of code a trial takes at most; with None that is about the stack."""
+    if trial is None:
+        return _STACK_SIZE
+    size = _STACK_SIZE + _MASKS_SIZE * trial.needs_masks + _DIVISION_SIZE * trial.is_executed
+    for access in trial.accesses:
+        size += _ALIGNMENT_SIZE * (access.alignment > 1) + (_STORE_SIZE if access.stores else _LOAD_SIZE)
+    return size + _TARGET_SIZE * trial.has_target + (0 if trial.ends is None else _ENDINGS_SIZE)
+
+
+def _operand(access: Access, at: int = 0) -> MemoryOperand:
+    """Return the operand for a byte of an access, the stack pointer being that of the frame."""
+    from iced_x86 import MemoryOperand, Register
+
+    displacement = access.displacement + at + (FRAME_SIZE if access.base == Register.RSP else 0)
+    is_short = access.base != Register.NONE and -_BYTE_MAX <= displacement < _BYTE_MAX
+    size = 1 if is_short else 8
+    return MemoryOperand(access.base, access.index_register, access.scale, displacement, size, False, access.segment)  # type: ignore[arg-type]
+
+
+# The code that a jump leads to: the displaced instructions, each with its handler before it if it is probed.
+#
+# ::
+#
+#     handler of the first instruction │ the instruction │ the next one │ handler of the third │ the third │ jump back
+#
+# Where 32-bit code can be, a trap for that comes first (``OF_64_BITS``). A handler may have a trial before it. Where
+# one is in the middle, a thread that stands at the original instruction goes on at the handler.
+
+
+_NONE: Mapping[int, Trial] = MappingProxyType({})
+_END_OF_32_BITS = 1 << 32
+
+
+class Trampoline(NamedTuple):
+    """
+    Code, and what its instructions stand for.
+
+    ``moves`` are (address, where a thread goes on that stands there) for what is overwritten by the jump. ``stops`` are
+    where trials leave a hit to the breakpoint. Each of the ``switches`` has the instruction that its handlers are for.
+    """
+
+    code: NativeCode
+    moves: tuple[tuple[int, int], ...]
+    copies: tuple[CodeCopy, ...]
+    stops: tuple[NativeStop, ...] = ()
+    switches: tuple[tuple[int, CodeSwitch], ...] = ()
+
+
+def make_displacing_trampoline(
+    plan: Plan,
+    address: int,
+    handlers: Mapping[int, Sequence[Part]],
+    trials: Mapping[int, Trial] = _NONE,
+    *,
+    has_switches: bool = False,
+) -> Trampoline:
+    """
+    Return the trampoline at ``address`` for the jump of a plan, with the ``handlers`` of probed instructions.
+
+    Before the handlers of some instructions there are ``trials``. With ``has_switches`` it can do without some of them.
+    """
+    # What has a mark for indirect branches begins behind it.
+    probed = {max(site, plan.start): (site, each) for site, each in handlers.items()}
+    end = plan.start + len(plan.raw)
+    code = OF_64_BITS if plan.start < _END_OF_32_BITS else b""
+    copies: list[CodeCopy] = []
+    moves: dict[int, int] = {}
+    fixups: list[Fixup] = []
+    stops: list[NativeStop] = []
+    switches: list[tuple[int, CodeSwitch]] = []
+    for first, last in pairwise(sorted({plan.start, *probed, end})):
+        raw = plan.raw[first - plan.start : last - plan.start]
+        entry = address + len(code)
+        before = probed.get(first)
+        trial = None if before is None else TrialCode(trials.get(before[0]), before[0])
+        piece, copy = _piece(entry, first, raw, before, trial, goes_back=last == end, has_switches=has_switches)
+        code += piece.code
+        fixups += piece.fixups
+        stops += [] if trial is None else trial.stops
+        switches += [] if before is None else [(before[0], switch) for switch in piece.switches]
+        copies += (CodeCopy(*boundary) for boundary in copy.boundaries)
+        for original in plan.boundaries:
+            if first <= original < last and (where := copy.copy_of(original)) is not None:
+                moves[original] = where
+        if first in probed:
+            moves[first] = entry
+    if plan.start in handlers or not any(site < plan.start for site in handlers):
+        moves.pop(plan.start, None)  # the jump itself is there
+    else:
+        moves[plan.start] = next(copy.copy for copy in copies if copy.exact)  # behind the mark it has been hit
+    made = NativeCode(address, code, tuple(fixups))
+    return Trampoline(made, tuple(sorted(moves.items())), tuple(copies), tuple(stops), tuple(switches))
+
+
+def _piece(
+    address: int,
+    first: int,
+    raw: bytes,
+    probed: tuple[int, Sequence[Part]] | None,
+    trial: TrialCode | None,
+    *,
+    goes_back: bool,
+    has_switches: bool,
+) -> tuple[NativeCode, DisplacedCode]:
+    """Return the handler of an instruction, if there is one, and the copy of that and of what follows unprobed."""
+    made: list[DisplacedCode] = []
+
+    def copy_at(place: int) -> bytes:
+        copy = displaced(raw, first, place, goes_back=goes_back)
+        assert copy is not None, "the trampoline is near the instruction"
+        made[:] = [copy]
+        return copy.code
+
+    def write_rest(asm: X86Assembler) -> None:
+        asm.raw(copy_at(asm.here))
+
+    if probed is None:
+        code = NativeCode(address, copy_at(address))
+    else:
+        code = make_trampoline(address, *probed, write_rest, trial, has_switches=has_switches)
+    return code, made[0]

@@ -1,0 +1,420 @@
+"""
+Trials: how a trampoline finds out before a handler whether the probed instruction will complete.
+
+A record is of an instruction that has completed. A handler in the process writes it before that, so what could prevent
+it is tried first: memory is touched where the instruction will touch it, and a division is done once in vain. A trial
+that fails leads to the breakpoint, whose handler the tracer runs: it may fail without need.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.bpf.bpf_instructions import Class, Helper, Jump
+from dprobes.engines.x86.instruction_relocation import copy_of
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.rpn.instruction_set import Group
+from dprobes.rpn.keyed_tables import KeyKind, TableKind, table_of
+from dprobes.rpn.program_needs import USER_STACKS, entry_instructions, executed_instructions
+from dprobes.rpn.rpn_program import calls_extensions
+from dprobes.target.code.function_exits import ExitKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iced_x86 import Instruction, UsedMemory
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.native.generated_code import ProcessFacts
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.rpn.rpn_program import Instruction as ProgramInstruction
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = [
+    "Access",
+    "Eligibility",
+    "Trial",
+    "always_completes",
+    "asks_for_thread",
+    "may_divert",
+    "obstacle_in_process",
+    "obstacle_to_module",
+    "obstacle_to_program",
+    "trial_before",
+    "trial_of",
+]
+
+# Instructions that complete whenever they are executed, but on a stack that is at its end.
+#
+# A record is of an instruction that has completed. A handler in the process writes it before that: so only such
+# instructions get one.
+
+
+_PLAIN = (
+    "mov", "movzx", "movsx", "movsxd", "lea", "add", "sub", "cmp", "test", "and", "or", "xor", "inc", "dec", "neg",
+    "not", "push", "pop", "call", "jmp", "ret", "leave", "nop", "endbr64", "shl", "shr", "sar", "imul",
+)  # fmt: skip
+"""What cannot fail but for its memory."""
+
+
+def always_completes(raw: bytes) -> bool:
+    """Return whether a 64-bit instruction needs no memory but the stack and what its own module has at fixed places."""
+    from iced_x86 import Decoder, FlowControl, InstructionInfoFactory, Mnemonic, OpKind, Register, RegisterExt
+
+    copy = copy_of(raw, 8)
+    if copy is not None and copy.cannot_fault:
+        return True
+    instruction = Decoder(64, raw).decode()
+    is_branch = instruction.flow_control in (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH)
+    names = {getattr(Mnemonic, name.upper()) for name in _PLAIN}
+    if (not is_branch and instruction.mnemonic not in names) or instruction.is_privileged:
+        return False
+    registers = (n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER)
+    if any(RegisterExt.is_segment_register(instruction.op_register(n)) for n in registers):
+        return False
+    own = Register.NONE if instruction.is_ip_rel_memory_operand else Register.RSP  # its base is computed already
+    for memory in InstructionInfoFactory().info(instruction).used_memory():
+        is_plain = int(memory.index) == Register.NONE and int(memory.segment) not in (Register.FS, Register.GS)
+        if int(memory.base) not in (Register.RSP, own) or not is_plain:
+            return False
+    return True
+
+
+_GENERAL = (
+    "INTEL8086", "INTEL186", "INTEL386", "INTEL486", "X64", "CMOV", "CX8", "CMPXCHG16B", "BMI1", "BMI2", "POPCNT",
+    "LZCNT", "ADX", "MOVBE", "MULTIBYTENOP", "PAUSE", "PREFETCHW",
+)  # fmt: skip
+_VECTOR = {
+    "SSE": "sse", "SSE2": "sse2", "SSE3": "pni", "SSSE3": "ssse3", "SSE4_1": "sse4_1", "SSE4_2": "sse4_2",
+    "AES": "aes", "PCLMULQDQ": "pclmulqdq", "SHA": "sha_ni", "GFNI": "gfni", "VAES": "vaes",
+    "VPCLMULQDQ": "vpclmulqdq", "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512F": "avx512f",
+    "AVX512VL": "avx512vl", "AVX512BW": "avx512bw", "AVX512DQ": "avx512dq", "AVX512CD": "avx512cd",
+    "AVX512_VBMI": "avx512vbmi", "AVX512_VBMI2": "avx512_vbmi2", "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BITALG": "avx512_bitalg", "AVX512_VPOPCNTDQ": "avx512_vpopcntdq", "AVX512_IFMA": "avx512ifma",
+}  # fmt: skip
+"""What of iced's features may be tried, with the processor's name of it in /proc/cpuinfo."""
+
+_OTHERS = (
+    "enter", "popf", "popfd", "popfq", "in", "out", "xlatb", "iret", "iretd", "iretq", "retf", "ldmxcsr", "vldmxcsr",
+    "int", "int1", "into", "hlt", "salc", "cmpxchg8b",
+)  # fmt: skip
+_FAULTING = ("ud0", "ud1", "ud2", "int3")
+_BIT_STRINGS = ("bt", "bts", "btr", "btc")
+_DIVISIONS = ("div", "idiv")
+
+_PLAIN_MOVES = ("mov", "vmov", "and", "vand", "or", "vor", "xor", "vxor", "unpck", "vunpck", "shuf", "vshuf", "stmxcsr")
+"""Beginnings of the names of instructions for floating-point numbers that raise no exception about them."""
+_COMPUTING_ENDS, _COMPUTING_STARTS = ("ps", "pd", "ss", "sd"), ("cvt", "vcvt")
+_UNALIGNED = ("movups", "movupd", "movdqu", "lddqu", "pcmpestri", "pcmpestrm", "pcmpistri", "pcmpistrm")
+_ALIGNED = (
+    "vmovaps", "vmovapd", "vmovdqa", "vmovdqa32", "vmovdqa64", "vmovntps", "vmovntpd", "vmovntdq", "vmovntdqa",
+    "cmpxchg16b",
+)  # fmt: skip
+_WIDE = 16
+"""The size from which operands of instructions of SSE have to be aligned."""
+
+_UNKNOWN = "whether its instruction faults is not known before"
+
+
+class Access(NamedTuple):
+    """
+    Say what memory an instruction touches: ``size`` bytes at its registers (iced's numbers) plus a displacement.
+
+    With an ``alignment`` above 1 it faults at other addresses. One on the stack is not ``touched`` by the trial.
+    """
+
+    base: int
+    index_register: int
+    scale: int
+    displacement: int
+    segment: int
+    size: int
+    stores: bool
+    alignment: int
+    touched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """
+    Hold what is tried of the instruction with the bytes ``raw``.
+
+    ``is_executed`` says that it is executed itself, a division, ``needs_masks`` that no exception about floating-point
+    numbers may be raised, and ``has_target`` that it goes to an address that it finds, which must be one.
+    ``ends`` is the probepoint whose handler may end so that the instruction does not follow.
+    """
+
+    raw: bytes
+    accesses: tuple[Access, ...] = ()
+    is_executed: bool = False
+    needs_masks: bool = False
+    has_target: bool = False
+    ends: int | None = None
+
+    @property
+    def tries(self) -> bool:
+        """Whether anything is tried before the handler."""
+        return bool(self.accesses or self.is_executed or self.needs_masks or self.has_target)
+
+
+@lru_cache(4096)
+def trial_of(raw: bytes) -> Trial | str | None:
+    """Return the trial of a 64-bit instruction; None if it needs none, or why there can be none."""
+    from iced_x86 import Decoder, FlowControl, InstructionInfoFactory
+
+    instruction = Decoder(64, raw).decode()
+    leaving = (FlowControl.INDIRECT_BRANCH, FlowControl.INDIRECT_CALL, FlowControl.RETURN)
+    has_target = instruction.flow_control in leaving
+    if not has_target and always_completes(raw):
+        return None
+    if (problem := _obstacle(instruction)) is not None:
+        return f"{_UNKNOWN}: {problem}"
+    name = _name(instruction)
+    accesses = []
+    for memory in InstructionInfoFactory().info(instruction).used_memory():
+        found = _access(memory, instruction, name)
+        if isinstance(found, str):
+            return f"{_UNKNOWN}: {found}"
+        if found is not None:
+            accesses.append(found)
+    is_executed, needs_masks = name in _DIVISIONS, _computes(instruction, name)
+    if not (accesses or is_executed or needs_masks or has_target):
+        return None
+    return Trial(raw, () if is_executed else tuple(accesses), is_executed, needs_masks, has_target)
+
+
+def _name(instruction: Instruction) -> str:
+    from iced_x86 import Mnemonic
+
+    return _names(Mnemonic)[instruction.mnemonic]
+
+
+@cache
+def _names(numbers: object) -> dict[int, str]:
+    """Return the names that a module of iced has for numbers, in lower case."""
+    return {number: name.lower() for name, number in vars(numbers).items() if isinstance(number, int)}
+
+
+@cache
+def _abilities() -> frozenset[str]:
+    """Return what this processor can."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _obstacle(instruction: Instruction) -> str | None:
+    """Return what speaks against a trial, whatever memory an instruction touches."""
+    from iced_x86 import CpuidFeature, OpKind, RegisterExt
+
+    if instruction.is_invalid:
+        return "it is not a valid instruction"
+    name = _name(instruction)
+    if name in _FAULTING:
+        return "it always raises a signal"
+    if instruction.is_string_instruction and (instruction.has_rep_prefix or instruction.has_repne_prefix):
+        return "it repeats itself, and may stop in the middle"
+    registers = [n for n in range(instruction.op_count) if instruction.op_kind(n) == OpKind.REGISTER]
+    if name in _BIT_STRINGS and instruction.op_kind(0) != OpKind.REGISTER and 1 in registers:
+        return "where its memory is depends on the number of a bit"
+    known = _names(CpuidFeature)
+    features = [known[feature].upper() for feature in instruction.cpuid_features()]
+    if any(feature.startswith(("FPU", "MMX")) for feature in features) or any(
+        RegisterExt.is_mm(instruction.op_register(n)) for n in registers
+    ):
+        return "it is about the x87 unit, whose exceptions come later"
+    if (
+        name in _OTHERS
+        or instruction.is_privileged
+        or instruction.is_call_far_indirect
+        or instruction.is_jmp_far_indirect
+        or any(RegisterExt.is_segment_register(instruction.op_register(n)) for n in registers)
+    ):
+        return "it is none of those of which that is known"
+    for feature in features:
+        if feature in _GENERAL:
+            continue
+        if feature not in _VECTOR:
+            return "it is none of those of which that is known"
+        if _VECTOR[feature] not in _abilities():
+            return "this processor does not have it"
+    return None
+
+
+def _access(memory: UsedMemory, instruction: Instruction, name: str) -> Access | str | None:
+    """Return one access, why it cannot be tried, or None if it always completes."""
+    from iced_x86 import CodeSize, MemorySizeExt, OpAccess, Register
+
+    if memory.access == OpAccess.NO_MEM_ACCESS:
+        return None
+    base, index = int(memory.base), int(memory.index)
+    if instruction.is_ip_rel_memory_operand and base == Register.NONE:
+        return None  # what the module has there it has loaded, and aligned
+    if instruction.is_vsib:
+        return "its memory is at several places"
+    if memory.address_size != CodeSize.CODE64:
+        return "its address has 32 bits"
+    displacement = memory.displacement - (memory.displacement >> 63 << 64)
+    size = MemorySizeExt.size(memory.memory_size)
+    if not size or not -(1 << 31) <= displacement < (1 << 31) - 4096:
+        return "where its memory is cannot be said in an instruction"
+    segment = int(memory.segment)
+    if segment not in (Register.FS, Register.GS):
+        segment = int(Register.NONE)
+    on_stack = base == Register.RSP and index == Register.NONE and segment == Register.NONE
+    alignment = size if _is_aligned(instruction, name, size) else 1
+    if on_stack and alignment == 1:
+        return None
+    if alignment > 1 and segment != Register.NONE:
+        return "where its memory is cannot be said in an instruction"
+    reads = (OpAccess.READ, OpAccess.COND_READ)
+    stores = memory.access not in reads
+    return Access(base, index, memory.scale, displacement, segment, size, stores, alignment, not on_stack)
+
+
+def _is_aligned(instruction: Instruction, name: str, size: int) -> bool:
+    """Return whether an instruction faults if its memory does not begin at a multiple of its size."""
+    from iced_x86 import CpuidFeature, EncodingKind
+
+    if name in _ALIGNED:
+        return True
+    known = _names(CpuidFeature)
+    is_vector = any(known[feature].upper() in _VECTOR for feature in instruction.cpuid_features())
+    return is_vector and instruction.encoding == EncodingKind.LEGACY and size >= _WIDE and name not in _UNALIGNED
+
+
+def _computes(instruction: Instruction, name: str) -> bool:
+    """Return whether an instruction may raise an exception about floating-point numbers."""
+    from iced_x86 import CpuidFeature
+
+    known = _names(CpuidFeature)
+    is_vector = any(known[feature].upper() in _VECTOR for feature in instruction.cpuid_features())
+    computes = name.endswith(_COMPUTING_ENDS) or name.startswith(_COMPUTING_STARTS)
+    return is_vector and computes and not name.startswith(_PLAIN_MOVES)
+
+
+# Which probepoints can have handlers in the process, and why others stay with the breakpoint.
+
+
+_PROCESSOR = "x86_64"
+
+_DIVERTING = ("exit <code>", "skip")
+_NAMING = ("push uid", "push comm", "match comm, <text>", "match commn, <text>")
+
+
+def obstacle_to_program(program: Program) -> str | None:
+    """Return why no handler of a program can run in the process, None if nothing speaks against it."""
+    if calls_extensions(program):
+        return "the program calls extensions"
+    return None
+
+
+def obstacle_to_module(architecture: Architecture) -> str | None:
+    """Return why no handler can run in a module of an architecture, None if nothing speaks against it."""
+    if architecture.name != _PROCESSOR:
+        return f"jumps are made for {_PROCESSOR}, not for {architecture.name}"
+    if architecture.convention == "Go":
+        return "stacks of goroutines may have no room for its handler"
+    return None
+
+
+class Eligibility:
+    """What speaks against handlers of one program in the process, probepoint by probepoint."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def obstacle_to(self, probe: Probepoint) -> str | None:
+        """Return why the handler of a probepoint cannot run in the process, None if nothing speaks against it."""
+        program = self._program
+        if not probe.is_in_code or probe.state is not ProbeState.COMPILED:
+            return "it is not about an instruction"
+        executed = list(executed_instructions(program, probe.definition))
+        if probe.at_return:
+            has_returns = any(leaving.kind is ExitKind.RETURN for leaving in probe.code.exits.exits)
+            if not has_returns and not entry_instructions(program, probe.definition):
+                return "its function has no return instruction, and is left by jumps only"
+        elif (found := trial_before(program, probe)) is not None:
+            if isinstance(found, str):
+                return found
+            if any(instruction.row.writes and instruction.row.syntax != "skip" for instruction in executed):
+                return "its instruction may fault, which may depend on what its handler changes"
+        for instruction in executed:
+            if instruction.row.syntax in _DIVERTING and probe.at_return:
+                operand = "" if instruction.row.operand_kind is None else f" {instruction.operand}"
+                return f"its handler ends with '{instruction.row.operator}{operand}'"
+            if instruction.row.syntax in _NAMING or _has_names(instruction, program):
+                return "its handler asks for the process name or the user, which only the kernel knows"
+        return self._obstacle_to_stacks(executed)
+
+    def _obstacle_to_stacks(self, executed: Sequence[ProgramInstruction]) -> str | None:
+        """
+        Return why the call stacks that instructions take cannot be those of a copy of the stack, None if nothing is.
+
+        The copy is made when the handler has ended, and followed later.
+        """
+        program = self._program
+        tables = {i.operand for i in executed if (table := _table_of(i, program)) is not None and table.has_user_stack}
+        if any(i.row.syntax in USER_STACKS for i in executed) or tables:
+            for instruction in executed:
+                if instruction.row.syntax == "pop lp":
+                    return "its handler takes call stacks, and goes back in the log"
+                if (table := _table_of(instruction, program)) and table.has_user_stack and table.kind is TableKind.LAST:
+                    return "its call stacks go into a table of what came last"
+                if instruction.row.writes:
+                    return "its handler takes call stacks, and changes registers or memory"
+        if not self._looked_at.isdisjoint(tables):
+            return "its call stacks go into a table that handlers look at"
+        return None
+
+    @cached_property
+    def _looked_at(self) -> frozenset[object]:
+        """The tables with which some handler does something else than to count in them."""
+        return frozenset(
+            instruction.operand
+            for code in self._program.bodies()
+            for instruction in code.instructions
+            if instruction.row.operator != "tally" and _table_of(instruction, self._program) is not None
+        )
+
+
+def trial_before(program: Program, probe: Probepoint) -> Trial | str | None:
+    """Return what is tried before the handler of a probepoint; None if nothing is to be, or why it cannot be."""
+    if probe.at_return or program.keeps_log_on_fault(probe.definition):
+        return None
+    return trial_of(probe.instruction.raw)
+
+
+def may_divert(program: Program, probe: Probepoint) -> bool:
+    """Return whether a handler may end so that the probed instruction does not follow."""
+    return any(each.row.syntax in _DIVERTING for each in executed_instructions(program, probe.definition))
+
+
+def obstacle_in_process(assembled: Assembled, facts: ProcessFacts) -> str | None:
+    """Return why the code of a handler cannot run in a process, None if nothing speaks against it."""
+    if facts.tid_place is None and asks_for_thread(assembled):
+        return "nobody knows where its threads have their ids"
+    return None
+
+
+def asks_for_thread(assembled: Assembled) -> bool:
+    """Return whether a handler wants to know the ids of its process and thread."""
+    call = Class.JMP | Jump.CALL
+    return any(insn.opcode == call and insn.imm == Helper.GET_CURRENT_PID_TGID for insn in assembled.code)
+
+
+def _has_names(instruction: ProgramInstruction, program: Program) -> bool:
+    """Return whether an instruction puts numbers into a table that has process names as keys."""
+    table = _table_of(instruction, program)
+    return table is not None and any(key.kind is KeyKind.COMM for key in table.keys)
+
+
+def _table_of(instruction: ProgramInstruction, program: Program) -> Table | None:
+    """Return the table that an instruction is about, None if it is about none."""
+    return table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None

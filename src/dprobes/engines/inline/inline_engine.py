@@ -1,0 +1,462 @@
+"""
+The handlers of one program that run in probed processes: the client's side of ``engines.ptrace.client.program_run``.
+
+::
+
+    breakpoints placed ─► memory shared ─► code and jumps planned for that process ─► jumps written
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Notice
+from dprobes.engines.inline.code_writers import CodeWriters, Families, Postponed, tid_place_in
+from dprobes.engines.inline.handler_pieces import PieceWriter, call_table_of, planned_sites, site_groups
+from dprobes.engines.inline.handler_trials import asks_for_thread
+from dprobes.engines.inline.hits.entry_reader import RingReader, StackEntries
+from dprobes.engines.inline.hits.handler_hits import HandlerHits, damage_notice, refusal_notice
+from dprobes.engines.inline.memory.handler_maps import Borrowed, HandlerMaps, new_state
+from dprobes.engines.inline.memory.shared_state import PROBES_MAX, SharedState
+from dprobes.engines.inline.module_plans import ModulePlan, plan_alone, plan_together, sites_together
+from dprobes.engines.overhead_budget import UNLIMITED
+from dprobes.engines.ptrace.ptrace_engine import PtraceEngine, PtraceSession
+from dprobes.engines.ptrace.tracer_messages import PatchSites, ReleaseMemory, ShareMemory
+from dprobes.errors import DprobesError
+from dprobes.rpn.program_needs import executed_instructions, takes_user_stacks
+from dprobes.target.process_images import ProcessImages
+from dprobes.target.process_maps import mappings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dprobes.engines.engine_interface import Counts, Job, Scope
+    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.inline.code_writers import ModuleKey
+    from dprobes.engines.inline.handler_pieces import Piece, PlannedSite
+    from dprobes.engines.inline.memory.shared_state import StatePlan
+    from dprobes.engines.inline.module_plans import PlannedJumps
+    from dprobes.engines.linux.procfs import ThreadIdentity
+    from dprobes.engines.ptrace.client.program_run import Batch
+    from dprobes.engines.ptrace.client.site_answers import Answers
+    from dprobes.engines.ptrace.site_patches import SitePatch
+    from dprobes.engines.ptrace.tracer_messages import MemoryReleased, MemoryShared, SitesPatched
+    from dprobes.record.log_record import Item
+    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.process_maps import Mapping
+
+__all__ = ["InlineEngine", "InlineHandlers"]
+
+_ENDING = ("remove", "exit <code>")
+"""Instructions after which a probepoint has no more hits."""
+
+
+class InlineHandlers:
+    """
+    The handlers of one program; ``items`` are those of its records.
+
+    ``borrowed`` is what they use of other programs', ``why_not`` speaks against all, ``images`` is of what was mapped.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        items: Item,
+        borrowed: Borrowed,
+        why_not: str | None = None,
+        images: ProcessImages | None = None,
+    ) -> None:
+        self._program = program
+        self._items = items
+        self._writer = PieceWriter(program, items, why_not)
+        self.state = None if self._writer.obstacle is not None else new_state(program)
+        self._borrowed = borrowed
+        self._images = images
+        self._calls = call_table_of(program)
+        self._maps: HandlerMaps | None = None
+        self._pieces: dict[int, tuple[Piece, ...] | str] = {}
+        self._waiting: dict[int, set[int]] = {}
+        """The probepoints, by process, for which memory is asked for."""
+        self._memories: dict[int, MemoryShared] = {}
+        self._families = Families()
+        self._postponed = Postponed()
+        self._planned: dict[int, list[SitePatch]] = {}
+        """The jumps that were asked for, by process: a copy has those of its parent."""
+        self._sites: dict[ModuleKey, dict[int, PlannedSite]] = {}
+        """What runs at addresses of a module."""
+        self._writers = CodeWriters(borrowed)
+        self._rank = 0
+        self._neighbours: Callable[[], Iterable[object]] = tuple
+        """Who else there is with handlers in the same processes."""
+        self._hits: HandlerHits | None = None
+        self._is_closed = False
+        self._limits: dict[int, tuple[int, int]] = {}
+        """The ``passcount`` and ``maxhits`` of probepoints."""
+        self._probe_count = 0
+        """More than the number of each probepoint with handlers in processes."""
+        self._ending: set[int] = set()
+        """The probepoints that may have a last hit."""
+        self.refused: dict[int, str] = {}
+        """Why probepoints have breakpoints and no jumps."""
+        self.jumps: dict[int, set[str]] = {}
+        """The probepoints that have jumps, and how these got their bytes."""
+        self._asked: dict[int, dict[int, str]] = {}
+        """The same of what was asked for, by process."""
+
+    @property
+    def plan(self) -> StatePlan | None:
+        """Where others find the state."""
+        return None if self.state is None else self.state.plan
+
+    def join(self, rank: int, neighbours: Callable[[], Iterable[object]]) -> None:
+        """Take notice of the place in the order of programs, and of who gives those beside this one."""
+        self._rank, self._neighbours = rank, neighbours
+
+    def native_probes(self, probes: Iterable[int], answers: Answers) -> frozenset[int]:
+        """Return those of some probepoints for which jumps will be asked for when they are placed."""
+        if self._is_closed:
+            return frozenset()
+        return frozenset(probe for probe in probes if self._pieces_of(probe, answers))
+
+    def placed(
+        self, program: int, pid: int, probes: Sequence[int], answers: Answers
+    ) -> ShareMemory | PatchSites | None:
+        """Take notice of breakpoints in a process; return what to ask of the tracer."""
+        wanted = self.native_probes(probes, answers)
+        if not wanted:
+            return None
+        known = self._memories.get(pid)
+        if known is not None:
+            return self._plan(known, set(wanted), answers)
+        is_asked = pid in self._waiting
+        self._waiting.setdefault(pid, set()).update(wanted)
+        return None if is_asked else self._share(program, pid)
+
+    def shared(self, message: MemoryShared, answers: Answers) -> PatchSites | None:
+        """Take notice of memory that a process has mapped; return what to ask next."""
+        wanted = self._waiting.pop(message.pid, set())
+        if self._is_closed:
+            return None
+        if message.problem:
+            self.refused |= dict.fromkeys(wanted, message.problem)
+            return None
+        if self._hits is not None:
+            self._hits.begin_program(message.pid)
+        self._memories[message.pid] = message
+        self._families.of(message.pid)
+        self._postponed.forget(message.pid)
+        return self._plan(message, wanted, answers)
+
+    def patched(self, program: int, message: SitesPatched) -> ShareMemory | None:
+        """Take notice of jumps; return what to ask of the tracer if it was asked in vain."""
+        refused = message.refused_of(program)
+        if (message.is_outdated or message.is_occupied) and self._maps is not None:
+            if message.is_outdated:
+                self.left(message.pid)
+            else:
+                self._writers.forget(self._families.of(message.pid))  # new ones look at what is mapped now
+            self._waiting.setdefault(message.pid, set()).update(refused)
+            return self._share(program, message.pid)
+        for probe in message.probes_of(program):
+            if (method := self._asked.get(message.pid, {}).get(probe)) is not None:  # else it is a copy of its parent's
+                self.jumps.setdefault(probe, set()).add(method)
+        self.refused |= refused
+        return None
+
+    def copied(self, pid: int, parent: int) -> None:
+        """Take notice that a process has a copy of its parent's memory, jumps and all."""
+        self._families.copied(pid, parent)
+        if parent in self._planned:
+            self._planned[pid] = list(self._planned[parent])
+
+    def left(self, pid: int) -> None:
+        """Take notice that a process has ended, or executes another program: nothing of it is needed any more."""
+        for known in (self._memories, self._planned, self._asked):
+            known.pop(pid, None)
+        self._postponed.forget(pid)
+        family = self._families.left(pid)
+        if family is not None:
+            self._writers.forget(family)
+            self._sites = {key: sites for key, sites in self._sites.items() if key[0] != family}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be asked of the tracer because it is time to."""
+        return not self._is_closed and self._postponed.is_due
+
+    def due(self, answers: Answers) -> PatchSites | None:
+        """Return what is to be asked of the tracer because it is time to."""
+        found = None if self._is_closed else self._postponed.take_due()
+        memory = None if found is None else self._memories.get(found[0])
+        return None if found is None or memory is None else self._plan(memory, found[1], answers)
+
+    def told(self, identity: ThreadIdentity) -> None:
+        """Take notice of what a thread is called, and whose it is."""
+        if self._hits is not None:
+            self._hits.told(identity)
+
+    # Planning
+
+    def _pieces_of(self, probe: int, answers: Answers) -> tuple[Piece, ...]:
+        """Return what runs in the process for a probepoint; nothing if that cannot be."""
+        found = self._pieces.get(probe)
+        if found is None:
+            found = self._writer.pieces(probe, answers.probes[probe], answers.compiled.get(probe))
+            self._pieces[probe] = found
+            definition = answers.probes[probe].definition
+            self._limits[probe] = definition.passcount, definition.maxhits
+            if isinstance(found, str):
+                self.refused[probe] = found
+            elif self._maps is None:
+                assert self.state is not None
+                self._maps = maps = HandlerMaps(self.state, self._program)
+                tables = (self._borrowed.principal or self.state).tables
+                stacks = StackEntries.of(self._program, tables, self._images)
+                reader = RingReader(self._items, maps.rings.size, PROBES_MAX, stacks)
+                self._hits = HandlerHits(maps, reader, self.state)
+            if not isinstance(found, str) and self._hits is not None:
+                executed = executed_instructions(self._program, definition)
+                if definition.maxhits or any(each.row.syntax in _ENDING for each in executed):
+                    self._ending.add(probe)
+                self._probe_count = max(self._probe_count, probe + 1)
+                self._hits.limit(self._probe_count, self._ending)
+        return () if isinstance(found, str) else found
+
+    def _share(self, program: int, pid: int) -> ShareMemory:
+        assert self._maps is not None
+        region = self._maps.region
+        return ShareMemory(program, pid, region.descriptor, region.size, self._calls, *self._borrowed.parts)
+
+    def _plan(self, memory: MemoryShared, wanted: set[int], answers: Answers) -> PatchSites | None:
+        """Return the code and the jumps for probepoints in a process."""
+        try:
+            mappings = mappings_of(memory.pid)
+        except DprobesError as error:
+            self.refused |= dict.fromkeys(wanted, str(error))  # it has ended, or maps too much
+            return None
+        knows_threads = tid_place_in(memory.pid, mappings) is not None
+        asks = not knows_threads and any(self._asks_for_thread(probe) for probe in wanted)
+        if asks and self._postponed.add(memory.pid, wanted):
+            return _Request().message(memory, sorted(wanted))  # meanwhile there are breakpoints
+        self._postponed.drop(memory.pid, wanted)
+        by_file: dict[tuple[int, int], list[int]] = {}
+        for probe in sorted(wanted):
+            by_file.setdefault(answers.compiled[probe].file, []).append(probe)
+        request = _Request()
+        for probes in by_file.values():
+            self._plan_module(memory, probes, answers, mappings, request)
+        self._planned.setdefault(memory.pid, []).extend(request.patches)
+        neighbours = [each for each in self._neighbours() if isinstance(each, InlineHandlers)]
+        for patch in request.patches:
+            mine = (probe for number, probe in patch.probes if number == memory.program)
+            self._asked.setdefault(memory.pid, {}).update(dict.fromkeys(mine, patch.method))
+            for each in neighbours:
+                each.note_asked(memory.pid, patch)
+        return request.message(memory)
+
+    def _asks_for_thread(self, probe: int) -> bool:
+        pieces = self._pieces[probe]
+        return not isinstance(pieces, str) and any(asks_for_thread(piece.assembled) for piece in pieces)
+
+    def _plan_module(
+        self,
+        memory: MemoryShared,
+        probes: list[int],
+        answers: Answers,
+        mappings: list[Mapping],
+        request: _Request,
+    ) -> None:
+        assert self._maps is not None
+        family = self._families.of(memory.pid)
+        writer = self._writers.writer(family, memory, probes[0], answers, mappings, self._maps)
+        if writer is None:
+            return
+        is_new, bias, file = writer.runtime is None, writer.module.bias, answers.compiled[probes[0]].file
+        groups = list(site_groups(piece for probe in probes for piece in self._pieces_of(probe, answers)))
+        wanted = planned_sites(groups, memory.program, bias)
+        sites = self._sites.setdefault((family, file, bias), {})
+        sites.update(wanted)
+        mine = ModulePlan(memory.program, self._rank, memory.page, sites, writer)
+        if (problem := writer.prepare(min(wanted))) is not None:
+            self.refused |= dict.fromkeys(probes, problem)
+            return
+        beside = self._plans_beside(memory.pid, file, bias)
+        plans = [mine, *beside]
+        others = {
+            answers.probes[number].instruction.address + bias
+            for number, site in answers.compiled.items()
+            if site.file == file and answers.probes[number].is_in_code
+        }.union(*(plan.planned for plan in beside))
+        together = sites_together(wanted, plans)
+        alone = [address for address in wanted if address not in together]
+        if alone:
+            self._take(plan_alone(mine, alone, others, memory.pid, mappings), mine, request)
+        if together:
+            self._take(plan_together(plans, mine, together, others, memory.pid, mappings), mine, request)
+            request.memories |= {plan.program: plan.page for plan in plans}
+        if writer.runtime is not None and is_new:
+            request.code.append((writer.runtime.code.address, writer.runtime.code.code))
+            request.fixups += writer.fixups
+        request.pages += writer.new_regions()
+
+    def _take(self, made: PlannedJumps, mine: ModulePlan, request: _Request) -> None:
+        """Put planned jumps into a request; note why others cannot be."""
+        for address, reason in made.refused.items():
+            if address in mine.planned:
+                self.refused |= dict.fromkeys(mine.planned[address].probes_of(mine.program), reason)
+        for jump in made.jumps:
+            request.code.append((jump.trampoline.code.address, jump.trampoline.code.code))
+            request.fixups += jump.trampoline.code.fixups
+        request.patches += made.patches
+
+    def _plans_beside(self, pid: int, file: tuple[int, int], bias: int) -> list[ModulePlan]:
+        """Return what other programs have planned in a module of a process."""
+        plans = (each.plan_in(pid, file, bias) for each in self._neighbours() if isinstance(each, InlineHandlers))
+        return [plan for plan in plans if plan is not None]
+
+    def plan_in(self, pid: int, file: tuple[int, int], bias: int) -> ModulePlan | None:
+        """Return what is planned in a module of a process, if anything is."""
+        memory = self._memories.get(pid)
+        if memory is None or self._is_closed:
+            return None
+        key = self._families.of(pid), file, bias
+        writer = self._writers.find(key)
+        if writer is None or writer.runtime is None or not self._sites.get(key):
+            return None
+        return ModulePlan(memory.program, self._rank, memory.page, dict(self._sites[key]), writer)
+
+    def note_asked(self, pid: int, patch: SitePatch) -> None:
+        """Take notice that another program has asked for a jump, which may be for probepoints of this one as well."""
+        memory = self._memories.get(pid)
+        if memory is not None:
+            for probe in (probe for number, probe in patch.probes if number == memory.program):
+                self._asked.setdefault(pid, {}).setdefault(probe, patch.method)
+
+    # What has happened
+
+    def take(self, *, is_over: bool) -> tuple[list[Batch], list[tuple[int, ProbeState]]]:
+        """Return the records that have come, each with its probepoint, and the probepoints that had their last hit."""
+        return ([], []) if self._hits is None else self._hits.take(is_over=is_over)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much has come that there is more already."""
+        return self._hits is not None and not self._is_closed and self._hits.is_busy
+
+    def to_be_released(self, program: int) -> ReleaseMemory | None:
+        """Return what to ask of the tracer if handlers seem to have left something that others wait for."""
+        words = None if self._hits is None else self._hits.to_be_released()
+        return None if words is None else ReleaseMemory(program, words)
+
+    def released(self, message: MemoryReleased) -> None:
+        """Take notice of the answer."""
+        if self._hits is not None:
+            self._hits.released(is_done=message.is_done)
+
+    def add_counts(self, counts: Sequence[Counts]) -> None:
+        """Add what happened without the tracer."""
+        if self._hits is not None:
+            self._hits.add_counts(counts, self.jumps, self._limits)
+
+    def notices(self) -> Iterator[Notice]:
+        """Iterate over what a user should hear at the end: why probepoints have had breakpoints all the time."""
+        if self._hits is not None and (unfinished := self._hits.unfinished):
+            what = "a record is" if unfinished == 1 else f"{unfinished} records are"
+            yield Notice(
+                f"{what} lost that threads did not finish: they were killed, or a signal handler jumped away from that"
+            )
+        if self._hits is not None and any(damage := self._hits.damage):
+            yield damage_notice(damage)
+        reasons = [reason for probe, reason in self.refused.items() if probe not in self.jumps]
+        if reasons:
+            yield refusal_notice(reasons)
+
+    def disable(self) -> None:
+        """Let no handler run any more, as the tracer is gone that sees to their faults."""
+        if self._maps is not None:
+            for probe in self._pieces:
+                self._maps.disable(probe)
+
+    def remove(self, pids: Iterable[int]) -> int:
+        """Put the bytes of files back wherever a jump is in the memory of processes; return how many there were."""
+        if not self._planned:
+            return 0
+        from dprobes.engines.ptrace.client.outside_removal import remove_jumps
+
+        everything = [patch for patches in self._planned.values() for patch in patches]
+        # Nothing was said of a process that was forked when the tracer was killed.
+        return sum(remove_jumps(pid, self._planned.get(pid, everything)) for pid in pids)
+
+    def close(self) -> None:
+        """
+        Let handlers do nothing any more, and give up all but the state, which may be looked at; counts remain.
+
+        Nothing is asked of the tracer from now on.
+        """
+        self._is_closed = True
+        self._maps = None
+        if self._hits is not None:
+            self._hits.close()
+
+
+class _Request:
+    """What is asked of the tracer for one process, as it is put together."""
+
+    def __init__(self) -> None:
+        self.memories: dict[int, int] = {}
+        """The pages of other programs, by their numbers."""
+        self.pages: list[tuple[int, int]] = []
+        self.code: list[tuple[int, bytes]] = []
+        self.fixups: list[tuple[int, int]] = []
+        self.patches: list[SitePatch] = []
+
+    def message(self, memory: MemoryShared, postponed: Sequence[int] = ()) -> PatchSites:
+        """Return it as a message; jumps of ``postponed`` probepoints have to wait."""
+        parts = tuple(self.pages), tuple(self.code), tuple(self.fixups), tuple(self.patches)
+        memories = tuple(({memory.program: memory.page} | self.memories).items())
+        return PatchSites(memory.program, memory.pid, memories, *parts, tuple(postponed))
+
+
+# The engine: a tracer places breakpoints, and jumps to handlers in the process take their place where that is possible.
+#
+# So it can do whatever the ptrace engine can, which serves what no jump is good for.
+
+
+class InlineEngine(PtraceEngine):
+    """The engine that runs handlers in the probed process."""
+
+    name = "inline"
+
+    def run(self, job: Job) -> PtraceSession:
+        """Return the session; entering it starts the tracer and the command, or attaches to the process."""
+        if job.images is None and takes_user_stacks(job.program):
+            job = replace(job, images=ProcessImages())  # what has ended is followed by the files that it had mapped
+        session = super().run(job)
+        program, principal, why_not = job.program, None, None
+        if job.principal is not None and (program.vars or program.cvars or program.tvars or program.tables):
+            principal = _state_of(job.principal)
+            if principal is None:
+                why_not = "its variables and tables are those of a program that is not in the process"
+        borrowed = Borrowed(principal, job.globals if program.gvars else None)
+        session.use_native(InlineHandlers(program, job.items, borrowed, why_not, job.images))
+        return session
+
+
+def _state_of(session: object) -> SharedState | None:
+    """Return what handlers in processes have of a session's variables and tables."""
+    native = session.native if isinstance(session, PtraceSession) else None
+    state = None if native is None else native.state
+    return state if isinstance(state, SharedState) else None
+
+
+def engine_for(options: EngineOptions, scope: Scope) -> InlineEngine:  # noqa: ARG001 - the registry's signature
+    """Return the engine for what a user says."""
+    return InlineEngine(
+        allow_write=options.allow_write,
+        symbols=options.symbols,
+        debugger=options.debugger,
+        core_directory=options.core_directory,
+        overhead=UNLIMITED if options.overhead is None else options.overhead,
+    )

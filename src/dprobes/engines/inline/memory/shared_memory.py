@@ -1,0 +1,278 @@
+"""
+Hash tables in shared memory (``native.routines.shared_hash_table``): the tool's side.
+
+The tool changes them by the very routines that handlers call, which it runs itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+import weakref
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Helper
+from dprobes.engines.linux.call_proxy import map_code, unmap_code
+from dprobes.engines.linux.memory_file import memory_file
+from dprobes.errors import NotSupportedError
+from dprobes.native.generated_code import MapPlace, MapShape, Surroundings
+from dprobes.native.routines.shared_hash_table import BLOCK, DELETED, HEAD_SIZE, TableShape, hash_routine
+from dprobes.native.x86.x86_assembler import X86Assembler
+from dprobes.native.x86.x86_translator import write_routine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Self
+
+    from dprobes.bpf.bpf_assembler import Assembled
+
+__all__ = ["Region", "SharedArray", "SharedHash", "Words", "own_function"]
+
+# Memory of this process that routines work in (``shared_memory``).
+
+
+class Words:
+    """Own memory of ours, which costs nothing where nobody has been, as bytes and as words."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        first = ctypes.c_char.from_buffer(self.memory)
+        self.address = ctypes.addressof(first)
+        del first
+        self._view = memoryview(self.memory)
+        self.words = self._view.cast("Q")
+
+    def close(self) -> None:
+        """Give it up."""
+        self.words.release()
+        self._view.release()
+        self.memory.close()
+
+
+# Routines of ``native.routines`` as functions of this process: the tool runs the very code that handlers call.
+
+
+_ARGUMENTS = 5
+
+
+def own_function(assembled: Assembled, calls: Mapping[Helper, Assembled] | None = None) -> Callable[..., int]:
+    """
+    Return a routine, which ``calls`` others, as a function of five words to a word.
+
+    Its code does not depend on where it stands, and is mapped as long as the function is there.
+    """
+    asm = X86Assembler()
+    plain = Surroundings({}, {}, {})
+    called = {helper: write_routine(asm, routine, plain) for helper, routine in (calls or {}).items()}
+    start = write_routine(asm, assembled, Surroundings({}, called, {}))
+    code = asm.assemble()
+    address = map_code(code)
+    function = ctypes.CFUNCTYPE(ctypes.c_uint64, *[ctypes.c_uint64] * _ARGUMENTS)(address + start)
+
+    def run(*arguments: int) -> int:
+        word: int = function(*arguments, *(0,) * (_ARGUMENTS - len(arguments)))
+        return word
+
+    weakref.finalize(run, unmap_code, address, len(code)).atexit = False
+    return run
+
+
+# A file in memory that probed processes and we map; maps are parts of it.
+
+
+class Region:
+    """
+    Own so many bytes of memory, which begin as zeros.
+
+    ``place`` is the address at which a probed process has it; this process has it elsewhere. Parts are handed out until
+    there is no more room, which is an error of whoever made it too small.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.descriptor = memory_file("dprobes", self.size) if descriptor is None else descriptor
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
+        self.mapping = mmap.mmap(self.descriptor, self.size)
+        self._used = 0
+        self.place = 0
+
+    @property
+    def own_address(self) -> int:
+        """The address at which this process has it."""
+        first = ctypes.c_char.from_buffer(self.mapping)
+        try:
+            return ctypes.addressof(first)
+        finally:
+            del first
+
+    def take(self, size: int, alignment: int = 64) -> int:
+        """Return the offset of a part of ``size`` bytes."""
+        start = -(-self._used // alignment) * alignment
+        if start + size > self.size:
+            raise NotSupportedError(f"{size} bytes do not fit into the memory that handlers share with the tool")
+        self._used = start + size
+        return start
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return bytes of it, to be released before the region."""
+        with memoryview(self.mapping) as whole:
+            return whole[offset : offset + size]
+
+    def close(self) -> None:
+        """Give it up here; processes that map it go on with it."""
+        self.mapping.close()
+        self._closing()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+# Arrays in shared memory.
+
+
+class SharedArray:
+    """Hold an array of values; elements begin at multiples of ``stride``. Views must be released before the region."""
+
+    def __init__(self, region: Region, value_size: int, entries: int = 1) -> None:
+        self.stride = value_size + 7 & ~7
+        self._region = region
+        self._size = self.stride * entries
+        self._offset = region.take(self._size)
+        self.memory = region.view(self._offset, self._size)
+        self.words = self.memory.cast("Q")
+        self.halves = self.memory.cast("I")
+
+    @property
+    def place(self) -> MapPlace:
+        """Where the probed process has it."""
+        return MapPlace(self._region.place + self._offset, stride=self.stride)
+
+    @property
+    def own_address(self) -> int:
+        """Where this process has it."""
+        return self._region.own_address + self._offset
+
+    @property
+    def elements(self) -> range:
+        """Where in the region the elements are."""
+        return range(self._offset, self._offset + self._size, self.stride)
+
+    def close(self) -> None:
+        """Release the views."""
+        for view in (self.halves, self.words, self.memory):
+            view.release()
+
+
+_STATE = 8
+_SEEN = 1024
+"""Slots that are copied at a time where all are looked at."""
+
+
+@lru_cache(256)
+def _routine(helper: Helper, shape: TableShape) -> Callable[..., int]:
+    """Return a routine as a function of this process; what it returns is unsigned only where it is an address."""
+    function = own_function(hash_routine(helper, shape))
+    if helper is Helper.MAP_LOOKUP_ELEM:
+        return function
+    return lambda *arguments: ctypes.c_int64(function(*arguments)).value
+
+
+class SharedHash:
+    """A hash table; keys and values are bytes of the sizes that ``shape`` says."""
+
+    def __init__(self, region: Region, shape: TableShape) -> None:
+        self.shape = shape
+        self._region = region
+        self._offset = region.take(shape.size)
+        self._stuck: list[int] = []
+        """Locks that were waited for in vain."""
+
+    @property
+    def place(self) -> MapPlace:
+        """Where the probed process has it."""
+        return MapPlace(self._region.place + self._offset, MapShape.HASH)
+
+    @property
+    def locks(self) -> range:
+        """Where in the region the words are that are not 0 while somebody has the lock of some slots."""
+        shape, first = self.shape, self._offset + self.shape.locks
+        return range(first, first + BLOCK * (shape.capacity // shape.block), BLOCK)
+
+    def _change(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
+        """
+        Insert or delete a key, for which a lock is needed.
+
+        Whoever has one may be preempted, and is waited for; a probed process may also have it for ever. So nobody is
+        waited for once more as long as that lock is held.
+        """
+        memory = self._region.mapping
+        self._stuck = [place for place in self._stuck if memory[place]]
+        if self._stuck:
+            return -errno.EBUSY
+        result = self._call(helper, key, value, flags)
+        if result == -errno.EBUSY:
+            self._stuck = [place for place in self.locks if memory[place]]
+        return result
+
+    def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
+        # Buffers of each call: several threads may look at once.
+        named, given = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
+        table = self._region.own_address + self._offset
+        return _routine(helper, self.shape)(table, ctypes.addressof(named), ctypes.addressof(given), flags)
+
+    def address_of(self, key: bytes) -> int:
+        """Return where the value of a key is in this process, 0 if the key is not there."""
+        return self._call(Helper.MAP_LOOKUP_ELEM, key)
+
+    def __getitem__(self, key: bytes) -> bytes:
+        if not (address := self.address_of(key)):
+            raise KeyError(key)
+        return ctypes.string_at(address, self.shape.value_size)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self._call(Helper.MAP_LOOKUP_ELEM, key) != 0
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        """Set a value; raise OSError if there is no room, or somebody has the lock and does not run."""
+        self._changed(self._change(Helper.MAP_UPDATE_ELEM, key, value))
+
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Set a value unless the key is there; return whether it was not."""
+        result = self._change(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
+        if result == -errno.EEXIST:
+            return False
+        self._changed(result)
+        return True
+
+    def discard(self, key: bytes) -> bool:
+        """Delete a key; return whether it was there."""
+        result = self._change(Helper.MAP_DELETE_ELEM, key)
+        if result == -errno.ENOENT:
+            return False
+        self._changed(result)
+        return True
+
+    @staticmethod
+    def _changed(result: int) -> None:
+        if result:
+            raise OSError(-result, os.strerror(-result))
+
+    def __iter__(self) -> Iterator[bytes]:
+        stride, size = self.shape.stride, self.shape.key_size
+        slot = struct.Struct(f"<Q{size}s{stride - _STATE - size}x")
+        first = self._offset + HEAD_SIZE
+        end = first + self.shape.capacity * stride
+        for start in range(first, end, _SEEN * stride):
+            for state, key in slot.iter_unpack(self._region.mapping[start : min(start + _SEEN * stride, end)]):
+                if state > DELETED:
+                    yield key
+
+    def close(self) -> None:
+        """Do nothing: all of it belongs to the region."""

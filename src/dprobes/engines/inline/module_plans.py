@@ -1,0 +1,291 @@
+"""
+What programs have in one module of a process, and which instructions they have to plan together.
+
+A jump over instructions that several programs probe leads to the handlers of all; one that is close to the jump of
+another program may need its bytes. So whoever plans last plans for all whose instructions are near, in memory of its
+own: who goes then leaves to the others what they had before, or is switched off.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.bpf.bpf_instructions import Class, Helper, Jump
+from dprobes.engines.inline.handler_code import SiteHandler
+from dprobes.engines.inline.handler_pieces import joined
+from dprobes.engines.inline.handler_trials import Trial
+from dprobes.engines.ptrace.site_patches import PatchSwitch, SitePatch
+from dprobes.native.handler_analysis import footprint
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping as MappingOf
+
+    from dprobes.bpf.bpf_assembler import Assembled
+    from dprobes.engines.inline.handler_code import CodeWriter, PlacedJump
+    from dprobes.engines.inline.handler_pieces import PlannedSite
+    from dprobes.engines.x86.patches.branch_targets import CodeBytes, ModuleCode
+    from dprobes.native.generated_code import CodeSwitch
+    from dprobes.native.handler_analysis import Footprint
+    from dprobes.target.process_maps import Mapping as MemoryMapping
+
+__all__ = [
+    "ModulePlan",
+    "PlannedJumps",
+    "has_device_memory",
+    "plan_alone",
+    "plan_together",
+    "process_trials",
+    "site_patch",
+    "sites_together",
+]
+
+# Jumps as what is asked of the tracer: pieces that are written whole, with what memory must hold before.
+
+
+def site_patch(jump: PlacedJump, planned: Mapping[int, PlannedSite], module: ModuleCode, program: int) -> SitePatch:
+    """
+    Return the request for a jump to what is ``planned`` at instructions, by their addresses; its code is a program's.
+
+    Of a jump that lies in two pages, the part in the second one comes first: until it is complete, a breakpoint stands
+    where it begins.
+    """
+    plan = jump.placement.plan
+    code = module.around(plan.start)
+    assert code is not None
+    start, end = min(plan.start, *jump.sites), plan.start + len(plan.raw)
+    writes = [piece for write in jump.placement.writes for piece in _pieces(write.address, write.data)]
+    # A mark for indirect branches before it loses its breakpoint.
+    writes += [(site, _bytes(code.original, code, site, site + 1)) for site in jump.sites if site < plan.start]
+    shared = plan.start + plan.written
+    return SitePatch(
+        tuple((*owner, site) for site in jump.sites for owner in planned[site].owners),
+        start,
+        _bytes(code.original, code, start, end),
+        (shared, _bytes(code.current, code, shared, jump.placement.relied_on)),
+        tuple(writes),
+        tuple(_bytes(code.original, code, address, address + len(data)) for address, data in writes),
+        jump.trampoline.moves,
+        jump.trampoline.copies,
+        jump.trampoline.code.end,
+        plan.method.term,
+        tuple(dict.fromkeys(group for site in jump.sites for group in planned[site].groups)),
+        tuple(stop._replace(program=_ending(planned[stop.site])) for stop in jump.trampoline.stops),
+        program,
+        tuple(_switch(switch, site, planned[site]) for site, switch in jump.trampoline.switches),
+        jump.trampoline.code.address,
+        jump.placement.traps,
+    )
+
+
+def _ending(planned: PlannedSite) -> int:
+    """Return the program whose handler may end so that the instruction does not follow: it is alone then."""
+    return planned.pieces[0].program
+
+
+def _switch(switch: CodeSwitch, site: int, planned: PlannedSite) -> PatchSwitch:
+    owners = dict.fromkeys((planned.pieces[part].program, planned.pieces[part].probe, site) for part in switch.parts)
+    return PatchSwitch(switch.address, switch.on, switch.off, switch.end, tuple(owners))
+
+
+def _pieces(address: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Give the parts of bytes that lie in one page each, the last one first."""
+    cut = PAGE_SIZE - address % PAGE_SIZE
+    if cut < len(data):
+        yield address + cut, bytes(data[cut:])
+    yield address, bytes(data[:cut])
+
+
+def _bytes(data: bytes | bytearray, code: CodeBytes, start: int, end: int) -> bytes:
+    return bytes(data[start - code.start : end - code.start])
+
+
+# The trials in one process: there are none where memory of devices is mapped.
+#
+# What reads such memory may change it, so that nothing may be read there in vain. The kernel says in ``smaps`` which
+# mappings are such; only files of some places can have them.
+
+
+_DEVICES = "its instruction may fault, which cannot be tried where memory of devices is mapped"
+
+_OTHERS = "its handler may stop the thread or skip the function, and it is there for another probepoint as well"
+
+_CHANGES = "its instruction may fault, which may depend on what another handler there changes"
+
+_DISTURBS = "it is there for another probepoint as well, whose handler changes registers that this one looks at"
+
+_PLACES = ("/dev/", "/sys/", "/proc/", "/dmabuf", "anon_inode:")
+_MEMORY = ("/dev/shm/", "/dev/zero", "/dev/hugepages/")  # noqa: S108 - nothing is opened there
+_FLAGS = frozenset(("io", "pf"))
+"""Memory-mapped input and output, and pages that are no memory (Documentation/filesystems/proc.rst, VmFlags)."""
+
+
+def process_trials(
+    sites: MappingOf[int, PlannedSite], pid: int, mappings: Iterable[MemoryMapping]
+) -> dict[int, Trial | str]:
+    """Return what comes before handlers, by the addresses of instructions in a process, or why it cannot."""
+    found: dict[int, Trial | str] = {}
+    for address, planned in sites.items():
+        pieces = planned.pieces
+        trial = next((piece.trial for piece in pieces if piece.trial is not None), None)
+        ending = next((piece.probe for piece in pieces if piece.diverts), None)
+        if ending is not None and len(pieces) > 1:
+            found[address] = _OTHERS
+        elif len(pieces) > 1 and _disturbs([footprint(piece.assembled) for piece in pieces]):
+            found[address] = _DISTURBS
+        elif trial is not None and len(pieces) > 1 and any(_may_change(piece.assembled) for piece in pieces):
+            found[address] = _CHANGES
+        elif trial is not None or ending is not None:
+            found[address] = replace(trial or Trial(b""), ends=ending)
+    tried = [address for address, trial in found.items() if isinstance(trial, Trial) and trial.tries]
+    return found | dict.fromkeys(tried, _DEVICES) if tried and has_device_memory(pid, mappings) else found
+
+
+def _disturbs(handlers: Sequence[Footprint]) -> bool:
+    """Return whether one of several handlers would see another register than that of the hit (``handler_runs``)."""
+    changed: set[int] = set()
+    for each in handlers:
+        if not changed.isdisjoint(each.reads):
+            return True
+        changed |= each.writes
+    return False
+
+
+def _may_change(assembled: Assembled) -> bool:
+    """Return whether a handler may change registers or memory of the program."""
+    writing = Class.JMP | Jump.CALL, Helper.PROBE_WRITE_USER
+    return bool(footprint(assembled).writes) or any((insn.opcode, insn.imm) == writing for insn in assembled.code)
+
+
+def has_device_memory(pid: int, mappings: Iterable[MemoryMapping]) -> bool:
+    """Return whether a process has mapped memory of a device; of one that cannot be asked it is assumed."""
+    suspected = {m.start for m in mappings if m.path.startswith(_PLACES) and not m.path.startswith(_MEMORY)}
+    if not suspected:
+        return False
+    try:
+        text = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return True
+    return any(_flags_of(text, start) & _FLAGS for start in suspected)
+
+
+def _flags_of(text: str, start: int) -> frozenset[str]:
+    """Return the flags of the mapping that begins at an address, in the text of ``smaps``."""
+    _, found, rest = f"\n{text}".partition(f"\n{start:08x}-")
+    _, _, flags = rest.partition("\nVmFlags:")
+    return frozenset(flags.partition("\n")[0].split()) if found else frozenset()
+
+
+NEAR = 32
+"""Bytes between instructions whose jumps may be in each other's way: what one displaces is shorter."""
+
+
+class ModulePlan(NamedTuple):
+    """
+    Hold what a program has ``planned`` in a module of a process, by the addresses of instructions, and its ``writer``.
+
+    The ``page`` says which process it is (``PatchSites``), and the ``rank`` in which order programs were inserted.
+    """
+
+    program: int
+    rank: int
+    page: int
+    planned: Mapping[int, PlannedSite]
+    writer: CodeWriter
+
+
+class PlannedJumps(NamedTuple):
+    """Hold jumps, and why there are none at some instructions."""
+
+    jumps: list[PlacedJump]
+    patches: list[SitePatch]
+    refused: dict[int, str]
+
+
+def sites_together(wanted: Iterable[int], plans: Sequence[ModulePlan]) -> frozenset[int]:
+    """Return the instructions near some ``wanted`` ones, if several of the programs have such; else nothing."""
+    if len(plans) == 1:
+        return frozenset()
+    owners: dict[int, set[int]] = {}
+    bound: dict[int, set[int]] = {}
+    for plan in plans:
+        for address, site in plan.planned.items():
+            owners.setdefault(address, set()).add(plan.program)
+            bound.setdefault(address, set()).update(site.bound)
+    order = sorted(owners)
+    left, together = dict.fromkeys(wanted), set[int]()
+    while left:
+        members, waiting = set[int](), [next(iter(left))]
+        while waiting:
+            address = waiting.pop()
+            if address in members:
+                continue
+            members.add(address)
+            first, last = bisect_left(order, address - NEAR), bisect_right(order, address + NEAR)
+            waiting += order[first:last]
+            waiting += bound[address]
+        if len({program for address in members for program in owners[address]}) > 1:
+            together |= members
+        left = {address: None for address in left if address not in members}
+    return frozenset(together)
+
+
+def plan_alone(
+    plan: ModulePlan,
+    addresses: Collection[int],
+    others: Collection[int],
+    pid: int,
+    mappings: Iterable[MemoryMapping],
+) -> PlannedJumps:
+    """Plan jumps of one program; ``others`` are instructions with breakpoints, which no jump should displace."""
+    sites = {address: plan.planned[address] for address in addresses}
+    handlers = {a: [SiteHandler(piece.assembled) for piece in site.pieces] for a, site in sites.items()}
+    return _planned(plan, plan.writer, plan.planned, handlers, others, process_trials(sites, pid, mappings))
+
+
+def plan_together(
+    plans: Sequence[ModulePlan],
+    mine: ModulePlan,
+    addresses: Collection[int],
+    others: Collection[int],
+    pid: int,
+    mappings: Iterable[MemoryMapping],
+) -> PlannedJumps:
+    """Plan jumps of several programs in the memory of one of them, whose plan is ``mine``."""
+    in_order = sorted(plans, key=lambda plan: plan.rank)
+    around = {plan.program: plan.writer.around for plan in plans}
+    sites = {
+        address: joined([plan.planned[address] for plan in in_order if address in plan.planned])
+        for address in addresses
+    }
+    handlers = {
+        address: [SiteHandler(piece.assembled, around[piece.program]) for piece in site.pieces]
+        for address, site in sites.items()
+    }
+    return _planned(mine, mine.writer.anew(), sites, handlers, others, process_trials(sites, pid, mappings))
+
+
+def _planned(
+    plan: ModulePlan,
+    writer: CodeWriter,
+    sites: Mapping[int, PlannedSite],
+    handlers: Mapping[int, Sequence[SiteHandler]],
+    others: Collection[int],
+    trials: Mapping[int, Trial | str],
+) -> PlannedJumps:
+    bound = [sites[address].bound for address in handlers if sites[address].bound]
+    jumps, refused = writer.place(handlers, _merged(bound), others, trials)
+    return PlannedJumps(jumps, [site_patch(jump, sites, writer.module, plan.program) for jump in jumps], refused)
+
+
+def _merged(groups: Iterable[frozenset[int]]) -> list[frozenset[int]]:
+    """Return groups that have nothing in common, each of those that have."""
+    found: dict[int, frozenset[int]] = {}
+    for group in groups:
+        whole = group.union(*(found[address] for address in group if address in found))
+        found |= dict.fromkeys(whole, whole)
+    return list(dict.fromkeys(found.values()))

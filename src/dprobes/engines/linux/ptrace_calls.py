@@ -1,0 +1,462 @@
+"""
+ptrace(2) through ctypes: the only file that makes this system call (what a stop says is in ``stops``).
+
+x86-64 Linux only; constants are from ``include/uapi/linux/ptrace.h`` and ``arch/x86/include/asm/user_64.h``. A 64-bit
+tracer sees the registers of 32-bit threads in the same structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import functools
+import os
+import signal
+from typing import Literal, NoReturn
+
+from dprobes.errors import system_error
+
+__all__ = [
+    "ALIGNMENT_FLAG",
+    "BUS_ADRALN",
+    "NEW_TASK_EVENTS",
+    "NO_SYSTEM_CALL",
+    "RESTARTS",
+    "RESUME_FLAG",
+    "SI_KERNEL",
+    "TRAP_FLAG",
+    "TRAP_HWBKPT",
+    "TRAP_TRACE",
+    "USER_CS_32",
+    "WALL",
+    "Event",
+    "Register",
+    "RegisterSet",
+    "Registers",
+    "SegmentDescriptor",
+    "SignalInfo",
+    "StopKind",
+    "classify_stop",
+    "detach",
+    "event_message",
+    "floating_point_state",
+    "get_debug_register",
+    "get_register_set",
+    "get_registers",
+    "get_signal_info",
+    "get_signal_mask",
+    "get_thread_area",
+    "has_stopped",
+    "interrupt",
+    "listen",
+    "resume",
+    "resume_to_syscall",
+    "rseq_area",
+    "runs_as",
+    "seize",
+    "seize_for_exit",
+    "set_debug_register",
+    "set_registers",
+    "set_signal_info",
+    "set_signal_mask",
+    "single_step",
+    "word_size",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_ptrace = _libc.ptrace
+_ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+_ptrace.restype = ctypes.c_long
+
+_PEEKUSER = 3
+_POKEUSER = 6
+_CONT = 7
+_SINGLESTEP = 9
+_GETREGS = 12
+_SETREGS = 13
+_GETFPREGS = 14
+_DETACH = 17
+_SYSCALL = 24
+_GET_THREAD_AREA = 25
+_GETEVENTMSG = 0x4201
+_GETSIGINFO = 0x4202
+_SETSIGINFO = 0x4203
+_GETREGSET = 0x4204
+_SEIZE = 0x4206
+_INTERRUPT = 0x4207
+_LISTEN = 0x4208
+_GETSIGMASK = 0x420A
+_SETSIGMASK = 0x420B
+_GET_RSEQ_CONFIGURATION = 0x420F
+
+_O_TRACESYSGOOD = 0x01
+_O_TRACEFORK = 0x02
+_O_TRACEVFORK = 0x04
+_O_TRACECLONE = 0x08
+_O_TRACEEXEC = 0x10
+_O_TRACEVFORKDONE = 0x20
+_O_TRACEEXIT = 0x40
+_OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_TRACEEXEC | _O_TRACEVFORKDONE
+
+WALL = 0x40000000
+SI_KERNEL = 0x80
+TRAP_TRACE = 2
+BUS_ADRALN = 1
+TRAP_HWBKPT = 4
+
+
+class Register(enum.IntEnum):
+    """Number the words of ``struct user_regs_struct``."""
+
+    R15 = 0
+    R14 = 1
+    R13 = 2
+    R12 = 3
+    RBP = 4
+    RBX = 5
+    R11 = 6
+    R10 = 7
+    R9 = 8
+    R8 = 9
+    RAX = 10
+    RCX = 11
+    RDX = 12
+    RSI = 13
+    RDI = 14
+    ORIG_RAX = 15
+    RIP = 16
+    CS = 17
+    EFLAGS = 18
+    RSP = 19
+    SS = 20
+    FS_BASE = 21
+    GS_BASE = 22
+    DS = 23
+    ES = 24
+    FS = 25
+    GS = 26
+
+
+Registers = ctypes.c_ulong * 27
+"""The integer registers of a thread, indexed by ``Register``."""
+
+NO_SYSTEM_CALL = 1 << 63
+"""At least so large is ``orig_rax`` when a thread has not stopped in a system call (-1)."""
+
+RESTARTS = frozenset((1 << 64) - number for number in (512, 513, 514, 516))
+"""The results (-ERESTART*) by which the kernel knows a system call that it is to make again."""
+
+TRAP_FLAG = 0x100
+"""The bit of EFLAGS that makes a thread trap behind each instruction; only what the program has set itself shows."""
+
+RESUME_FLAG = 0x10000
+"""The bit of EFLAGS (RF) that lets one instruction pass an execute watchpoint; it clears itself."""
+
+ALIGNMENT_FLAG = 0x40000
+"""The bit of EFLAGS (AC) with which a program has an access at an odd address raise SIGBUS."""
+
+USER_CS_32 = 0x23
+"""The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""
+
+
+def word_size(registers: ctypes.Array[ctypes.c_ulong]) -> Literal[4, 8]:
+    """Return the word size of the program that a thread with these registers runs."""
+    return 4 if registers[Register.CS] == USER_CS_32 else 8
+
+
+_CS, _RIP_OFFSET = int(Register.CS), 8 * Register.RIP
+
+
+def runs_as(registers: ctypes.Array[ctypes.c_ulong], size: int) -> bool:
+    """Return whether a thread with these registers runs code of a word size: a far jump leads to the other one's."""
+    return (registers[_CS] == USER_CS_32) == (size == 4)
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        _fail()
+    return result
+
+
+def _fail() -> NoReturn:
+    raise system_error(ctypes.get_errno())
+
+
+# The requests that each hit makes look at their results themselves: a call costs as much as they do besides the kernel.
+
+
+def seize(tid: int, *, follow: bool = True) -> None:
+    """Start tracing a running thread without stopping it, and, to ``follow``, all that it creates (PTRACE_SEIZE)."""
+    _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else _O_TRACESYSGOOD))
+
+
+def seize_for_exit(pid: int) -> None:
+    """Start tracing a process for one purpose: it stops when it is about to end (PTRACE_SEIZE, PTRACE_O_TRACEEXIT)."""
+    _check(_ptrace(_SEIZE, pid, None, _O_TRACEEXIT))
+
+
+def interrupt(tid: int) -> None:
+    """Ask a traced thread to stop; it does so before it next runs code of its own (PTRACE_INTERRUPT)."""
+    _check(_ptrace(_INTERRUPT, tid, None, None))
+
+
+def resume(tid: int, number: int = 0) -> None:
+    """Let a stopped thread run on, with a signal or 0 (PTRACE_CONT)."""
+    if _ptrace(_CONT, tid, None, number) < 0:
+        _fail()
+
+
+def listen(tid: int) -> None:
+    """Leave a thread in its group stop, but learn when that ends (PTRACE_LISTEN)."""
+    _check(_ptrace(_LISTEN, tid, None, None))
+
+
+def single_step(tid: int, number: int = 0) -> None:
+    """Let a stopped thread execute one instruction, with a signal or 0 (PTRACE_SINGLESTEP)."""
+    _check(_ptrace(_SINGLESTEP, tid, None, number))
+
+
+def resume_to_syscall(tid: int, number: int = 0) -> None:
+    """Let a stopped thread run, with a signal or 0, until it enters or leaves a system call (PTRACE_SYSCALL)."""
+    _check(_ptrace(_SYSCALL, tid, None, number))
+
+
+def detach(tid: int, number: int = 0) -> None:
+    """Stop tracing a stopped thread and let it run, with a signal or 0 (PTRACE_DETACH)."""
+    _check(_ptrace(_DETACH, tid, None, number))
+
+
+def get_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    """Read the integer registers of a stopped thread into ``registers``."""
+    if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) < 0:
+        _fail()
+
+
+def has_stopped(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Return whether a traced thread has stopped, whether or not that was waited for; then read its registers."""
+    return bool(_ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0)
+
+
+def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    """Write the integer registers of a stopped thread."""
+    if _ptrace(_SETREGS, tid, None, ctypes.addressof(registers)) < 0:
+        if ctypes.get_errno() != errno.EIO:
+            _fail()
+        _set_changed_registers(tid, registers)
+
+
+def _set_changed_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    """
+    Write the registers that differ from what they are, each by itself.
+
+    A program may set what PTRACE_SETREGS refuses: a null selector that is not 0, a segment base of the kernel's half
+    (``putreg`` and ``invalid_selector`` in ``arch/x86/kernel/ptrace.c``). Such a register stays as it is.
+    """
+    present = Registers()
+    get_registers(tid, present)
+    for index, (value, wanted) in enumerate(zip(present, registers, strict=True)):
+        if value != wanted:
+            _check(_ptrace(_POKEUSER, tid, 8 * index, wanted))
+
+
+def set_instruction_pointer(tid: int, address: int) -> None:
+    """Let a stopped thread go on at ``address``; cheaper than ``set_registers``."""
+    if _ptrace(_POKEUSER, tid, _RIP_OFFSET, address) < 0:
+        _fail()
+
+
+class _IoVector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class RegisterSet(enum.IntEnum):
+    """Number the register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
+
+    GENERAL = 1
+    """In the layout of the thread's own word size."""
+    FLOATING_POINT = 2
+    """FXSAVE image of a 64-bit thread, FSAVE image of a 32-bit one."""
+    TLS_32 = 0x200
+    """The thread-local descriptors of a 32-bit thread."""
+    XSTATE = 0x202
+    """XSAVE image in the standard format; the enabled features are at byte 464."""
+    FXSAVE_32 = 0x46E62B7F
+    """FXSAVE image of a 32-bit thread."""
+
+
+_REGISTER_SET_MAX = 1 << 14
+
+
+def get_register_set(tid: int, kind: RegisterSet) -> bytes:
+    """Return a register set of a stopped thread; nothing if it is not there, or the thread is not stopped."""
+    buffer = ctypes.create_string_buffer(_REGISTER_SET_MAX)
+    vector = _IoVector(ctypes.addressof(buffer), _REGISTER_SET_MAX)
+    if _ptrace(_GETREGSET, tid, kind, ctypes.addressof(vector)) < 0:
+        return b""
+    return ctypes.string_at(buffer, vector.length)
+
+
+_FXSAVE_SIZE = 512
+
+
+def floating_point_state(tid: int) -> bytes:
+    """
+    Return the floating-point and vector registers of a stopped thread as XSAVE stores them, in its standard format.
+
+    On a processor without XSAVE it is what FXSAVE stores, 512 bytes. Both layouts: Intel SDM, volume 1, 10.5 and 13.4.
+    """
+    if state := get_register_set(tid, RegisterSet.XSTATE):
+        return state
+    buffer = ctypes.create_string_buffer(_FXSAVE_SIZE)
+    _check(_ptrace(_GETFPREGS, tid, None, ctypes.addressof(buffer)))
+    return ctypes.string_at(buffer, _FXSAVE_SIZE)
+
+
+class SegmentDescriptor(ctypes.Structure):
+    """``struct user_desc`` of ``arch/x86/include/uapi/asm/ldt.h``: a descriptor, taken apart."""
+
+    _fields_ = (
+        ("entry_number", ctypes.c_uint32),
+        ("base", ctypes.c_uint32),
+        ("limit", ctypes.c_uint32),
+        ("is_32_bit", ctypes.c_uint32, 1),
+        ("contents", ctypes.c_uint32, 2),
+        ("read_exec_only", ctypes.c_uint32, 1),
+        ("limit_in_pages", ctypes.c_uint32, 1),
+        ("not_present", ctypes.c_uint32, 1),
+        ("usable", ctypes.c_uint32, 1),
+        ("lm", ctypes.c_uint32, 1),
+    )
+
+
+def get_thread_area(tid: int, entry: int) -> SegmentDescriptor | None:
+    """Return one of the three thread-local descriptors of a stopped thread; None if ``entry`` is none of them."""
+    descriptor = SegmentDescriptor()
+    if _ptrace(_GET_THREAD_AREA, tid, entry, ctypes.addressof(descriptor)) < 0:
+        return None
+    return descriptor
+
+
+_DEBUG_REGISTERS = 848  # offsetof(struct user, u_debugreg), arch/x86/include/asm/user_64.h
+
+
+def get_debug_register(tid: int, number: int) -> int:
+    """Return a debug register (0 to 3, 6, 7) of a stopped thread."""
+    ctypes.set_errno(0)
+    value: int = _ptrace(_PEEKUSER, tid, _DEBUG_REGISTERS + 8 * number, None)
+    if value == -1 and ctypes.get_errno():
+        _fail()
+    return value & (1 << 64) - 1
+
+
+def set_debug_register(tid: int, number: int, value: int) -> None:
+    """Write a debug register of a stopped thread; raise OSError if the kernel refuses the value."""
+    _check(_ptrace(_POKEUSER, tid, _DEBUG_REGISTERS + 8 * number, value))
+
+
+def event_message(tid: int) -> int:
+    """Return the message of the event that a thread stopped at: the id of the new or former thread."""
+    value = ctypes.c_ulong()
+    _check(_ptrace(_GETEVENTMSG, tid, None, ctypes.addressof(value)))
+    return value.value
+
+
+SignalInfo = ctypes.c_int32 * 32
+"""``siginfo_t``: words 0 and 2 are ``si_signo`` and ``si_code``."""
+
+
+def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
+    """Read the signal that a thread stopped at into ``info``, and return its ``si_code``."""
+    if _ptrace(_GETSIGINFO, tid, None, ctypes.addressof(info)) < 0:
+        _fail()
+    code: int = info[2]
+    return code
+
+
+def set_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> None:
+    """Change the signal that a stopped thread is about to receive."""
+    _check(_ptrace(_SETSIGINFO, tid, None, ctypes.addressof(info)))
+
+
+def get_signal_mask(tid: int) -> int:
+    """Return the blocked signals of a stopped thread: bit n - 1 for signal n."""
+    mask = ctypes.c_uint64()
+    _check(_ptrace(_GETSIGMASK, tid, 8, ctypes.addressof(mask)))
+    return mask.value
+
+
+def set_signal_mask(tid: int, mask: int) -> None:
+    """Change the blocked signals of a stopped thread."""
+    value = ctypes.c_uint64(mask)
+    _check(_ptrace(_SETSIGMASK, tid, 8, ctypes.addressof(value)))
+
+
+class _RseqConfiguration(ctypes.Structure):
+    _fields_ = (
+        ("rseq_abi_pointer", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("rseq_abi_size", "signature", "flags", "pad")),
+    )
+
+
+def rseq_area(tid: int) -> int:
+    """
+    Return the address of a stopped thread's ``struct rseq``, or 0 if it has none.
+
+    Since Linux kernel commit 90f093fa8ea4 ("rseq, ptrace: Add PTRACE_GET_RSEQ_CONFIGURATION request") (in v5.13).
+    """
+    configuration = _RseqConfiguration()
+    size = ctypes.sizeof(configuration)
+    if _ptrace(_GET_RSEQ_CONFIGURATION, tid, size, ctypes.addressof(configuration)) < 0:
+        return 0
+    return int(configuration.rseq_abi_pointer)
+
+
+# What waitpid(2) says of a traced thread that has stopped: constants are from ``include/uapi/linux/ptrace.h``.
+
+
+_SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
+"""What PTRACE_O_TRACESYSGOOD makes of SIGTRAP where a thread enters or leaves a system call."""
+
+
+class Event(enum.IntEnum):
+    """Number the ptrace events (PTRACE_EVENT_*)."""
+
+    FORK = 1
+    VFORK = 2
+    CLONE = 3
+    EXEC = 4
+    VFORK_DONE = 5
+    EXIT = 6
+    STOP = 128
+
+
+NEW_TASK_EVENTS = (Event.FORK, Event.VFORK, Event.CLONE)
+
+
+class StopKind(enum.Enum):
+    """Classify what ``waitpid`` reports about a traced thread."""
+
+    EXITED = "exited"
+    SIGNAL = "about to receive a signal"
+    EVENT = "ptrace event"
+    GROUP_STOP = "stopped together with its process"
+    SYSCALL = "entering or leaving a system call"
+
+
+@functools.lru_cache(maxsize=256)
+def classify_stop(status: int) -> tuple[StopKind, int]:
+    """Return the kind of a wait status, with the signal, event, or (for EXITED) the status itself."""
+    if not os.WIFSTOPPED(status):
+        return StopKind.EXITED, status
+    number = os.WSTOPSIG(status)
+    event = status >> 16
+    if event == Event.STOP:
+        # ptrace(2), "Group-stop": with PTRACE_SEIZE the stop signal tells a group stop from an interrupt.
+        return (StopKind.EVENT, Event.STOP) if number == signal.SIGTRAP else (StopKind.GROUP_STOP, number)
+    if event:
+        return StopKind.EVENT, event
+    if number == _SYSCALL_STOP_SIGNAL:
+        return StopKind.SYSCALL, number
+    return StopKind.SIGNAL, number

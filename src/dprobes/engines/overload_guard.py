@@ -1,0 +1,206 @@
+"""
+The policy of the overload guard: what is done about hits that take too much of a CPU.
+
+Engines measure, and carry out what is decided here; this knows no engine, no clock, and no probepoint but by its
+number. A handler is *thinned* first: it runs at one hit of so many. What thinning does not help against, because the
+traps cost too much whatever the handlers do, is *disabled*.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Notice
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dprobes.resolve.probepoints import Probepoint
+
+__all__ = ["LOOK_INTERVAL", "Load", "OverloadNotices", "OverloadPolicy", "Verdict"]
+
+LOOK_INTERVAL = 0.5
+"""Seconds between two looks of an engine."""
+
+_AIM = 0.75
+"""The part of the budget that is to be used after a decision: what is measured varies."""
+
+_LEAST = 0.125
+"""The part of the budget that handlers get at least while it is tried whether thinning helps."""
+
+_CALM = 0.5
+"""The part of the budget below which a handler may run more often again."""
+
+_TRIES = 4
+"""How often handlers are thinned one look after the other before that is no help."""
+
+_THINNEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """
+    What a probepoint did between two looks: ``hits``, and seconds on all CPUs in its handler and outside of that.
+
+    ``thinning`` says at one hit of how many the handler runs.
+    """
+
+    number: int
+    hits: int
+    in_handler: float
+    in_traps: float
+    thinning: int = 1
+
+    @property
+    def total(self) -> float:
+        """The seconds that it took."""
+        return self.in_handler + self.in_traps
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    What is to be done: handlers to be thinned, by probepoint, and probepoints to be disabled.
+
+    ``shares`` says of each of these how much of the busiest CPU it took.
+    """
+
+    thinned: Mapping[int, int] = field(default_factory=dict)
+    disabled: Sequence[int] = ()
+    shares: Mapping[int, float] = field(default_factory=dict)
+
+
+class OverloadPolicy:
+    """The decisions for one program; ``budget`` is the share of a CPU that its hits may take."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self._looks = 0
+        """How many looks in a row the budget has been exceeded."""
+        self._thinned = False
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it will have to be known at the next look what each probepoint did."""
+        return self._looks > 0 or self._thinned
+
+    def judge(self, share: float, loads: Sequence[Load]) -> Verdict:
+        """
+        Return what is to be done after an interval in which hits took ``share`` of the busiest CPU.
+
+        The first look over the budget changes nothing, and needs no ``loads``: it may be a burst, which is over before
+        anything could be done about it.
+        """
+        if share <= self._budget:
+            self._looks = 0
+            return self._relax(share, loads) if self._thinned and share < _CALM * self._budget else Verdict()
+        self._looks += 1
+        present = [load for load in loads if load.total > 0]
+        if self._looks == 1 or not present:
+            return Verdict()
+        scale = share / sum(load.total for load in present)
+        in_traps = scale * sum(load.in_traps for load in present)
+        aim = _AIM * self._budget
+        thinned: Mapping[int, int] = {}
+        disabled: Sequence[int] = ()
+        if self._thinned and in_traps > aim:
+            disabled = _most_costly(present, (in_traps - aim) / scale)
+        elif self._looks > 1 + _TRIES:
+            disabled = [max(present, key=lambda load: load.total).number]
+        else:
+            thinned = _thinned(present, max(aim - in_traps, _LEAST * self._budget) / scale)
+        self._thinned = True
+        if disabled:
+            self._looks = 1  # what is left is judged anew
+        shares = {load.number: scale * load.total for load in present if load.number in {*thinned, *disabled}}
+        return Verdict(thinned, disabled, shares)
+
+    def _relax(self, share: float, loads: Sequence[Load]) -> Verdict:
+        """Let handlers run twice as often that were thinned, if there is room for that."""
+        thinned = [load for load in loads if load.thinning > 1]
+        self._thinned = bool(thinned)
+        total = sum(load.total for load in loads)
+        more = share / total * sum(load.in_handler for load in thinned) if total else 0.0
+        if share + more > _AIM * self._budget:
+            return Verdict()
+        return Verdict({load.number: load.thinning // 2 for load in thinned})
+
+
+def _most_costly(loads: Sequence[Load], excess: float) -> list[int]:
+    """Return the probepoints with the most costly traps, as many as take ``excess`` seconds together."""
+    found = []
+    for load in sorted(loads, key=lambda load: load.in_traps, reverse=True):
+        if excess <= 0:
+            break
+        excess -= load.in_traps
+        found.append(load.number)
+    return found
+
+
+def _thinned(loads: Sequence[Load], allowed: float) -> dict[int, int]:
+    """Return at one hit of how many handlers are to run to take ``allowed`` seconds; small ones run as before."""
+    rest = sorted(loads, key=lambda load: load.in_handler)
+    while rest and rest[0].in_handler <= allowed / len(rest):
+        allowed -= rest.pop(0).in_handler
+    return {
+        load.number: min(_THINNEST, math.ceil(load.thinning * load.in_handler * len(rest) / allowed)) for load in rest
+    }
+
+
+# What a run says when its hits take too much of a CPU.
+
+
+_NAMED = 3
+"""How many probepoints are named after one look, those first that took most."""
+
+_THINNED = "the other hits are counted as skipped; '--overhead off' runs it at each hit"
+_DISABLED = "allow more, as in '--overhead 50%', or any overhead with 'off'; or probe a place that is hit less often"
+
+
+class OverloadNotices:
+    """
+    The messages about a program's ``probes``, of which there may come to be more; ``major`` is its code.
+
+    That a handler runs at some hits only is reported once for each.
+    """
+
+    def __init__(self, budget: float, major: int, probes: Sequence[Probepoint]) -> None:
+        self._budget = f"{100 * budget:.3g}%"
+        self._major = major
+        self._probes = probes
+        self._thinned: set[int] = set()
+
+    def of(self, verdict: Verdict, rates: Mapping[int, float]) -> Iterator[Notice]:
+        """Iterate over what is to be said of a decision; ``rates`` are hits a second, by probepoint."""
+        new = {number: n for number, n in verdict.thinned.items() if n > 1 and number not in self._thinned}
+        self._thinned |= new.keys()
+        worst, more = self._worst(list(new), verdict.shares)
+        for number in worst:
+            cause = self.cause(rates[number], verdict.shares[number])
+            what = f"its handler runs at one hit of {new[number]} from now on"
+            yield Notice(f"{self._place(number)}: {cause}: {what}", _THINNED)
+        if more:
+            yield Notice(f"the handlers of {more} more probepoints run at some of their hits only", _THINNED)
+        worst, more = self._worst(verdict.disabled, verdict.shares)
+        for number in worst:
+            yield Notice(
+                f"{self._place(number)} is disabled: {self.cause(rates[number], verdict.shares[number])}", _DISABLED
+            )
+        if more:
+            yield Notice(f"{more} more probepoints are disabled for the same reason", _DISABLED)
+
+    def _place(self, number: int) -> str:
+        probe = self._probes[number]
+        return f"{self._major},{probe.definition.minor} at {probe.where}" + (" (return)" if probe.at_return else "")
+
+    def cause(self, rate: float, share: float) -> str:
+        """Return what took too much, as a clause."""
+        return f"{rate:.0f} hits a second took {100 * min(share, 1):.3g}% of a CPU, where {self._budget} are allowed"
+
+    @staticmethod
+    def _worst(numbers: Sequence[int], shares: Mapping[int, float]) -> tuple[list[int], int]:
+        found = sorted(numbers, key=lambda number: -shares[number])
+        return found[:_NAMED], len(found[_NAMED:])

@@ -1,0 +1,55 @@
+"""Entries of a ring that are records, packed as they stand there, without a look at each."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT
+from dprobes.engines.ring_spans import HEADER_SIZE, sizes_in
+from dprobes.errors import FormatError
+from dprobes.record.packed_records import MixedRecords, PackedRecords
+
+if TYPE_CHECKING:
+    from dprobes.engines.ring_spans import Span
+
+__all__ = ["packed_entries", "packed_span"]
+
+_LENGTH = 4
+_HEAD_SIZE = ENTRY_HEAD.size
+_KIND_AT = HEADER_SIZE + KIND_SHIFT // 8
+
+
+def packed_entries(table: bytes, stride: int) -> PackedRecords | None:
+    """Return entries of one size, ``stride`` bytes apart, as records; None if not all are records of one kind."""
+    size = int.from_bytes(table[:_LENGTH], sys.byteorder)
+    if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
+        return None
+    try:
+        return PackedRecords.of_table(table, stride, _places(size))
+    except FormatError:
+        return None
+
+
+def packed_span(data: bytes, span: Span) -> PackedRecords | MixedRecords | None:
+    """Return the entries of a span as records; None if they have many sizes, or are not all of one kind for each."""
+    if span.stride:
+        return packed_entries(data[span.start : span.stop], span.stride)
+    found = sizes_in(data, span.start, span.stop)
+    if found is None:
+        return None
+    groups, order = found
+    parts = []
+    for stride, places in groups:
+        part = packed_entries(b"".join([data[at : at + stride] for at in places]), stride)
+        if part is None:
+            return None
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else MixedRecords(parts, order)
+
+
+@lru_cache(64)
+def _places(size: int) -> tuple[int, ...]:
+    """Return where in an entry of ``size`` bytes a row of packed records is: the probepoint, then the record."""
+    return (*range(HEADER_SIZE, HEADER_SIZE + 4), *range(HEADER_SIZE + _HEAD_SIZE, HEADER_SIZE + size))

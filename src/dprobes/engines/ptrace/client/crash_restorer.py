@@ -1,0 +1,195 @@
+"""
+The restoring of code from outside, when the tracer itself was killed.
+
+The kernel detaches a dead tracer's threads at once, and they run on with our breakpoints in their code; whoever reaches
+one gets a SIGTRAP. So the client keeps a list, and puts the bytes back as soon as it learns of the death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux.procfs import children_of, process_field, threads_of
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE
+from dprobes.engines.ptrace.tracer_messages import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+    from dprobes.engines.ptrace.site_patches import Patches
+    from dprobes.engines.x86.debug_registers import Watch
+
+__all__ = ["CrashRestorer", "unreported_children"]
+
+# Children of which a killed tracer has not said anything: copies of their parents, with all breakpoints.
+#
+# The kernel attaches the tracer to a child before that runs, and the child waits until it is let go on. So what a
+# tracer that is held at its end has not told of executes the same file as its parent, and stands still.
+
+
+def unreported_children(known: Iterable[int], tracer: int) -> Iterator[tuple[int, int]]:
+    """Iterate over (child, parent): children of ``known`` processes that a tracer has, and that are not known."""
+    parents = tuple(known)
+    for parent in parents:
+        for child in sorted(_unknown_children(parent, set(parents))):
+            if _tracer_of(child) == tracer and _executes_the_same(child, parent):
+                yield child, parent
+
+
+def _unknown_children(parent: int, known: Container[int]) -> set[int]:
+    try:
+        threads = threads_of(parent)
+    except OSError:
+        return set()
+    return {child for tid in threads for child in children_of(parent, tid) if child not in known}
+
+
+def _tracer_of(pid: int) -> int:
+    try:
+        return int(process_field(pid, "TracerPid") or 0)
+    except OSError:
+        return 0
+
+
+def _executes_the_same(child: int, parent: int) -> bool:
+    try:
+        mine, theirs = os.stat(f"/proc/{child}/exe"), os.stat(f"/proc/{parent}/exe")
+    except OSError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+class CrashRestorer:
+    """A list of a tracer's breakpoints and watchpoints, which is worked off when that was killed."""
+
+    def __init__(self) -> None:
+        self._breakpoints: dict[int, dict[int, int]] = {}
+        self._watches: dict[int, tuple[Watch, ...]] = {}
+        self._semaphores: dict[int, dict[int, set[int]]] = {}
+
+    @property
+    def processes(self) -> set[int]:
+        """The processes that have breakpoints."""
+        return set(self._breakpoints)
+
+    def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
+        """Note what those of some frames say that are messages."""
+        for kind, payload in frames:
+            if kind is Kind.MESSAGE:
+                self.note(load_message(payload))
+
+    def note(self, message: object) -> None:
+        """Note what a message of the tracer says about breakpoints and watchpoints; others say nothing."""
+        match message:
+            case Placed(pid, breakpoints):
+                self.placed(pid, breakpoints)
+            case Removed(pid, addresses):
+                self.removed(pid, addresses)
+            case Raised(pid, semaphores):
+                self.raised(pid, semaphores)
+            case Lowered(pid, semaphores):
+                for semaphore in semaphores:
+                    self._semaphores.get(pid, {}).pop(semaphore, None)
+            case Watched(pid, watches):
+                self.watched(pid, watches)
+
+    def placed(self, pid: int, breakpoints: tuple[tuple[int, int], ...]) -> None:
+        """Note breakpoints (address, original byte) that the tracer is about to write."""
+        self._breakpoints.setdefault(pid, {}).update(breakpoints)
+
+    def removed(self, pid: int, addresses: tuple[int, ...]) -> None:
+        """Note that the tracer took these breakpoints away; no addresses mean all of the process."""
+        if not addresses:
+            self._breakpoints.pop(pid, None)
+            self._watches.pop(pid, None)
+            self._semaphores.pop(pid, None)
+            return
+        known = self._breakpoints.get(pid, {})
+        for address in addresses:
+            known.pop(address, None)
+
+    def raised(self, pid: int, semaphores: tuple[tuple[int, int], ...]) -> None:
+        """Note semaphores that the tracer is about to raise, each with a breakpoint that is there as long as it is."""
+        known = self._semaphores.setdefault(pid, {})
+        for semaphore, breakpoint_ in semaphores:
+            known.setdefault(semaphore, set()).add(breakpoint_)
+
+    def watched(self, pid: int, watches: tuple[Watch, ...]) -> None:
+        """Note what the threads of a process are about to watch, instead of what they did."""
+        import dprobes.engines.ptrace.client.outside_removal  # noqa: F401 - now, because there will be no time for it later
+
+        self._watches[pid] = watches
+
+    def clear(self) -> tuple[int, int]:
+        """Take the watchpoints out of all threads; return how many threads had any, and how many may still."""
+        watches = {pid: some for pid, some in self._watches.items() if some}
+        self._watches.clear()
+        if not watches:
+            return 0, 0
+        from dprobes.engines.ptrace.client.outside_removal import clear_processes
+
+        return clear_processes(watches)
+
+    def restore(
+        self,
+        jumps: Mapping[int, Patches] | None = None,
+        tracer: int = 0,
+        adopt: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """
+        Put the original bytes back wherever a breakpoint still is; return how many that were.
+
+        ``jumps`` are those that stand in the place of breakpoints, by process; they stay. With a ``tracer``, which is
+        held at its end, what it has not said of children is found out, and ``adopt`` told of each and its parent.
+        """
+        # Somebody who waited for the tracer may be noting what it said last.
+        known, self._breakpoints = self._breakpoints, {}
+        semaphores, self._semaphores = self._semaphores, {}
+
+        def restored_in(pid: int, origin: int) -> int:
+            return _restore(pid, known[origin], semaphores.get(origin, {}), None if jumps is None else jumps.get(pid))
+
+        restored = sum(restored_in(pid, pid) for pid in known)
+        # A parent whose bytes are back has no more children that need this.
+        for child, parent in unreported_children(known, tracer) if tracer else ():
+            if adopt is not None:
+                adopt(child, parent)
+            restored += restored_in(child, parent)
+        return restored
+
+
+def _restore(
+    pid: int, breakpoints: Mapping[int, int], semaphores: Mapping[int, set[int]], jumps: Patches | None
+) -> int:
+    restored = 0
+    with contextlib.suppress(OSError):
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _lower(memory, semaphores, jumps)
+            for address, original in list(breakpoints.items()):
+                with contextlib.suppress(OSError):
+                    if os.pread(memory, 1, address) == INT3:
+                        restored += os.pwrite(memory, bytes([original]), address)
+        finally:
+            os.close(memory)
+    return restored
+
+
+def _lower(memory: int, semaphores: Mapping[int, set[int]], jumps: Patches | None) -> None:
+    """
+    Lower the semaphores in a process's memory that are raised for a breakpoint that is still there, or its jump.
+
+    A breakpoint is written before its semaphore is raised, and goes after that was lowered: between the two the tracer
+    was killed where a semaphore is 0.
+    """
+    for semaphore, breakpoints in semaphores.items():
+        with contextlib.suppress(OSError):
+            if any(
+                os.pread(memory, 1, address) == INT3 or (jumps is not None and jumps.is_there(memory, address))
+                for address in breakpoints
+            ):
+                value = int.from_bytes(os.pread(memory, SEMAPHORE_SIZE, semaphore), "little")
+                if value:
+                    os.pwrite(memory, (value - 1).to_bytes(SEMAPHORE_SIZE, "little"), semaphore)

@@ -1,0 +1,238 @@
+"""
+What a killed tracer may have left in processes, and its removal: breakpoints, watchpoints, jumps, and their memory.
+
+The list is kept by a process that outlives tracer and client (``restorer_process``). Nothing is written where memory
+does not show what the tracer has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.engine_interface import LeftThings, Notice
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
+from dprobes.engines.ptrace.client.outside_removal import (
+    SHARED_MEMORY,
+    UNMAPPING_PATIENCE,
+    remove_jumps,
+    unmap_left_memory,
+)
+from dprobes.engines.ptrace.restorer_messages import (
+    ENTRIES,
+    MANIFEST_FILE_NAME,
+    FilesShared,
+    JumpsCopied,
+    JumpsPlanned,
+    MemoryUnmapped,
+    PagesMapped,
+    entries_in,
+    length_in,
+)
+from dprobes.engines.ptrace.site_patches import Patches
+from dprobes.engines.ptrace.tracer_messages import Removed
+from dprobes.errors import DprobesError
+from dprobes.native.process_page import HAS_ENDED
+from dprobes.target.process_maps import mappings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from dprobes.engines.ptrace.restorer_messages import LeftEntry
+    from dprobes.engines.ptrace.site_patches import SitePatch
+
+__all__ = ["Restored", "RestorerList", "left_notice", "remove_all_left", "remove_left"]
+
+_SLOTS = -1
+"""What pages for copies of instructions are noted by, which belong to no region."""
+
+
+class Restored(NamedTuple):
+    """
+    Say what was restored: places of breakpoints and jumps.
+
+    ``cleared`` are the threads whose debug registers were cleared, ``left`` those for which that was not possible.
+    """
+
+    places: int = 0
+    cleared: int = 0
+    left: int = 0
+
+
+class RestorerList:
+    """The list; ``restored`` is what has been restored so far."""
+
+    def __init__(self) -> None:
+        self.restored = Restored()
+        self._restorer = CrashRestorer()
+        self._jumps: dict[int, Patches] = {}
+        """By process; what belongs together in it is known by its region."""
+        self._planned: dict[int, dict[int, list[SitePatch]]] = {}
+        """The jumps, by process and region."""
+        self._files: dict[int, FilesShared] = {}
+        """The files that a process was about to map, as long as nobody has said where it has them."""
+
+    def note(self, message: object) -> None:
+        """Note what a message of the tracer says; most say nothing that matters here."""
+        match message:
+            case FilesShared(pid):
+                self._files[pid] = message
+            case JumpsPlanned(pid, memory, pages, patches):
+                self._files.pop(pid, None)
+                mine = self._jumps.setdefault(pid, Patches())
+                mine.memories[memory.region] = memory
+                mine.code.setdefault(memory.region, []).extend(pages)
+                mine.by_site.update((address, patch) for patch in patches for address in patch.addresses)
+                self._planned.setdefault(pid, {}).setdefault(memory.region, []).extend(patches)
+            case MemoryUnmapped(pid, region):
+                self._forget_memory(pid, region)
+            case PagesMapped(pid, pages):
+                self._jumps.setdefault(pid, Patches()).code.setdefault(_SLOTS, []).extend(pages)
+            case JumpsCopied(pid, parent):
+                self._copy_jumps(pid, parent)
+            case Removed(pid, ()):
+                self._jumps.pop(pid, None)
+                self._planned.pop(pid, None)
+                self._files.pop(pid, None)
+                self._restorer.note(message)
+            case _:
+                self._restorer.note(message)
+
+    def _copy_jumps(self, pid: int, parent: int) -> None:
+        """Note that a process has a copy of its parent's memory."""
+        if parent in self._jumps:
+            former = self._jumps[parent]
+            code = {region: list(ranges) for region, ranges in former.code.items()}
+            self._jumps[pid] = Patches(dict(former.memories), dict(former.by_site), code)
+            planned = self._planned.get(parent, {})
+            self._planned[pid] = {region: list(patches) for region, patches in planned.items()}
+
+    def _forget_memory(self, pid: int, region: int) -> None:
+        """Note that a region is not mapped in a process any more, nor what belonged to it, and has no jumps."""
+        gone = set(self._planned.get(pid, {}).pop(region, ()))
+        if (mine := self._jumps.get(pid)) is not None:
+            mine.forget_program(region)
+            mine.by_site = {address: patch for address, patch in mine.by_site.items() if patch not in gone}
+
+    def restore_breakpoints(self, tracer: int = 0) -> None:
+        """Put bytes back, and let no handler begin any more; the dying ``tracer``, if it is held, has its threads."""
+        for pid, patches in self._jumps.items():
+            _disable(pid, patches)
+        self._count(self._restorer.restore(self._jumps, tracer, self._copy_jumps), 0, 0)
+
+    def remove_the_rest(self) -> None:
+        """Take out what needs threads that stand still, once the tracer has let go of them."""
+        cleared, left = self._restorer.clear()
+        places = 0
+        for pid, planned in self._planned.items():
+            with contextlib.suppress(OSError):  # its threads cannot be stopped: another tracer was quicker
+                places += remove_jumps(pid, [patch for patches in planned.values() for patch in patches])
+        self._count(places, cleared, left)
+
+    def unmap(self) -> None:
+        """Unmap what nobody is in any more: a tracer that comes to its end in peace may find a thread in it."""
+        until = time.monotonic() + UNMAPPING_PATIENCE  # for all of them: the client waits
+        for pid in self._jumps.keys() | self._files.keys():
+            with contextlib.suppress(OSError):
+                unmap_left_memory(pid, self._jumps.get(pid) or Patches(), until, self._files.get(pid))
+
+    def _count(self, places: int, cleared: int, left: int) -> None:
+        before = self.restored
+        self.restored = Restored(before.places + places, before.cleared + cleared, before.left + left)
+
+
+def _disable(pid: int, patches: Patches) -> None:
+    """
+    Write the mark of the end, with which the shared memory begins (``engines.inline.memory.handler_maps``).
+
+    It may be unmapped already, and the process have something of its own there: the tracer says nothing at its end.
+    """
+    with contextlib.suppress(OSError, DprobesError):
+        mapped = {each.start for each in mappings_of(pid) if each.path.startswith(SHARED_MEMORY)}
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for each in patches.memories.values():
+                if each.region in mapped:
+                    os.pwrite(memory, HAS_ENDED.to_bytes(4, "little"), each.region)
+        finally:
+            os.close(memory)
+
+
+# The removal of what killed runs have left in a process: jumps, breakpoints beside them, and their memory.
+#
+# It is listed in the process's memory (``restorer_messages``). What is listed by a run that lives is left alone: the
+# mark in its shared memory says so (``native.process_page``).
+
+
+_MAPPING = f"/memfd:{MANIFEST_FILE_NAME}"
+
+
+_LISTS_MAX = 64
+"""How many lists of a process are read, each of megabytes: it could map as many as it likes, of its own making."""
+
+
+def remove_left(pid: int) -> LeftThings | None:
+    """Take out what killed runs have left in a process; None if there is nothing, or it may not be looked at."""
+    found = _left_in(pid)
+    if not found or int(process_field(pid, "TracerPid") or 0):
+        return None
+    # What could not be written at once was entered again.
+    patches = list({(patch.writes, patch.originals): patch for entry in found for patch in entry.writes}.values())
+    left = Patches({entry.memory.region: entry.memory for entry in found})
+    for entry in found:
+        left.code.setdefault(entry.memory.region, []).extend(entry.code)
+    places = remove_jumps(pid, patches)
+    return LeftThings(pid, places, unmap_left_memory(pid, left))
+
+
+def remove_all_left() -> Iterator[LeftThings]:
+    """Do so in all processes that may be looked at; give what was taken out of each that had something."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (left := remove_left(int(name))) is not None:
+            yield left
+
+
+def left_notice(left: LeftThings) -> Notice:
+    """Say what was taken out."""
+    return Notice(f"killed runs had left something in process {left.pid}: {left.said}", is_warning=False)
+
+
+def _left_in(pid: int) -> list[LeftEntry]:
+    """Return what is listed in the memory of a process by runs that have ended."""
+    try:
+        mappings = mappings_of(pid)
+    except DprobesError:
+        return []
+    starts = [mapping.start for mapping in mappings if mapping.path.startswith(_MAPPING) and not mapping.offset]
+    if not starts:
+        return []
+    shared = {mapping.start for mapping in mappings if mapping.path.startswith(SHARED_MEMORY)}
+    found: list[LeftEntry] = []
+    with contextlib.suppress(OSError):
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in starts[:_LISTS_MAX]:
+                length = length_in(os.pread(memory, ENTRIES, start))
+                if length is not None:
+                    entries = list(entries_in(os.pread(memory, length, start + ENTRIES)))
+                    found += (entry for entry in entries if _has_ended(memory, entry, shared))
+        finally:
+            os.close(memory)
+    return found
+
+
+def _has_ended(memory: int, entry: LeftEntry, shared: Collection[int]) -> bool:
+    """
+    Return whether the run has ended that shares memory with a process: that begins with its mark.
+
+    Where it is not among the ``shared`` addresses any more, and its list is still there, its return was cut short.
+    """
+    if entry.memory.region not in shared:
+        return True
+    try:
+        return bool(int.from_bytes(os.pread(memory, 4, entry.memory.region), "little") & HAS_ENDED)
+    except (OSError, OverflowError):
+        return False

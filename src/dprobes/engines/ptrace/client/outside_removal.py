@@ -1,0 +1,336 @@
+"""
+The unmapping of memory that handlers ran in, from outside, when the tracer was killed before it could.
+
+A thread of the process does that for us (``call_injection``), while all of them stand still and none can come back
+into the memory. It is given back only if it still is what was mapped: the file in memory that was shared with it. Some
+of it may be gone already, in the order of ``thread_places``, if the tracer was killed in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.linux.procfs import process_field, threads_of
+from dprobes.engines.linux.ptrace_calls import StopKind, classify_stop
+from dprobes.engines.ptrace.site_patches import NativeMemory, without_jump
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+from dprobes.engines.ptrace.tracer.call_injection import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.native.thread_places import is_left, unmap_native
+from dprobes.engines.ptrace.tracer.thread_stopper import Stopper, await_stop
+from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
+from dprobes.engines.x86.debug_registers import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
+from dprobes.errors import DprobesError
+from dprobes.target.process_maps import mappings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from dprobes.engines.ptrace.restorer_messages import FilesShared
+    from dprobes.engines.ptrace.site_patches import Patches, SitePatch
+    from dprobes.engines.x86.debug_registers import Watch
+
+__all__ = ["SHARED_MEMORY", "UNMAPPING_PATIENCE", "clear_processes", "remove_jumps", "unmap_left_memory"]
+
+# The removal of watchpoints from debug registers from outside, when the tracer itself was killed.
+#
+# The kernel lets a dead tracer's threads run on with their debug registers set, and an access would end the program by
+# a SIGTRAP. So every thread is seized once more, stopped, cleared, and let go. Threads that are born meanwhile need
+# nothing: the kernel gives them empty registers.
+
+
+PATIENCE = 2.0
+"""Seconds to wait for the kernel to let go of a dead tracer's threads, and for a thread that cannot stop now."""
+
+_PAUSE = 0.0002
+
+
+def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
+    """
+    Take the watches of each process out of the registers of all its threads.
+
+    Return how many threads were cleared, and how many may still have them because they could not be stopped.
+    """
+    threads = ThreadTable()
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
+    missed = 0
+    until = time.monotonic() + PATIENCE
+    for pid in watches:
+        space = AddressSpace.closed(8)
+        with contextlib.suppress(OSError):
+            for tid in threads_of(pid):
+                try:
+                    if seize_again(tid, until):
+                        threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+                except OSError:
+                    missed += 1
+    cleared = 0
+    while threads:
+        for thread in stopper.stop([t for t in threads.values() if t.state is ThreadState.RUNNING]):
+            with contextlib.suppress(OSError):
+                cleared += _let_go(thread, watches[thread.pid], stopper)
+            del threads[thread.tid]
+        while stopper.deferred:
+            tid, status = stopper.oldest_deferred()
+            thread = threads.pop(tid)
+            with contextlib.suppress(OSError):
+                cleared += _let_go_at(thread, status, watches[thread.pid], stopper)
+        for thread in [t for t in threads.values() if t.state is ThreadState.ENDED]:
+            del threads[thread.tid]
+        if time.monotonic() > until:
+            missed += len(threads)
+            break
+    return cleared, missed
+
+
+def seize_again(tid: int, until: float) -> bool:
+    """Seize a thread as soon as its dead tracer has let go of it; return False if it has ended."""
+    while True:
+        try:
+            ptrace_calls.seize(tid, follow=False)
+        except OSError as error:
+            if error.errno == errno.ESRCH or process_field(tid, "State")[:1] in ("Z", "X", ""):
+                return False
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return True
+
+
+def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
+    """Clear the registers of a thread that stopped because we asked for it, and detach it; return if any was set."""
+    was_set, hit = _clear(thread.tid, watches)
+    if hit and _has_pending_trap(thread.tid):
+        # The trap comes before the thread runs any code.
+        ptrace_calls.resume(thread.tid)
+        status = await_stop(thread.tid)
+        return _let_go_at(thread, status, watches, stopper) or was_set
+    stopper.waits.hide_interruption(thread)
+    ptrace_calls.detach(thread.tid)
+    return was_set
+
+
+def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
+    """Clear the registers of a thread that stopped for a reason of its own, and detach it; return if any was set."""
+    kind, number = classify_stop(status)
+    if kind is StopKind.EXITED:
+        return False
+    was_set, _ = _clear(thread.tid, watches)
+    deliver = number if kind is StopKind.SIGNAL else 0
+    if deliver == signal.SIGTRAP:
+        code = ptrace_calls.get_signal_info(thread.tid, ptrace_calls.SignalInfo())
+        if code == ptrace_calls.TRAP_HWBKPT:
+            deliver = 0
+    stopper.waits.hide_interruption(thread, deliver)
+    ptrace_calls.detach(thread.tid, deliver)
+    return was_set
+
+
+def _clear(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
+    """Clear our slots; return whether there were any, and whether one of them was hit."""
+    control = before = ptrace_calls.get_debug_register(tid, CONTROL)
+    mine = [s for s in SLOTS if decode(control, s, ptrace_calls.get_debug_register(tid, s)) in watches]
+    for slot in mine:
+        control &= ~slot_mask(slot)
+    if control != before:
+        ptrace_calls.set_debug_register(tid, CONTROL, control)
+    hit = slots_hit(ptrace_calls.get_debug_register(tid, STATUS))
+    return bool(mine), any(slot in mine for slot in hit)
+
+
+def _has_pending_trap(tid: int) -> bool:
+    pending = process_field(tid, "SigPnd")
+    return bool(pending) and bool(int(pending, 16) & 1 << (signal.SIGTRAP - 1))
+
+
+# The removal of jumps from code from outside, when the tracer itself was killed.
+#
+# Handlers in the process do no harm without a tracer, but nobody wants them any more. Code is changed while no thread
+# of the process runs: so each is seized once more, and stopped, until the bytes of the file are back.
+
+
+def remove_jumps(pid: int, patches: Sequence[SitePatch]) -> int:
+    """Put the bytes of the file back wherever a jump is in the memory of a process; return how many there were."""
+    try:
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        present = [pieces for patch in patches if (pieces := _pieces_there(memory, patch))]
+        return _remove(pid, memory, present) if present else 0
+    finally:
+        os.close(memory)
+
+
+def _pieces_there(memory: int, patch: SitePatch) -> list[tuple[int, bytes]]:
+    """
+    Return what is to be written to take a jump out: address and bytes of each piece of it that is there.
+
+    A jump that lies in two pages may have been written in part.
+    """
+    found = []
+    for (address, data), original in zip(reversed(patch.writes), reversed(patch.originals), strict=True):
+        with contextlib.suppress(OSError):
+            there = os.pread(memory, len(data), address)
+            left = without_jump(there, data, original)
+            if left is not None and left != there:
+                found.append((address, left))
+    return found
+
+
+def _remove(pid: int, memory: int, jumps: Sequence[list[tuple[int, bytes]]]) -> int:
+    threads = ThreadTable()
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
+    until = time.monotonic() + PATIENCE
+    space = AddressSpace.closed(8)
+    for tid in threads_of(pid):
+        with contextlib.suppress(OSError):
+            if seize_again(tid, until):
+                threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+    held = stopper.stop(list(threads.values()))
+    for pieces in jumps:
+        for address, original in pieces:
+            with contextlib.suppress(OSError):
+                os.pwrite(memory, original, address)
+    for thread in held:
+        with contextlib.suppress(OSError):
+            stopper.waits.hide_interruption(thread)
+            ptrace_calls.detach(thread.tid)
+    while stopper.deferred:
+        tid, status = stopper.oldest_deferred()
+        kind, number = classify_stop(status)
+        if kind is not StopKind.EXITED:
+            with contextlib.suppress(OSError):
+                ptrace_calls.detach(tid, number if kind is StopKind.SIGNAL else 0)
+    return len(jumps)
+
+
+UNMAPPING_PATIENCE = 2.0
+"""Seconds for which threads are let leave the memory: one may have to wait for a processor."""
+_MEMORY_PAUSE, _PAUSE_MAX = 0.02, 0.2
+"""Seconds until it is looked again whether a thread is in it: at first, and at most."""
+
+SHARED_MEMORY = "/memfd:dprobes"
+"""How the names of files in memory begin that are shared with processes."""
+
+
+def unmap_left_memory(pid: int, patches: Patches, until: float | None = None, begun: FilesShared | None = None) -> bool:
+    """
+    Unmap in a process what is mapped for handlers; return False if that is not possible, and it stays.
+
+    What was ``begun`` to be mapped is unmapped wherever it is. It is tried once, and again ``until`` a time of the
+    monotonic clock.
+    """
+    until = time.monotonic() + UNMAPPING_PATIENCE if until is None else until
+    pause = _MEMORY_PAUSE
+    while not _unmap(pid, patches, begun):
+        if time.monotonic() > until:
+            return False
+        # A thread gets nowhere if it is stopped whenever it has a processor.
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE_MAX)
+    return True
+
+
+def _present(pid: int, patches: Patches, begun: FilesShared | None) -> Patches | None:
+    """Return what of some memory is mapped as it was, or was begun; None if there is nothing of ours any more."""
+    try:
+        mappings = mappings_of(pid)
+    except DprobesError:
+        return None
+    ours = [mapping for mapping in mappings if mapping.path.startswith(SHARED_MEMORY)]
+    shared = {mapping.start for mapping in ours}
+    memories = {number: each for number, memory in patches.memories.items() if (each := _rest_of(memory, shared))}
+    known = {start for memory in memories.values() for start, _ in memory.shared}
+    if begun is not None:
+        for mapping in ours:
+            if (mapping.device, mapping.inode) in begun.files and mapping.start not in known:
+                memories[mapping.start] = NativeMemory(0, 0, mapping.start, mapping.end - mapping.start)
+        if _has_page(pid, *begun.page):
+            memories[begun.page[0]] = NativeMemory(*begun.page, 0, 0)
+    anonymous = [m for m in mappings if m.permissions == "r-xp" and not m.inode]
+    code = {
+        number: [(start, end) for start, end in ranges if any(m.start <= start and end <= m.end for m in anonymous)]
+        for number, ranges in patches.code.items()
+    }
+    return type(patches)(memories, {}, code) if memories or any(code.values()) else None
+
+
+def _has_page(pid: int, start: int, size: int) -> bool:
+    """Return whether memory is there of which a child would not inherit the contents (``wf`` in smaps, proc(5))."""
+    is_it = False
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as file:
+        for line in file if size else ():
+            name, _, rest = line.partition(" ")
+            if "-" in name:
+                is_it = [int(each, 16) for each in name.split("-")] == [start, start + size]
+            elif is_it and name == "VmFlags:":
+                return "wf" in rest.split()
+    return False
+
+
+def _rest_of(memory: NativeMemory, shared: Collection[int]) -> NativeMemory | None:
+    """Return what of the memory of handlers is still there, where files in memory are mapped at ``shared``."""
+    size, own = (memory.size, memory.own) if memory.region in shared else (0, 0)
+    others = tuple(each for each in memory.others if each[0] in shared)
+    manifest = memory.manifest if memory.manifest is not None and memory.manifest[0] in shared else None
+    rest = replace(memory, own=own, size=size, others=others, manifest=manifest)
+    return rest if size or others or manifest else None
+
+
+def _unmap(pid: int, patches: Patches, begun: FilesShared | None) -> bool:
+    present = _present(pid, patches, begun)
+    if present is None:
+        return True
+    threads = ThreadTable()
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report, lambda _: None)
+    until = time.monotonic() + PATIENCE
+    space = AddressSpace.of_thread(pid, 8)
+    space.patches = present
+    try:
+        for tid in threads_of(pid):
+            with contextlib.suppress(OSError):
+                if seize_again(tid, until):
+                    threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+        held = stopper.stop(list(threads.values()))
+        try:
+            return _unmap_if_left(space, threads, held)
+        finally:
+            _let_memory_go(stopper, held)
+    finally:
+        space.close()
+
+
+def _unmap_if_left(space: AddressSpace, threads: ThreadTable, held: list[Thread]) -> bool:
+    living = [thread for thread in threads.values() if thread.state is not ThreadState.ENDED]
+    if len(held) < len(living) or not is_left(space, held):
+        return False
+    for thread in held:
+        with contextlib.suppress(InjectionError, ThreadGoneError, OSError):
+            if not may_inject(thread):
+                return True
+            with injecting(thread) as call:
+                unmap_native(space, call)
+            return True
+    return False
+
+
+def _let_memory_go(stopper: Stopper, held: list[Thread]) -> None:
+    for thread in held:
+        with contextlib.suppress(OSError):
+            stopper.waits.hide_interruption(thread)
+            ptrace_calls.detach(thread.tid)
+    while stopper.deferred:
+        tid, status = stopper.oldest_deferred()
+        kind, number = classify_stop(status)
+        if kind is not StopKind.EXITED:
+            with contextlib.suppress(OSError):
+                ptrace_calls.detach(tid, number if kind is StopKind.SIGNAL and number != signal.SIGTRAP else 0)

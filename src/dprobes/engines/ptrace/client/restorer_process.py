@@ -1,0 +1,216 @@
+"""
+A process that restores what a killed tracer leaves, also where the client was killed together with it.
+
+It is told of breakpoints and jumps before they are written, and holds the dying tracer until the bytes of breakpoints
+are back (``tracer_link``); jumps are taken out when it has let go of its threads. It ends with the tracer, in a session
+of its own: what a terminal kills leaves it alone.
+
+It runs as ``python -m dprobes.engines.ptrace.client.restorer_process PIPE REPORT``, two descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux import process_calls
+from dprobes.engines.linux.procfs import spare_process
+from dprobes.engines.ptrace.client.left_removal import Restored, RestorerList
+from dprobes.engines.ptrace.client.tracer_link import readable, watch_for_death
+from dprobes.engines.ptrace.restorer_messages import TracerBegun
+from dprobes.engines.ptrace.tracer_messages import FrameReader, load_message
+from dprobes.engines.refusals import RESTORER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RestorerProcess", "main"]
+
+_PATIENCE = 10.0
+"""Seconds for which its report is waited for."""
+_PATIENCE_AT_FIRST = 30.0
+"""Seconds for which it is waited for until it holds the tracer at its end."""
+
+_CHUNK = 1 << 16
+
+_WATCHES = b"w"
+"""The first byte of its report: the tracer will be held at its end, unless that cannot be traced."""
+_REPORT = struct.Struct("=III")
+"""The rest of it, at the end: the numbers of ``Restored``."""
+
+
+class RestorerProcess:
+    """
+    The process, from the client's side.
+
+    ``begun`` is to be called when a tracer has been started that was told the ``address``, and ``await_watch`` before
+    that writes anything.
+    """
+
+    def __init__(self) -> None:
+        """Start it; OSError if that cannot be."""
+        theirs, self._pipe = os.pipe2(os.O_CLOEXEC)
+        self._report, their_report = os.pipe2(os.O_CLOEXEC)
+        self._watch: threading.Thread | None = None
+        self._watches = b""
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    RESTORER,
+                    str(theirs),
+                    str(their_report),
+                ],
+                pass_fds=[theirs, their_report],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._pipe)
+            os.close(self._report)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(their_report)
+
+    @property
+    def address(self) -> tuple[int, int]:
+        """The descriptor of the pipe to it, and its process id."""
+        return self._pipe, self._process.pid
+
+    def begun(self) -> None:
+        """Leave the pipe to the tracer."""
+        os.close(self._pipe)
+
+    def await_watch(self) -> None:
+        """Wait until it holds the tracer at its end, should that be killed: on a busy machine it may be late."""
+        if readable([self._report], _PATIENCE_AT_FIRST):
+            self._watches = os.read(self._report, len(_WATCHES))
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Have ``gone`` called by a thread when it ends, which should not be before the tracer."""
+        self._watch = threading.Thread(
+            target=_call_after, args=(self._process.pid, gone), name="dprobes-watch", daemon=True
+        )
+        self._watch.start()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended in another way than by itself."""
+        return self._process.poll() not in (None, 0)
+
+    def result(self) -> Restored:
+        """Return what it has restored after the end of the tracer."""
+        data = self._watches
+        while readable([self._report], _PATIENCE) and (part := os.read(self._report, _CHUNK)):
+            data += part
+        report = data[len(_WATCHES) :]
+        return Restored(*_REPORT.unpack(report)) if len(report) == _REPORT.size else Restored()
+
+    def close(self) -> None:
+        """Wait for its end, which is that of the tracer."""
+        os.close(self._report)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+            if self._watch is not None:
+                self._watch.join(_PATIENCE)
+
+
+class _Reader:
+    """What the tracer says, read by one thread, and at the end by another one."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._frames = FrameReader()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self.known = RestorerList()
+        self.tracer = 0
+
+    def follow(self) -> None:
+        """Take note of all that comes."""
+        while not self._is_over:
+            readable([self._pipe], None)
+            self.drain()
+
+    def drain(self) -> None:
+        """Take note of what has come by now."""
+        with self._lock:
+            while not self._is_over and readable([self._pipe], 0):
+                data = os.read(self._pipe, _CHUNK)
+                self._is_over = not data
+                for _, payload in self._frames.feed(data):
+                    message = load_message(payload)
+                    if isinstance(message, TracerBegun):
+                        self.tracer = message.pid
+                    self.known.note(message)
+
+    def await_tracer(self) -> bool:
+        """Wait until the tracer has said who it is; return False if it never does."""
+        while not self.tracer and not self._is_over:
+            readable([self._pipe], None)
+            self.drain()
+        return bool(self.tracer)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process; the arguments are the descriptors to read from, and to report to."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    process_calls.set_process_name("dprobes-restore")
+    spare_process()
+    reader, report = _Reader(int(arguments[0])), int(arguments[1])
+    if not reader.await_tracer():
+        return 0
+    known = reader.known
+    threading.Thread(target=reader.follow, daemon=True).start()
+
+    def before() -> None:
+        reader.drain()
+        known.restore_breakpoints(reader.tracer)
+
+    def begun() -> None:
+        with contextlib.suppress(OSError):
+            os.write(report, _WATCHES)
+
+    if not watch_for_death(reader.tracer, before, known.remove_the_rest, begun):
+        _await_end(reader.tracer)
+        reader.drain()
+        known.restore_breakpoints()
+        known.remove_the_rest()
+    reader.drain()
+    known.unmap()
+    with contextlib.suppress(OSError):
+        os.write(report, _REPORT.pack(*known.restored))
+    return 0
+
+
+def _call_after(pid: int, gone: Callable[[], None]) -> None:
+    _await_end(pid)
+    gone()
+
+
+def _await_end(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

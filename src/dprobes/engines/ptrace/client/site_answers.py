@@ -1,0 +1,435 @@
+"""
+What the tracer wants to know of files: which sites a file has that a process maps.
+
+Each place that is found becomes a probepoint with a number of its own, so that the copies of a module, for another
+processor or at another path, are counted apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import re
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.engine_interface import Event, Notice
+from dprobes.engines.foreign.foreign_users import ForeignUsers
+from dprobes.engines.linux.procfs import without_waiting
+from dprobes.engines.ptrace.breakpoint_sites import Code, Role, Site, Sites, WatchSite
+from dprobes.engines.x86.debug_registers import Watch
+from dprobes.engines.x86.instruction_emulation import plan
+from dprobes.engines.x86.instruction_relocation import copy_of
+from dprobes.errors import SourceError, TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probed_space import Space, space_of
+from dprobes.resolve.probepoints import ProbeKind
+from dprobes.rpn.instruction_encoding import CodeImage, encode
+from dprobes.rpn.program_checker import check
+from dprobes.rpn.program_needs import entry_registers
+from dprobes.rpn.rpn_program import Point
+from dprobes.target.code.function_exits import ExitKind
+from dprobes.target.code.machine_code import decode_at
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.module_lookup import held_files, matches, replaced_file
+from dprobes.target.other_users import foreign_owner
+from dprobes.target.probed_module import OWN_SYMBOLS
+from dprobes.target.process_maps import PAGE_SIZE, code_mappings, mappings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.arch import Architecture
+    from dprobes.engines.foreign.examiner import Examiner
+    from dprobes.engines.ptrace.tracer_messages import ModuleMapped
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.probed_module import Module, SymbolProvider
+
+__all__ = ["Answers", "reachable"]
+
+_LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
+_LINKER_HOOK = "_dl_debug_state"
+"""The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
+
+_UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+)*|(libc|ld)\.musl-.*|ld-musl-.*")
+_UNWINDING = (
+    "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
+)  # fmt: skip
+"""The functions that leave other functions without their return, and the files where they are."""
+
+
+_NAMES_MAX = 4096
+"""How many names of mapped files are kept: a program may map any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSite:
+    """What the handler of a probepoint was compiled from; ``file`` is its device and inode."""
+
+    resolved: ResolvedModule
+    point: Point
+    file: tuple[int, int]
+
+
+class Answers:
+    """
+    The answers to a tracer's questions about one program.
+
+    ``symbols`` knows those of the program's modules, ``resolved`` is what is known already of one of these.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        allow_write: bool,
+        symbols: SymbolProvider = OWN_SYMBOLS,
+        resolved: ResolvedModule | None = None,
+    ) -> None:
+        self._program = program
+        self._resolved = resolved
+        self._returns = any(definition.at_return for definition in program.definitions)
+        self._allow_write = allow_write
+        self._symbols = symbols
+        self._given: dict[tuple[int, int], Sites] = {}
+        self._users = ForeignUsers(program.name)
+        self.is_stopping = False
+        """Whether nobody waits for an answer any more."""
+        self.probes: list[Probepoint] = []
+        """The probepoints in the order of their numbers."""
+        self.compiled: dict[int, CompiledSite] = {}
+        """What is known of the probepoints at instructions, by their numbers."""
+        self.left_out: list[LeftOutProbe] = []
+        self.mapped_files: dict[str, str] = {}
+        """The names of the files that were asked about, in the order in which they were mapped."""
+
+    def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
+        """Return the sites in a file that a process has mapped, and what the user should hear of it."""
+        try:
+            return self._find(mapped, reachable(mapped)) if self._is_wanted(mapped) else (Sites(), [])
+        except TargetError as error:
+            return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
+        except SourceError as error:
+            return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here", details=error.message)]
+
+    def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
+        """
+        Do as ``sites`` for a file that was asked about before; return None if it cannot be found any more.
+
+        Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into the file.
+        """
+        if not self._is_wanted(mapped):
+            return Sites(), []
+        try:
+            path = reachable(mapped)
+        except TargetError:
+            return None
+        return self._find(mapped, path)
+
+    def _is_wanted(self, mapped: ModuleMapped) -> bool:
+        """Return whether there may be anything in a file; false for most without opening them."""
+        if space_of(self._program) is not Space.MODULE:
+            return False  # nothing in it is about files
+        if len(self.mapped_files) < _NAMES_MAX:
+            self.mapped_files[mapped.path.rpartition("/")[2]] = mapped.path
+        return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped)
+
+    def _unwinds(self, mapped: ModuleMapped) -> bool:
+        return self._returns and _UNWINDER.fullmatch(Path(mapped.path).name) is not None
+
+    def _find(self, mapped: ModuleMapped, path: Path) -> tuple[Sites, list[Event]]:
+        known = self._known(path)
+        if known is None and (owner := foreign_owner(path.stat())) is not None:
+            return self._find_foreign(mapped, path, owner)
+        elf = known.elf if known is not None else ElfFile.open(path)
+        is_probed = matches(self._program.name, mapped.path, elf.soname) or self._is_named(mapped)
+        own = _own_sites(elf, (_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else ()
+        if self._returns and (is_probed or self._unwinds(mapped)):
+            own += _own_sites(elf, _UNWINDING, Role.UNWINDING)
+        if not is_probed:
+            return Sites(own), []
+        # The same file by another path, as in a container, has the same probepoints.
+        key = (mapped.device, mapped.inode)
+        if key in self._given:
+            return self._given[key], []
+        resolved = self._resolve(known or self._symbols.module_of(elf))
+        self._given[key] = self._new_sites(resolved, mapped, own)
+        return self._given[key], self._doubts(resolved, mapped.path)
+
+    def _find_foreign(self, mapped: ModuleMapped, path: Path, owner: str) -> tuple[Sites, list[Event]]:
+        """Do as ``_find`` for a file that another user can change: another process reads it, within limits."""
+        from dprobes.engines.foreign.foreign_outlines import Question
+
+        key = (mapped.device, mapped.inode)
+        if key in self._given:
+            return self._given[key], []
+        if not self._users.may_have_file(owner):
+            return Sites(), list(self._users.notices())
+        roles = dict.fromkeys((_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else {}
+        if self._returns:
+            roles |= dict.fromkeys(_UNWINDING, Role.UNWINDING)
+        is_named = self._is_named(mapped)
+        question = Question(
+            mapped.path,
+            self._program,
+            self._symbols,
+            allow_write=self._allow_write,
+            soname=None if is_named else self._program.name,
+            own_functions=tuple(roles),
+        )
+        began = time.monotonic()
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                examined = self._examiner.examine(question, descriptor, lambda: not self.is_stopping)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise TargetError(f"'{mapped.path}' is not there any more") from error
+        finally:
+            self._users.note_reading(owner, time.monotonic() - began)
+        if examined is None:
+            return Sites(), []
+        module, resolved = examined.module, examined.resolved
+        places = {place: roles[name] for name, place in module.outline.own_places.items() if name in roles}
+        if resolved is None and not self._unwinds(mapped):
+            places = {place: role for place, role in places.items() if role is not Role.UNWINDING}
+        own = tuple(_own_site(module, place, role) for place, role in places.items())
+        if resolved is None:
+            return Sites(own), []
+        self._given[key] = self._new_sites(resolved, mapped, own)
+        text = examined.warnings
+        doubts = f"{mapped.path}: not everything in this file is as the program says\n{text}"
+        return self._given[key], [Notice(doubts)] if text else []
+
+    @cached_property
+    def _examiner(self) -> Examiner:
+        from dprobes.engines.foreign.examiner import Examiner
+
+        return Examiner()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if "_examiner" in self.__dict__:
+            self._examiner.close()
+
+    def everywhere(self) -> dict[int, Sites | str]:
+        """Return what is watched in every process by word size, or why it cannot be; may be called once."""
+        if space_of(self._program) is not Space.PROCESSES:
+            return {}
+        found: dict[int, Sites | str] = {}
+        for arch in (architecture("x86_64"), architecture("i386")):
+            diagnostics = Diagnostics()
+            try:
+                check(self._program, arch, diagnostics, allow_write=self._allow_write)
+                from dprobes.resolve.resolution import resolve_everywhere
+
+                watchpoints = resolve_everywhere(self._program, arch, diagnostics)
+            except SourceError as error:
+                found[arch.word_size] = error.message
+                continue
+            # It is one probepoint, whatever the processor.
+            self.probes = self.probes or list(watchpoints)
+            code = Code(arch.name, _bytes_only(encode(self._program, arch)))
+            found[arch.word_size] = Sites(code=code, watches=self._watch_sites(watchpoints, 0))
+        return found
+
+    def _watch_sites(self, watchpoints: tuple[Probepoint, ...], first: int) -> tuple[WatchSite, ...]:
+        """Return what is to be watched; the watchpoints become probepoints that are numbered from ``first`` on."""
+        return tuple(
+            WatchSite(
+                number,
+                watchpoint.number,
+                Watch(watchpoint.memory.address, watchpoint.memory.length, watchpoint.memory.access),
+                watchpoint.memory.absolute,
+                Point.of(self._program, watchpoint.definition, watchpoint.memory.address),
+            )
+            for number, watchpoint in enumerate(watchpoints, first)
+            if watchpoint.state is ProbeState.COMPILED
+        )
+
+    def _known(self, path: Path) -> Module | None:
+        """Return the module that was resolved before, if ``path`` is its file."""
+        with contextlib.suppress(OSError):  # the process is gone that has led to the file
+            if self._resolved is not None and path.samefile(self._resolved.module.path):
+                return self._resolved.module
+        return None
+
+    def _resolve(self, module: Module) -> ResolvedModule:
+        if self._resolved is not None and module is self._resolved.module:
+            return self._resolved
+        from dprobes.resolve.resolution import resolve
+
+        return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
+
+    def _doubts(self, resolved: ResolvedModule, path: str) -> list[Event]:
+        if resolved is self._resolved or not resolved.warnings:
+            return []  # what was resolved before has been spoken of
+        text = "\n".join(warning.render() for warning in resolved.warnings)
+        return [Notice(f"{path}: not everything in this file is as the program says", details=text)]
+
+    def _is_named(self, mapped: ModuleMapped) -> bool:
+        """Return whether a file is the program's module by its path or name, or is the one that was resolved before."""
+        name = self._program.name
+        if matches(name, mapped.path, None):
+            return True
+        found = [Path(name)] if "/" in name else []
+        if self._resolved is not None:
+            found.append(self._resolved.module.path)
+        for path in found:
+            with contextlib.suppress(OSError, ValueError):
+                if path.is_file() and _is_mapped_file(path, mapped):
+                    return True
+        return False
+
+    def _may_match(self, mapped: ModuleMapped) -> bool:
+        """Return whether a file may be the program's module; false for most without opening them."""
+        wanted, path = self._program.name, mapped.path
+        if self._is_named(mapped):
+            return True
+        # A library's file may be called otherwise than its soname, but hardly begins otherwise.
+        stem = re.split(r"[-.]", Path(wanted).name)[0]
+        return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
+
+    def _new_sites(self, resolved: ResolvedModule, mapped: ModuleMapped, own: tuple[Site, ...]) -> Sites:
+        sites: list[Site] = []
+        for probe in resolved.in_code:
+            if probe.state is ProbeState.COMPILED:
+                point = Point.of(self._program, probe.definition, probe.offset, probe.arguments)
+                sites += _sites_of(len(self.probes), probe, point, self._program, resolved.architecture)
+                self.compiled[len(self.probes)] = CompiledSite(resolved, point, (mapped.device, mapped.inode))
+            # The path as the process knows it: ours may lead through /proc.
+            self.probes.append(dataclasses.replace(probe, path=mapped.path))
+        self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
+        watchpoints = resolved.of(ProbeKind.WATCHPOINT)
+        watches = self._watch_sites(watchpoints, len(self.probes))
+        self.probes += [dataclasses.replace(watchpoint, path=mapped.path) for watchpoint in watchpoints]
+        segment = next(s for s in resolved.module.elf.load_segments if s.executable)
+        return Sites(
+            (*sites, *own),
+            Code(resolved.architecture.name, _bytes_only(resolved.image)),
+            resolved.symbols,
+            (segment.offset, segment.vaddr),
+            _padding(resolved.module),
+            watches=watches,
+        )
+
+
+def _is_linker(mapped: ModuleMapped) -> bool:
+    return _LINKER.fullmatch(Path(mapped.path).name) is not None
+
+
+def _bytes_only(image: CodeImage) -> CodeImage:
+    """Return an image without its instructions, which are for people: the tracer runs the bytes."""
+    return dataclasses.replace(image, instructions=(), labels={})
+
+
+def _sites_of(
+    number: int, probe: Probepoint, point: Point, program: Program, architecture: Architecture
+) -> Iterator[Site]:
+    """Iterate over the places where a probepoint needs a breakpoint."""
+    word_size = architecture.word_size
+    if not probe.at_return:
+        raw, usdt = probe.instruction.raw, probe.code.usdt
+        semaphore = usdt.semaphore - usdt.address if usdt is not None and usdt.semaphore else 0
+        ways = plan(raw, word_size), copy_of(raw, word_size)
+        yield Site(number, probe.number, probe.offset, raw, *ways, point, semaphore=semaphore)
+        return
+    registers = entry_registers(program, probe.definition, architecture)
+    kept = tuple((register.index, register.memory_offset) for register in registers or ())
+    if registers is not None:
+        raw = probe.instruction.raw
+        ways = plan(raw, word_size), copy_of(raw, word_size)
+        yield Site(number, probe.number, probe.offset, raw, *ways, role=Role.ENTRY, kept=kept)
+    for leaving in probe.code.exits.exits:
+        raw = leaving.raw
+        is_return = leaving.kind is ExitKind.RETURN
+        ranges = probe.code.exits.ranges
+        yield Site(
+            number,
+            probe.number,
+            leaving.offset,
+            raw,
+            plan(raw, word_size),
+            copy_of(raw, word_size),
+            point,
+            Role.RETURN if is_return else Role.JUMP,
+            () if is_return else tuple((start - leaving.address, end - leaving.address) for start, end in ranges),
+            kept=kept,
+        )
+
+
+def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
+    """Return the engine's own breakpoints at functions of a file, those of them that it has."""
+    # By the file's own symbols: a provider may know none but those that the program names.
+    module = OWN_SYMBOLS.module_of(elf)
+    sites: dict[int, Site] = {}
+    for name in names:
+        with contextlib.suppress(TargetError):
+            offset = module.file_offset(module.address_of(name))
+            sites[offset] = _own_site(module, offset, role)
+    return tuple(sites.values())
+
+
+def _own_site(module: Module, offset: int, role: Role) -> Site:
+    raw = decode_at(module, offset).raw
+    emulation, copy = plan(raw, module.word_size), copy_of(raw, module.word_size)
+    return Site(-1, -1, offset, raw, emulation, copy, role=role)
+
+
+def _padding(module: Module) -> tuple[tuple[int, int], ...]:
+    """Return what lies unused between the ends of code segments and those of their last pages."""
+    ends = [s.offset + s.filesz for s in module.elf.load_segments if s.executable and s.memsz == s.filesz]
+    return tuple((end, -end % PAGE_SIZE) for end in ends)
+
+
+def reachable(mapped: ModuleMapped) -> Path:
+    """Return a path that leads to the very file that is mapped; raise ``TargetError`` if none does."""
+    candidates = [
+        Path(mapped.path),
+        Path(f"/proc/{mapped.pid}/root{mapped.path}"),
+        *_held(mapped),
+    ]
+    for candidate in candidates:
+        with contextlib.suppress(OSError, ValueError):
+            if _is_mapped_file(candidate, mapped):
+                return candidate
+    raise replaced_file(mapped.path, mapped.pid)
+
+
+def _held(mapped: ModuleMapped) -> Iterator[Path]:
+    """Iterate over paths to a mapped file that its own path may not lead to any more."""
+    with contextlib.suppress(TargetError):
+        for mapping in code_mappings(mapped.pid)[0]:
+            if (mapping.device, mapping.inode) == (mapped.device, mapped.inode):
+                yield from held_files(mapping, mapped.pid)
+
+
+def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
+    """
+    Return whether ``path`` is the file with the device and inode that a process's memory map shows.
+
+    Some file systems (btrfs, overlayfs) have other device numbers there than in ``stat``: so the file is mapped by us,
+    to see how the kernel shows it.
+    """
+    status = path.stat()
+    if status.st_ino != mapped.inode:
+        return False
+    if status.st_dev == mapped.device:
+        return True
+    before = _times_shown(mapped)
+    with open(path, "rb", opener=without_waiting) as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+        return _times_shown(mapped) > before
+
+
+def _times_shown(mapped: ModuleMapped) -> int:
+    maps = mappings_of(os.getpid())
+    return sum((m.device, m.inode) == (mapped.device, mapped.inode) for m in maps)

@@ -1,0 +1,570 @@
+"""
+The client's side of a tracer: its start, the answers to its questions, and what it sends, sorted by program.
+
+A tracer may have several programs, and outlives those that end before others. So there is one conversation for a
+tracer, and a ``ProgramRun`` for each program. One of the threads that ``wait`` reads from the tracer, and sees to all
+that has arrived; the others sleep until they are woken up. Whoever stops waiting lets another one read.
+
+The client holds the crash restorer as well: when the tracer dies, the original bytes are put back at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines import refusals
+from dprobes.engines.command_launcher import Command
+from dprobes.engines.debugger_start import LOOK
+from dprobes.engines.engine_interface import Begun, Finished
+from dprobes.engines.linux.process_calls import allow_tracer
+from dprobes.engines.linux.procfs import ThreadIdentity
+from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
+from dprobes.engines.ptrace.client.program_run import death_notices, event_of, obstacle_text
+from dprobes.engines.ptrace.client.tracer_link import Inbox, Outbox, TracerGuard, readable, start_tracer
+from dprobes.engines.ptrace.tracer_messages import (
+    Attach,
+    Attached,
+    Done,
+    Dumped,
+    Ended,
+    Failed,
+    Forked,
+    InPlace,
+    Insert,
+    Kind,
+    Left,
+    Mapped,
+    MemoryReleased,
+    MemoryShared,
+    ModuleMapped,
+    NotInserted,
+    Overloaded,
+    ProbeStatus,
+    Refused,
+    Removed,
+    Replace,
+    Replaced,
+    SitesPatched,
+    Warned,
+    load_message,
+    unpack_record,
+)
+from dprobes.engines.refusals import nothing_to_insert
+from dprobes.errors import EngineError, SourceError, TargetError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.target.process_maps import command_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.engine_interface import Scope
+    from dprobes.engines.ptrace.breakpoint_sites import Sites
+    from dprobes.engines.ptrace.client.program_run import Item, NativeSide, ProgramRun, Request
+    from dprobes.engines.ptrace.client.restorer_process import RestorerProcess
+    from dprobes.engines.ptrace.tracer_messages import Start
+    from dprobes.engines.shared_globals import GlobalVariables
+
+__all__ = ["Conversation", "NotFollowedError"]
+
+_PATIENCE = 10
+"""Seconds that a tracer may take to end."""
+
+_PATIENCE_AT_DEATH = 0.5
+"""Seconds for which a dying tracer waits for what it has sent to be read."""
+
+_LOOK_AT_RINGS = 0.01
+"""Seconds until who waits looks for records that no message announces."""
+
+_LONG = 1.0
+"""Seconds until who waits for a bell looks again: where two follow one program, the other one may have taken it."""
+
+_ENDED = "the program that is to be replaced has ended"
+
+_Known = dict[tuple[int, int, str], "Sites"]
+
+
+class NotFollowedError(EngineError):
+    """Report that a tracer takes no program for a process: it is at its end, or has let the process go."""
+
+
+class Conversation:
+    """
+    The exchange of messages with a tracer, which is started for the program of ``run``.
+
+    ``start`` describes the program, which is for ``module``; ``variables`` are the global variables, if others share
+    them. Raise ``EngineError`` if the tracer cannot be started.
+    """
+
+    def __init__(self, run: ProgramRun, start: Start, module: str, variables: GlobalVariables | None) -> None:
+        self.globals = variables
+        self._runs: dict[int, ProgramRun] = {run.number: run}
+        """The programs of which something may be heard still."""
+        self._members = {run}
+        """Those that a session holds still."""
+        self._programs = 1
+        self._candidate: ProgramRun | None = None
+        """The program that is about to be inserted, and that which it replaces."""
+        self._replaces: ProgramRun | None = None
+        self._refusal: EngineError | None = None
+        self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
+        self._command: Command | None = None
+        self._restorer = CrashRestorer()
+        self._restored = 0
+        self._cleared = (0, 0)
+        self._known_processes: set[int] = set()
+        self._is_over = False
+        self._inserting = threading.Lock()
+        """Taken by who inserts a program: one at a time."""
+        self._lock = threading.Lock()
+        """Taken by who sees to what has arrived, or looks at the programs."""
+        self._reading = threading.Lock()
+        """Taken by who waits for the tracer."""
+        self._waiting: set[ProgramRun] = set()
+        self._join(run)
+        self._restorer_process = _restorer_process() if run.native is not None else None
+        if self._restorer_process is not None:
+            start = dataclasses.replace(start, restorer=self._restorer_process.address)
+        try:
+            self._tracer, from_tracer, to_tracer = start_tracer(start, module)
+        finally:
+            if self._restorer_process is not None:
+                self._restorer_process.begun()
+        self._inbox = Inbox(from_tracer)
+        self._guard: TracerGuard | None = None
+        self._guarding = threading.Lock()
+        """Taken by who makes a guard, or decides to wait for the tracer without one."""
+        self._is_awaited = False
+        """Whether nobody may make a guard any more."""
+        self._with_memory: set[int] = set()
+        """The processes that have had memory for handlers."""
+        self.outbox = Outbox(to_tracer)
+        self.outbox.send(start)
+
+    @property
+    def tracer(self) -> int:
+        """The process id of the tracer."""
+        return self._tracer.pid
+
+    def attach(self, scope: Scope) -> None:
+        """Let the tracer take over a process, or a command that is started for that."""
+        if scope.pid is None:
+            # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
+            self._command = Command(scope.command, allow_tracer, scope.output)
+        # Not before: a process that is forked has no threads but one.
+        if self._restorer_process is None:
+            self._begin_guard()
+        else:
+            self._restorer_process.watch(self._begin_guard)
+            self._restorer_process.await_watch()
+        is_launching = self._command is not None or scope.program is not None
+        pid = scope.pid if self._command is None else self._command.pid
+        self.outbox.send(Attach(pid or 0, launching=is_launching))
+
+    def _begin_guard(self) -> None:
+        """Guard the tracer ourselves, as the process that does so is not there, or was killed."""
+        with self._guarding:
+            if not self._is_awaited:
+                self._guard = TracerGuard(self._tracer, self._restore, self._clear)
+
+    def wait_for_command(self) -> int | None:
+        """Wait for the end of the command and return its wait status, None if there is none, or it never began."""
+        return None if self._command is None or not self._command.has_gone else self._command.wait()
+
+    def end_command(self) -> int | None:
+        """Ask the command to end once it is not traced any more, and return its wait status; None if there is none."""
+        return None if self._command is None else self._command.end()
+
+    def leave(self, run: ProgramRun) -> None:
+        """Note that a session is done with a program; with the last one the conversation is over."""
+        with self._lock:
+            if run.native is not None:
+                run.native.close()  # here, where nobody sees to a message for it
+            if run not in self._members:
+                return
+            self._members.discard(run)
+            if self._members:
+                return
+        self.close()
+
+    def close(self) -> None:
+        """Give the pipes up, with whose end the tracer ends, and wait for that."""
+        self._members.clear()
+        self.outbox.close()
+        self.await_end()
+        if self._restorer_process is not None:
+            self._restorer_process.close()
+            if self._restorer_process.was_killed:
+                self._remove_left()
+        self._inbox.close()
+        if self._command is not None:
+            self._command.close()
+
+    def await_end(self) -> None:
+        """Wait for the end of the tracer if it has been told to end."""
+        if not self._is_over and self._members:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait_for_tracer(_PATIENCE)
+
+    def _remove_left(self) -> None:
+        """Have memory unmapped that threads were in at the end: what the process would have done that was killed."""
+        from dprobes.engines.ptrace.client.left_removal import remove_left
+
+        for pid in self._with_memory:
+            with contextlib.suppress(OSError, EngineError, TargetError):
+                remove_left(pid)
+
+    def _wait_for_tracer(self, seconds: float | None = None) -> int:
+        with self._guarding:
+            self._is_awaited = True
+        return self._tracer.wait(seconds) if self._guard is None else self._guard.wait(seconds)
+
+    # Other programs
+
+    def insert(self, run: ProgramRun, start: Start, pid: int) -> None:
+        """
+        Insert one more program, into a process of those that are traced, and into what that has started.
+
+        Raise ``EngineError`` if that is not possible, and ``NotFollowedError`` if it is here only.
+        """
+        known: _Known = {}
+        with self._inserting:
+            # It may take its time: nobody is to wait for that. What is wrong shows when the tracer asks.
+            with contextlib.suppress(SourceError, TargetError):
+                _prepare(run, dict(self._asked), known)
+            with self._lock:
+                if not self._members or self._is_over:
+                    raise NotFollowedError("the process is not traced")
+                self._enter(run, None)
+                self.outbox.send(Insert(dataclasses.replace(start, number=run.number), pid, known))
+            self._await_answer(run)
+
+    def replace(self, former: ProgramRun, run: ProgramRun, start: Start) -> None:
+        """
+        Put a program in the place of ``former``, which comes to its end.
+
+        Raise ``EngineError`` or ``SourceError`` if that is not possible; then the former one goes on.
+        """
+        known: _Known = {}
+        with self._inserting:
+            _prepare(run, dict(self._asked), known)
+            with self._lock:
+                if former.is_over:
+                    raise EngineError(_ENDED)
+                _prepare(run, self._asked, known)
+                probes = run.answers.probes
+                if probes and all(probe.state.is_obstacle for probe in probes):
+                    raise nothing_to_insert(probes)
+                self._enter(run, former)
+                self.outbox.send(Replace(dataclasses.replace(start, number=run.number), former.number, known))
+            self._await_answer(run)
+
+    def _enter(self, run: ProgramRun, former: ProgramRun | None) -> None:
+        run.number, self._programs = self._programs, self._programs + 1
+        self._join(run, former)
+        self._candidate, self._replaces, self._refusal = run, former, None
+        self._runs[run.number] = run
+        self._members.add(run)
+
+    def _join(self, run: ProgramRun, former: ProgramRun | None = None) -> None:
+        """Let the handlers of a program know of those of others."""
+        run.rank = run.number if former is None else former.rank
+        if (native := run.native) is not None:
+            native.join(run.rank, lambda: [r.native for r in self._runs.values() if r.native not in (None, native)])
+
+    def _await_answer(self, run: ProgramRun) -> None:
+        """Wait until a program is inserted; raise ``EngineError`` if it is not."""
+        try:
+            while self._candidate is run:
+                self.wait(run)
+        except BaseException:
+            self.outbox.end(run.number)
+            self.leave(run)
+            raise
+        if self._refusal is not None:
+            self.leave(run)
+            raise self._refusal
+
+    def _on_replaced(self) -> None:
+        former = self._replaces
+        assert former is not None
+        # The debuggers stay those of the program before, with which their processes were begun.
+        run = self._settle_candidate(None)
+        run.debuggers = former.debuggers
+        del self._runs[former.number]
+        self._members.discard(former)
+        former.replaced()
+        former.wake()
+
+    def _on_refusal(self, refusal: EngineError) -> None:
+        del self._runs[self._settle_candidate(refusal).number]
+
+    def _settle_candidate(self, refusal: EngineError | None) -> ProgramRun:
+        run = self._candidate
+        assert run is not None
+        self._refusal = refusal
+        self._candidate = None
+        run.wake()
+        return run
+
+    # What arrives
+
+    def wait(self, run: ProgramRun) -> None:
+        """Wait until something may have arrived for ``run``, and see to all that has."""
+        seconds = None if run.debuggers.is_idle else LOOK
+        if run.native is not None:
+            seconds = 0 if run.native.is_busy else _LOOK_AT_RINGS
+        # In this order: whoever gives up reading looks for one who waits.
+        self._waiting.add(run)
+        try:
+            if self._reading.acquire(blocking=False):
+                try:
+                    if self._inbox.descriptor in readable([self._inbox.descriptor, run.bell], seconds):
+                        with self._lock:
+                            self._read(run)
+                finally:
+                    self._reading.release()
+            else:
+                readable([run.bell], _LONG if seconds is None else seconds)
+        finally:
+            self._waiting.discard(run)
+            self._let_another_read()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(run.bell)
+        if run.native is not None and not run.is_over:
+            if run.native.is_due:
+                with self._lock:  # others plan with what it has
+                    request = run.native.due(run.answers)
+                if request is not None:
+                    self.outbox.send(request)
+            if (release := run.native.to_be_released(run.number)) is not None:
+                self.outbox.send(release)
+        if seconds is not None and not run.is_over:
+            # Not for a process that was handed over just now: what came before that is given out first.
+            run.items += run.debuggers.look()
+
+    def _let_another_read(self) -> None:
+        if not self._reading.locked():
+            for other in tuple(self._waiting)[:1]:
+                other.wake()
+
+    def _read(self, reader: ProgramRun) -> None:
+        if self._is_over:
+            return
+        frames, ended = self._inbox.read()
+        concerned: set[ProgramRun] = set()
+        for kind, payload in frames:
+            if kind is Kind.RECORD:
+                number, probe, record = unpack_record(payload)
+                if (run := self._runs.get(number)) is not None:
+                    run.take_record(probe, record)
+                    concerned.add(run)
+                continue
+            concerned |= set(self._runs.values())
+            try:
+                self._on_message(load_message(payload))
+            except Exception as error:  # noqa: BLE001 - whoever gives out the items shall raise it
+                reader.items.append(error)
+        if ended and not self._is_over:
+            concerned |= set(self._runs.values())
+            self._on_death()
+        for run in concerned:
+            if run is not reader:
+                run.wake()
+
+    def _on_message(self, message: object) -> None:
+        match message:
+            case ModuleMapped():
+                self._answer(message)
+            case ThreadIdentity():
+                for native in self._natives():
+                    native.told(message)
+            case Mapped() | Forked():
+                self._remember(message)
+                if isinstance(message, Forked):
+                    if message.parent in self._with_memory:
+                        self._with_memory.add(message.pid)
+                    for native in self._natives():
+                        native.copied(message.pid, message.parent)
+            case Removed(pid, ()):
+                self._restorer.note(message)
+                for native in self._natives():
+                    native.left(pid)
+            case Attached():
+                if self._command is not None:
+                    self._command.go()
+                for first in self._runs.values():
+                    if first is not self._candidate:
+                        first.items.append(Begun())
+            case Refused(text):
+                self._on_end(lambda _: EngineError(text))
+            case Failed(pid, reason, number, shares_with):
+                error = refusals.attach_error(pid, reason, number, shares_with)
+                self._on_end(lambda _: error)
+            case ProbeStatus() | Dumped() | Warned():
+                self._give(event_of(message), message.program)
+                if isinstance(message, ProbeStatus):
+                    self._on_placed(message)
+            case MemoryShared() | SitesPatched():
+                self._with_memory.add(message.pid)
+                self._on_native(message)
+            case MemoryReleased(number):
+                run = self._runs.get(number)
+                if run is not None and run.native is not None:
+                    run.native.released(message)
+            case Overloaded(number):
+                if (run := self._runs.get(number)) is not None:
+                    run.take_overload(message)
+            case Left(number, process):
+                if (run := self._runs.get(number)) is not None:
+                    run.items += run.debuggers.add(process)
+            case Replaced():
+                self._on_replaced()
+            case InPlace(number):
+                if self._candidate is not None and self._candidate.number == number:
+                    self._settle_candidate(None)
+                self._give(Begun(), number)
+            case NotInserted(_, "", None):
+                self._on_refusal(NotFollowedError("the process is not traced"))
+            case NotInserted(_, text, obstacle):
+                self._on_refusal(EngineError(text if obstacle is None else obstacle_text(obstacle)))
+            case Ended(number):
+                if (ended := self._runs.pop(number, None)) is not None:
+                    ended.end(message)
+            case Done():
+                self._on_end(lambda _: message)
+            case _:
+                self._restorer.note(message)
+
+    def _natives(self) -> list[NativeSide]:
+        """Return what programs have in processes."""
+        return [run.native for run in self._runs.values() if run.native is not None]
+
+    def _on_placed(self, message: ProbeStatus) -> None:
+        """Let jumps take the place of breakpoints that are there now."""
+        run = self._runs.get(message.program)
+        if run is None or run.native is None or message.state is not ProbeState.ACTIVE:
+            return
+        request = run.native.placed(message.program, message.pid, message.probes, run.answers)
+        if request is not None:
+            self.outbox.send(request)
+
+    def _on_native(self, message: MemoryShared | SitesPatched) -> None:
+        for number in message.programs if isinstance(message, SitesPatched) else (message.program,):
+            run = self._runs.get(number)
+            if run is None or run.native is None:
+                continue
+            request: Request | None
+            if isinstance(message, SitesPatched):
+                request = run.native.patched(number, message)
+            else:
+                request = run.native.shared(message, run.answers)
+            if request is not None:
+                self.outbox.send(request)
+
+    def _remember(self, message: Mapped | Forked) -> None:
+        """Tell what processes map to whoever wants to know."""
+        for images in dict.fromkeys(run.images for run in self._runs.values() if run.images is not None):
+            match message:
+                case Mapped(pid, 0, mappings):
+                    for mapping in mappings:
+                        images.mapped(pid, time.monotonic_ns(), mapping)
+                case Mapped(pid, since, mappings):
+                    images.began(pid, since, mappings, command_name(pid))
+                case Forked(pid, parent, when):
+                    images.forked(pid, parent, when)
+
+    def _give(self, item: Item, program: int | None) -> None:
+        """Let a program's run give something out, or with None those of all."""
+        for number, run in self._runs.items():
+            if program is None or number == program:
+                run.items.append(item)
+
+    def _answer(self, mapped: ModuleMapped) -> None:
+        self._asked[mapped.device, mapped.inode, mapped.path] = mapped
+        run = self._runs[mapped.program]
+        sites, notices = run.answers.sites(mapped)
+        self.outbox.send(dataclasses.replace(_with_native(sites, run), number=mapped.number))
+        run.items += notices
+
+    def _on_end(self, item_for: Callable[[ProgramRun], Item]) -> None:
+        self._is_over = True
+        if self._candidate is not None:
+            no_other = self._replaces is None
+            self._on_refusal(NotFollowedError("the process is not traced") if no_other else EngineError(_ENDED))
+        for run in self._runs.values():
+            run.end(item_for(run))
+
+    def _restore(self) -> None:
+        """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
+        for native in self._natives():
+            native.disable()
+        self._known_processes |= self._restorer.processes
+        if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
+            try:
+                self._restorer.note_all(self._inbox.read_ahead())
+            finally:
+                self._lock.release()
+        self._restored += self._restorer.restore(tracer=self._tracer.pid)
+
+    def _clear(self) -> None:
+        self._cleared = self._restorer.clear()
+        self._remove_jumps(self._known_processes)
+
+    def _remove_jumps(self, processes: set[int]) -> None:
+        for native in self._natives():
+            native.disable()
+            self._restored += native.remove(processes)
+
+    def _on_death(self) -> None:
+        """Say what happened, and do what the guard could not do."""
+        if self._restorer_process is not None:
+            done = self._restorer_process.result()
+            self._restored, self._cleared = done.places, (done.cleared, done.left)
+        processes = self._restorer.processes
+        self._restored += self._restorer.restore()
+        if self._restorer_process is not None:
+            self._remove_jumps(processes)  # should that process have been killed as well
+        status = self._wait_for_tracer()
+        cleared, left = (sum(pair) for pair in zip(self._cleared, self._restorer.clear(), strict=True))
+        notices = death_notices(status, self._restored, cleared, left)
+        for run in self._runs.values():
+            run.items += notices
+        self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))
+
+
+def _restorer_process() -> RestorerProcess | None:
+    """Start the process that restores what a killed tracer leaves, if that is possible."""
+    from dprobes.engines.ptrace.client.restorer_process import RestorerProcess
+
+    with contextlib.suppress(OSError):
+        return RestorerProcess()
+    return None
+
+
+def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:
+    """
+    Answer for a program what was asked about another one; what cannot be found any more is asked again.
+
+    Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
+    """
+    for key in asked.keys() - known.keys():
+        prepared = run.answers.prepare(asked[key])
+        if prepared is not None:
+            sites, notices = prepared
+            known[key] = _with_native(sites, run)
+            run.items += notices
+
+
+def _with_native(sites: Sites, run: ProgramRun) -> Sites:
+    """Let sites say for which probepoints jumps will be asked for."""
+    if run.native is None:
+        return sites
+    probes = {site.probe for site in sites.sites if site.probe >= 0}
+    return dataclasses.replace(sites, native=run.native.native_probes(probes, run.answers))

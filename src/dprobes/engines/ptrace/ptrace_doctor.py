@@ -1,0 +1,249 @@
+"""What the machine allows the ptrace engine, found out by trying it on a child of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.engines.engine_interface import Finding
+from dprobes.engines.linux import process_calls, ptrace_calls
+from dprobes.engines.linux.procfs import SPARED, process_field, set_score
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+from dprobes.engines.ptrace.tracer.call_injection import MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.native.handler_memory import map_code, share_memory
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
+from dprobes.engines.x86.debug_registers import CONTROL, SLOTS, Watch, control_bits
+from dprobes.errors import reason_of
+from dprobes.rpn.rpn_program import Access
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["examine"]
+
+_SYS_GETPID = 39
+
+
+def examine() -> list[Finding]:
+    """Return what was found, essential things first."""
+    findings = []
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        findings += _trace(child)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, ptrace_calls.WALL)
+    findings += [_other_processes(), _i386_programs(), _debug_files(), _debugger(), _core_files(), _processor()]
+    return findings
+
+
+def _trace(child: int) -> list[Finding]:
+    attach = "take over a process of this user (ptrace)"
+    try:
+        ptrace_calls.seize(child)
+        ptrace_calls.interrupt(child)
+        os.waitpid(child, ptrace_calls.WALL)
+    except OSError as error:
+        remedy = "allow ptrace in this container: a seccomp profile or security module forbids it"
+        return [Finding(attach, works=False, detail=reason_of(error), remedy=remedy, essential=True)]
+    registers = ptrace_calls.Registers()
+    ptrace_calls.get_registers(child, registers)
+    return [
+        Finding(attach, works=True, essential=True),
+        _code_write(child, registers[ptrace_calls.Register.RIP]),
+        _memory_read(child, registers[ptrace_calls.Register.RSP]),
+        *_injected_calls(child),
+        _debug_registers(child, registers[ptrace_calls.Register.RIP]),
+        _out_of_memory(child),
+        _cpu_number(child),
+    ]
+
+
+def _code_write(child: int, address: int) -> Finding:
+    what = "write breakpoints into code (/proc/PID/mem)"
+    try:
+        memory = os.open(f"/proc/{child}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            byte = os.pread(memory, 1, address)
+            os.pwrite(memory, byte, address)
+        finally:
+            os.close(memory)
+    except OSError as error:
+        remedy = "boot with proc_mem.force_override=ptrace, or run on a kernel that does not restrict it"
+        return Finding(what, works=False, detail=reason_of(error), remedy=remedy, essential=True)
+    return Finding(what, works=True, essential=True)
+
+
+def _memory_read(child: int, address: int) -> Finding:
+    what = "read memory (process_vm_readv)"
+    works = len(process_calls.RemoteMemory().read(child, address, 8)) == 8
+    remedy = "allow the system call in this container's seccomp profile"
+    return Finding(what, works=works, remedy=remedy, essential=True)
+
+
+def _injected_calls(child: int) -> Iterator[Finding]:
+    """Give what is found by letting the child make system calls."""
+    stepped = "execute probed instructions in a page of their own (a system call made in the target)"
+    alone = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
+    inline = "run handlers in the probed process, for the price of a call (inline engine)"
+    allowed = "allow processes to be sent files and to map executable memory; until then all hits are breakpoints"
+    thread = Thread(child, child, AddressSpace.of_thread(child, 8), ThreadState.STOPPED)
+    with contextlib.closing(thread.space):
+        yield _injected(stepped, alone, thread, _call_getpid)
+        yield _injected(inline, allowed, thread, _map_handlers)
+
+
+def _injected(what: str, remedy: str, thread: Thread, try_it: Callable[[Thread], None]) -> Finding:
+    if not may_inject(thread):
+        filtered = process_field(thread.pid, "Seccomp") not in ("", "0")
+        detail = "a seccomp filter is in force" if filtered else "threads have shadow stacks"
+        return Finding(what, works=False, detail=detail, remedy=remedy)
+    try:
+        try_it(thread)
+    except InjectionError as error:
+        return Finding(what, works=False, detail=str(error), remedy=remedy)
+    return Finding(what, works=True, remedy=remedy)
+
+
+def _call_getpid(thread: Thread) -> None:
+    with injecting(thread) as call:
+        found = call(_SYS_GETPID)
+    if found != thread.pid:
+        raise InjectionError(f"getpid has returned {found} in process {thread.pid}")
+
+
+def _map_handlers(thread: Thread) -> None:
+    """Map what the inline engine maps: memory that is shared with us, and a page for code, where there is room."""
+    file = os.memfd_create("doctor")
+    try:
+        os.ftruncate(file, PAGE_SIZE)
+        memory = share_memory(thread, [(file, PAGE_SIZE)], None, lambda _: None)
+    finally:
+        os.close(file)
+    with injecting(thread) as call:
+        call(MUNMAP[thread.space.word_size], memory.region, memory.size)
+    map_code(thread, 0, [(memory.region, memory.region + PAGE_SIZE)])
+
+
+def _debug_registers(child: int, address: int) -> Finding:
+    what = "watch memory and code (debug registers)"
+    free = 0
+    detail = ""
+    control = 0
+    for slot in SLOTS:
+        control |= control_bits(slot, Watch(address, 1, Access.EXECUTE))
+        try:
+            ptrace_calls.set_debug_register(child, slot, address)
+            ptrace_calls.set_debug_register(child, CONTROL, control)
+        except OSError as error:
+            detail = f", {reason_of(error)}"
+            break
+        free += 1
+    remedy = "end whoever has them (perf, a debugger), or ask whoever runs this virtual machine for them"
+    return Finding(what, works=free == len(SLOTS), detail=f"{free} of {len(SLOTS)}{detail}", remedy=remedy)
+
+
+def _cpu_number(child: int) -> Finding:
+    works = ptrace_calls.rseq_area(child) != 0
+    detail = "" if works else "the C library registers no rseq area: a record's cpu is read from /proc, which is slower"
+    return Finding(
+        "learn a thread's CPU from its rseq area", works=works, detail=detail, remedy="glibc 2.35 or newer has it"
+    )
+
+
+def _out_of_memory(child: int) -> Finding:
+    what = "keep the tracer from the out-of-memory killer"
+    remedy = "give CAP_SYS_RESOURCE: a tracer that is killed may end what it traces (docs/engines.md)"
+    try:
+        set_score(child, SPARED)
+    except OSError as error:
+        return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
+    return Finding(what, works=True)
+
+
+def _other_processes() -> Finding:
+    what = "attach to running processes of this user (-p)"
+    if _has_ptrace_capability():
+        return Finding(what, works=True, detail="and of all other users (CAP_SYS_PTRACE)")
+    scope = yama_scope()
+    if not scope:
+        return Finding(what, works=True)
+    return Finding(what, works=False, detail=f"kernel.yama.ptrace_scope is {scope}", remedy=YAMA_REMEDY)
+
+
+def _has_ptrace_capability() -> bool:
+    effective = process_field(os.getpid(), "CapEff")
+    return bool(effective) and bool(int(effective, 16) & 1 << 19)  # CAP_SYS_PTRACE, capability(7)
+
+
+def _i386_programs() -> Finding:
+    what = "run i386 programs"
+    program = os.memfd_create("i386")
+    os.write(program, _i386_program(status=42))
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            os.execve(program, ["i386"], {})  # noqa: S606 - a program of ours, no shell
+        os._exit(127)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(program)
+    remedy = "enable CONFIG_IA32_EMULATION, or boot with ia32_emulation=1"
+    return Finding(what, works=status == 42, detail="" if status == 42 else "the kernel refuses them", remedy=remedy)
+
+
+def _i386_program(status: int) -> bytes:
+    """Return a whole i386 ELF program that ends with an exit status."""
+    base, header_size, entry_size = 0x08048000, 52, 32
+    # mov eax, 1 (exit) / mov ebx, status / int 0x80
+    code = b"\xb8\x01\0\0\0\xbb" + struct.pack("<I", status) + b"\xcd\x80"
+    start = header_size + entry_size
+    size = start + len(code)
+    header = b"\x7fELF\x01\x01\x01" + bytes(9)
+    header += struct.pack(
+        "<HHIIIIIHHHHHH", 2, 3, 1, base + start, header_size, 0, 0, header_size, entry_size, 1, 0, 0, 0
+    )
+    segment = struct.pack("<IIIIIIII", 1, 0, base, base, size, size, 5, 0x1000)
+    return header + segment + code
+
+
+def _debug_files() -> Finding:
+    what = "find separate debug files (/usr/lib/debug)"
+    works = any(Path("/usr/lib/debug/.build-id").glob("*"))
+    remedy = "install the -dbg or -dbgsym package of what you probe, or give its symbols with --sym"
+    return Finding(what, works=works, detail="" if works else "none is installed", remedy=remedy)
+
+
+def _debugger() -> Finding:
+    found = shutil.which("gdb")
+    remedy = "install gdb, or name another debugger with --debugger"
+    return Finding("hand a process over to a debugger (exit 1)", bool(found), found or "gdb is not found", remedy)
+
+
+def _core_files() -> Finding:
+    works = os.access(".", os.W_OK)
+    detail = "" if works else "this directory cannot be written"
+    return Finding("write core files here (exit 3)", works, detail, "name another directory with --core-dir")
+
+
+def _processor() -> Finding:
+    machine = os.uname().machine
+    cpus = os.sysconf("SC_NPROCESSORS_ONLN")
+    return Finding(
+        "processor that this version can probe",
+        works=machine == "x86_64",
+        detail=f"{machine}, {cpus} CPU{'s' if cpus != 1 else ''}, Linux {os.uname().release}",
+        remedy="probe on an x86-64 machine",
+        essential=True,
+    )

@@ -1,0 +1,436 @@
+"""The engine: a session has a tracer of its own, or one that follows its process already for another session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from dprobes.engines.debugger_start import LOOK, Debuggers
+from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
+from dprobes.engines.hits.hit_lifecycle import ProbeLimits
+from dprobes.engines.linux.procfs import living_thread, process_field
+from dprobes.engines.overhead_budget import UNLIMITED, budget_of
+from dprobes.engines.ptrace.client.program_run import ProgramRun
+from dprobes.engines.ptrace.client.site_answers import Answers
+from dprobes.engines.ptrace.client.tracer_conversation import Conversation, NotFollowedError
+from dprobes.engines.ptrace.shared_counters import SharedCounters
+from dprobes.engines.ptrace.tracer_messages import ChangeRequest, Done, Ended, Remove, Start
+from dprobes.errors import EngineError, InternalError
+from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
+from dprobes.target.probed_module import OWN_SYMBOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.engines.engine_interface import Change, Job, Scope
+    from dprobes.engines.engine_options import EngineOptions
+    from dprobes.engines.overload_guard import OverloadNotices
+    from dprobes.engines.ptrace.client.program_run import NativeSide
+    from dprobes.engines.shared_globals import GlobalVariables
+    from dprobes.extensions.extension_registry import Registration
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.probed_module import SymbolProvider
+
+__all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
+
+_PATIENCE = 10.0
+"""Seconds that the tracer may take to change variables and tables."""
+
+_LOOK_AT_CHANGES = 0.0005
+
+
+class PtraceEngine(Engine):
+    """The engine that probes a process tree through ptrace(2)."""
+
+    name = "ptrace"
+
+    def __init__(
+        self,
+        *,
+        allow_write: bool = False,
+        symbols: SymbolProvider = OWN_SYMBOLS,
+        debugger: Sequence[str] | None = None,
+        core_directory: str = ".",
+        overhead: float = UNLIMITED,
+    ) -> None:
+        self._allow_write = allow_write
+        self._symbols = symbols
+        self._debugger = debugger
+        self._core_directory = core_directory
+        self._overhead = overhead
+
+    def check(self, scope: Scope, options: EngineOptions) -> None:
+        """Raise ``EngineError`` if somebody else traces the process in scope."""
+        if scope.pid is not None and not options.traces_already:
+            from dprobes.engines.refusals import check_traceable
+
+            check_traceable(scope.pid, options.tracers)
+
+    def run(self, job: Job) -> PtraceSession:
+        """Return the session; entering it starts the tracer and the command, or attaches to the process."""
+        return PtraceSession(
+            job,
+            allow_write=self._allow_write,
+            symbols=self._symbols,
+            debugger=self._debugger,
+            core_directory=self._core_directory,
+            budget=budget_of(self._overhead, job.scope, job.program),
+        )
+
+
+def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: ARG001 - the registry's signature
+    """Return the engine for what a user says."""
+    return PtraceEngine(
+        allow_write=options.allow_write,
+        symbols=options.symbols,
+        debugger=options.debugger,
+        core_directory=options.core_directory,
+        overhead=UNLIMITED if options.overhead is None else options.overhead,
+    )
+
+
+class PtraceSession:
+    """One run; use it as a context manager and iterate over ``events``."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        allow_write: bool,
+        symbols: SymbolProvider,
+        debugger: Sequence[str] | None = None,
+        core_directory: str = ".",
+        budget: float | None = None,
+    ) -> None:
+        self._job = job
+        self._budget = budget
+        self._core_directory = core_directory
+        self.globals: GlobalVariables | None = job.globals
+        """The global variables that are shared with other sessions."""
+        answers = Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved)
+        self._run = ProgramRun(
+            answers,
+            SharedCounters.new(job.program.vars, job.program.cvars, job.program.tables),
+            # A command needs its input itself, unless it is the terminal, which people share.
+            Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
+            _notices(budget, job.program, answers),
+            job.images,
+        )
+        self._conversation: Conversation | None = None
+        self._changing = threading.Lock()
+        self._changes = 0
+        self._principal = job.principal if isinstance(job.principal, PtraceSession) else None
+        if self._principal is not None:
+            self._run.counters.borrow(self._principal._run.counters)  # noqa: SLF001 - another of these
+
+    def use_native(self, native: NativeSide) -> None:
+        """Have handlers run in the probed processes where that is possible; to be called before the session begins."""
+        self._run.native = native
+        if native.state is not None and self._principal is None:
+            self._run.counters.use_native(native.state.variables, native.state.tables)
+
+    @property
+    def native(self) -> NativeSide | None:
+        """The handlers that run in the probed processes."""
+        return self._run.native
+
+    @property
+    def probes(self) -> Sequence[Probepoint]:
+        """The probepoints that were found so far; events give their indices."""
+        return self._run.answers.probes
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over."""
+        return self._run.debuggers.is_running
+
+    @property
+    def tracer(self) -> int | None:
+        """The process id of the tracer, which may be other sessions' as well; None if there is none now."""
+        return None if self._conversation is None or self._run.is_over else self._conversation.tracer
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return self._run.answers.left_out
+
+    @property
+    def mapped_files(self) -> dict[str, str]:
+        """The names of files that processes mapped as code."""
+        return self._run.answers.mapped_files
+
+    def __enter__(self) -> Self:
+        try:
+            self._enter()
+        except BaseException:
+            self._give_up()
+            raise
+        return self
+
+    def _enter(self) -> None:
+        if self._job.replaces is not None:
+            self._replace(self._job.replaces)
+            return
+        if self.globals is not None:
+            self.globals.check(self._job.program.gvars)
+        if not self._join():
+            if self._principal is not None:
+                raise EngineError("the process ended before all was inserted")
+            self._begin()
+
+    def _begin(self) -> None:
+        """Start a tracer and let it take over the process or command."""
+        if self._job.scope.pid is not None:
+            from dprobes.engines.ptrace.client.left_removal import left_notice, remove_left
+
+            if (left := remove_left(self._job.scope.pid)) is not None:
+                self._run.items.append(left_notice(left))
+        conversation = Conversation(self._run, self._start_message(), self._job.program.name, self.globals)
+        try:
+            conversation.attach(self._job.scope)
+        except BaseException:
+            conversation.close()
+            raise
+        self._conversation = conversation
+
+    def _join(self) -> bool:
+        """Have the program inserted by a tracer that follows the process for another session, if there is one."""
+        conversation = self._present_conversation(self._job.scope.pid)
+        if conversation is None:
+            return False
+        if self.globals is not None and self.globals is not conversation.globals:
+            raise EngineError("a program shares its global variables with those that are inserted with it")
+        assert self._job.scope.pid is not None
+        try:
+            conversation.insert(self._run, self._start_message(), self._job.scope.pid)
+        except NotFollowedError:
+            conversation.await_end()  # until then it may have the process still
+            return False
+        self._conversation = conversation
+        return True
+
+    def conversation_about(self, pid: int, tracer: int) -> Conversation | None:
+        """Return the conversation with a process's tracer, 0 if it has none yet, if that is the session's."""
+        conversation = self._conversation
+        if conversation is None or self._run.is_over:
+            return None
+        is_theirs = conversation.tracer == tracer or (not tracer and self._job.scope.pid == pid)
+        return conversation if is_theirs else None
+
+    def _present_conversation(self, pid: int | None) -> Conversation | None:
+        """Return the conversation with the tracer of a process, if it is that of a session beside this one."""
+        if pid is None:
+            return None
+        tracer = int(process_field(living_thread(pid), "TracerPid") or 0)
+        for other in self._job.beside:
+            if isinstance(other, PtraceSession) and (found := other.conversation_about(pid, tracer)) is not None:
+                return found
+        return None
+
+    def __exit__(self, *exception: object) -> None:
+        conversation = self._conversation
+        try:
+            if conversation is not None:
+                self.stop()
+                with contextlib.suppress(EngineError):
+                    for _ in self.events():
+                        pass
+        finally:
+            if conversation is not None:
+                conversation.leave(self._run)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Give up what is needed only as long as the tracer may ask for something."""
+        if self._run.native is not None:
+            self._run.native.close()
+        self._run.answers.close()
+
+    def stop(self) -> None:
+        """Ask the tracer to remove the program, and to detach if it is the last; a signal handler may call it."""
+        conversation = self._conversation
+        if conversation is not None and not self._run.is_over:
+            self._run.is_stopping = self._run.answers.is_stopping = True
+            conversation.outbox.end(self._run.number)
+
+    def hurry(self) -> bool:
+        """Return False: nothing is kept here that the tracer has given up."""
+        return False
+
+    def end_command(self) -> int | None:
+        """Ask the command to end; see ``Session``."""
+        return None if self._conversation is None else self._conversation.end_command()
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
+        run, conversation = self._run, self._conversation
+        assert conversation is not None
+        while True:
+            is_over = run.is_over
+            for probe, state in run.take_native():
+                if not is_over:
+                    conversation.outbox.send(Remove(run.number, (probe,), state))
+            while run.items:
+                item = run.next_item()
+                if isinstance(item, (Done, Ended)):
+                    run.take_native(is_over=True)
+                    # What the debuggers had to say may have come behind it.
+                    yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
+                    yield from self._on_end(conversation, item)
+                elif isinstance(item, Exception):
+                    raise item
+                elif isinstance(item, Finished) and run.native is not None:
+                    run.take_native(is_over=True)
+                    yield from (each for each in run.take_all() if isinstance(each, (Notice, RecordBatch)))
+                    yield item if item.cut_short else replace(item, counts=run.counts())
+                else:
+                    yield item
+            if is_over:
+                return
+            yield Pause()
+            conversation.wait(run)
+
+    # What others may do while somebody iterates over the events
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``."""
+        return self._run.counts()
+
+    def wake(self) -> None:
+        """Have ``events`` look at once what the tracer has sent."""
+        self._run.wake()
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """
+        Remove probepoints, also in later processes; ``events`` reports those that were there as REMOVED.
+
+        What was hit before that may still give its record.
+        """
+        count = len(self.probes)
+        for probe in probes:
+            if not 0 <= probe < count:
+                there_are = f"they are 0 to {count - 1}" if count else "none was found yet"
+                raise IndexError(f"there is no probepoint {probe}: {there_are}")
+        if self._conversation is not None:
+            self._conversation.outbox.send(Remove(self._run.number, tuple(probes)))
+
+    def local_variables(self) -> list[int]:
+        """Return the program's local variables."""
+        return self._run.counters.local_variables()
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its CPU variables, a list for each CPU."""
+        return self._run.counters.cpu_variables()
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with these indices to zero, between two handlers."""
+        self._run.counters.ask_for_reset(first, last)
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold; the tracer is not asked."""
+        return self._run.counters.tables()
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables between two handlers, and return when that is done."""
+        conversation, counters = self._conversation, self._run.counters
+        with self._changing:
+            if conversation is None or self._run.is_over:
+                counters.take_over(changes)
+                return
+            self._changes += 1
+            conversation.outbox.send(ChangeRequest(self._run.number, self._changes, tuple(changes)))
+            until = time.monotonic() + _PATIENCE
+            while counters.changes_made < self._changes:
+                if self._run.is_over:
+                    counters.take_over(changes)
+                    return
+                if time.monotonic() > until:
+                    raise EngineError("the tracer does not answer")
+                time.sleep(_LOOK_AT_CHANGES)
+
+    # The conversation
+
+    def _replace(self, former: object) -> None:
+        """Take the place of another session, with its processes and its global variables."""
+        if not isinstance(former, PtraceSession):
+            raise EngineError("a session of the ptrace engine can take the place only of another one of that engine")
+        if self.globals is None:
+            self.globals = former.globals
+        if self.globals is not former.globals:
+            raise EngineError("a program shares its global variables with the one whose place it takes")
+        if self.globals is not None:
+            self.globals.check(self._job.program.gvars)
+        self._conversation = former.give_way(self._run, self._start_message())
+
+    def give_way(self, run: ProgramRun, start: Start) -> Conversation:
+        """Let another program take the place of this one; raise ``EngineError`` or ``SourceError`` if it cannot."""
+        conversation = self._conversation
+        if conversation is None:
+            raise EngineError("the program that is to be replaced is not running")
+        conversation.replace(self._run, run, start)
+        return conversation
+
+    def _start_message(self) -> Start:
+        program = self._job.program
+        definitions = tuple(
+            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), isinstance(d.location, MANY_PLACES))
+            for d in program.definitions
+        )
+        return Start(
+            self._run.number,
+            definitions,
+            int(self._job.items),
+            (program.vars, program.gvars, program.cvars, program.tvars),
+            self._run.counters.descriptor,
+            _called_extensions(program),
+            self._core_directory,
+            follow=self._job.scope.follow,
+            budget=self._budget,
+            globals=-1 if self.globals is None else self.globals.descriptor,
+            everywhere=self._run.answers.everywhere(),
+            tables=tuple(replace(table, span=None) for table in program.tables),
+            wants_images=self._job.images is not None,
+            principal=-1 if self._principal is None else self._principal._run.number,  # noqa: SLF001
+            native=None if self._run.native is None else self._run.native.plan,
+        )
+
+    def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:
+        status = None
+        done = end if isinstance(end, Done) else Done(complete=end.complete)
+        debuggers = self._run.debuggers
+        if not done.complete and not done.problem and not self._run.is_stopping:
+            yield Notice("the tracer was told to end (SIGTERM); the probepoints are removed")
+        while not debuggers.is_idle:
+            yield Pause()
+            yield from debuggers.look()
+            time.sleep(LOOK)
+        if done.complete and self._job.scope.pid is None:
+            status = conversation.wait_for_command()
+        if self._run.native is not None:
+            yield from self._run.native.notices()
+        yield Finished(self.counts(), status)
+        if done.problem:
+            raise InternalError(f"the tracer failed; the probepoints are removed\n{done.problem.rstrip()}")
+
+
+def _notices(budget: float | None, program: Program, answers: Answers) -> OverloadNotices | None:
+    """Return the words for hits that take too much of a CPU, where there is a limit."""
+    if budget is None:
+        return None
+    from dprobes.engines.overload_guard import OverloadNotices
+
+    return OverloadNotices(budget, program.major, answers.probes)
+
+
+def _called_extensions(program: Program) -> tuple[Registration, ...]:
+    if not calls_extensions(program):
+        return ()
+    from dprobes.extensions.extension_registry import called_extensions
+
+    return called_extensions(program)

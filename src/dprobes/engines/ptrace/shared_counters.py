@@ -1,0 +1,320 @@
+"""
+What a run shows while it goes on: counts and variables, in memory that the tracer writes and the client reads.
+
+The memory is a file that the client makes. So nobody has to ask the tracer, which has hits to see to, and what happened
+is known also after its end. The file holds 64-bit cells::
+
+    resets asked for | resets made | changes made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
+    the number of the last reset of each local variable | of each CPU variable
+    the program's keyed tables (``keyed.table_entries``)
+    from the next page on: a Tally for each probepoint
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+from dprobes.engines.engine_interface import Counts, carry_out
+from dprobes.engines.linux.cpus import cpu_limit
+from dprobes.engines.linux.memory_file import growing_memory_file
+from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence, Sequence
+
+    from dprobes.engines.engine_interface import Change
+    from dprobes.engines.hits.hit_context import SharedHits
+    from dprobes.engines.hits.hit_lifecycle import ProbeLimits
+    from dprobes.keyed.table_entries import KeyedStore
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.rpn.keyed_tables import Table
+
+__all__ = ["NativeState", "NativeStatePlan", "SharedCounters", "Tally", "Variables"]
+
+_CELL = 8
+_ASKED, _MADE, _CHANGED, _FIRST_VARIABLE = 0, 1, 2, 3
+"""Cells by their number."""
+
+_ROWS = 512
+"""How many probepoints are mapped at once; the size of so many is a multiple of a page."""
+
+
+_PLACEMENTS = {placement: 1 << bit for bit, placement in enumerate(Placement)}
+
+
+class Tally(ctypes.Structure):
+    """The counts of one probepoint; ``placements`` is a set of ``Placement`` as bits."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("hits", "records", "lost", "passed", "recursed", "missed", "skipped", "faulted", "placements")
+    )
+    hits: int
+    records: int
+    lost: int
+    passed: int
+    recursed: int
+    missed: int
+    skipped: int
+    faulted: int
+    placements: int
+
+    def note(self, placement: Placement) -> None:
+        """Note where the probed instruction is executed."""
+        self.placements |= _PLACEMENTS[placement]
+
+    def counts(self) -> Counts:
+        """Return the counts of now."""
+        placements = self.placements
+        executed = tuple(sorted(place.value for place, bit in _PLACEMENTS.items() if placements & bit))
+        return Counts(
+            hits=self.hits,
+            records=self.records,
+            lost=self.lost,
+            passed=self.passed,
+            recursed=self.recursed,
+            missed=self.missed,
+            skipped=self.skipped,
+            faulted=self.faulted,
+            executed=executed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """A program's own variables, the CPU variables by the number of the CPU."""
+
+    local: MutableSequence[int]
+    by_cpu: Sequence[MutableSequence[int]]
+
+
+class SharedCounters:
+    """
+    The memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
+
+    All methods may be called by any thread.
+    """
+
+    def __init__(self, descriptor: int, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> None:
+        self.descriptor = descriptor
+        self._tables = tables
+        weakref.finalize(self, os.close, descriptor)
+        self._lock = threading.Lock()
+        self._chunks: list[ctypes.Array[Tally]] = []
+        cpus = cpu_limit()
+        end = _FIRST_VARIABLE + local_count + cpus * cpu_count
+        self._first_table = count = end + local_count + cpu_count
+        if tables:
+            from dprobes.keyed.table_entries import cells_of
+
+            count += sum(map(cells_of, tables))
+        self._tallies = -(-count * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._cells = self._map(0, self._tallies)
+        variables = self._cells[_FIRST_VARIABLE:end]
+        starts = [local_count + cpu * cpu_count for cpu in range(cpus)]
+        by_cpu = [variables[start : start + cpu_count] for start in starts]
+        self.variables = Variables(
+            cast("MutableSequence[int]", variables[:local_count]), cast("list[MutableSequence[int]]", by_cpu)
+        )
+        self._local_resets = self._cells[end : end + local_count]
+        self._cpu_resets = self._cells[end + local_count : self._first_table]
+        self._resets = self._cells[_MADE]
+        self._principal: SharedCounters | None = None
+        self._stores: list[KeyedStore] | None = None
+        self._is_native = False
+        self._native_tables: Sequence[KeyedStore | None] = ()
+
+    def borrow(self, principal: SharedCounters) -> None:
+        """Use the variables of another program."""
+        self._principal, self.variables = principal, principal.variables
+
+    def use_native(self, variables: Variables, tables: Sequence[KeyedStore | None]) -> None:
+        """Use variables and tables that handlers in the probed processes change, too; a table that is None is ours."""
+        self.variables, self._native_tables, self._is_native = variables, tables, True
+
+    @classmethod
+    def new(cls, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> Self:
+        """Make the memory; ``descriptor`` may be handed to other processes."""
+        return cls(growing_memory_file("dprobes_counters"), local_count, cpu_count, tables)
+
+    def table_memory(self) -> list[memoryview]:
+        """Return the memory of each table."""
+        from dprobes.keyed.table_entries import cells_of
+
+        found, start = [], self._first_table
+        for table in self._tables:
+            found.append(self._cells[start : start + cells_of(table)])
+            start += cells_of(table)
+        return found
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what the keyed tables hold."""
+        if self._principal is not None:
+            return self._principal.tables()
+        if not self._tables:
+            return ()
+        from dprobes.keyed.table_entries import TableReader
+
+        readers = [TableReader(*each) for each in zip(self._tables, self.table_memory(), strict=True)]
+        return tuple((native or own).contents() for native, own in zip(self._shared_tables, readers, strict=True))
+
+    def stores(self) -> list[KeyedStore]:
+        """Return the keyed tables, to be written."""
+        from dprobes.keyed.table_entries import TableStore
+
+        memory = zip(self._tables, self.table_memory(), strict=True)
+        own = [TableStore.taken_over(table, cells) for table, cells in memory]
+        return [native or store for native, store in zip(self._shared_tables, own, strict=True)]
+
+    @property
+    def _shared_tables(self) -> Sequence[KeyedStore | None]:
+        return self._native_tables or [None] * len(self._tables)
+
+    def tally(self, probe: int) -> Tally:
+        """Return where a probepoint is counted."""
+        chunk, row = divmod(probe, _ROWS)
+        if chunk >= len(self._chunks):
+            with self._lock:
+                while chunk >= len(self._chunks):
+                    self._chunks.append(self._next_chunk())
+        return self._chunks[chunk][row]
+
+    def counts(self, probes: int) -> tuple[Counts, ...]:
+        """Return the counts of the first ``probes`` probepoints."""
+        return tuple(self.tally(probe).counts() for probe in range(probes))
+
+    # A reset: the client asks for it, and the tracer makes it before the next handler runs. So no handler that runs at
+    # that moment can put an old value back.
+
+    def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
+        """Let the variables with the indices from ``first`` to ``last`` be zero from now on, as far as anybody sees."""
+        if self._principal is not None:
+            self._principal.ask_for_reset(first, last)
+            return
+        some = slice(first, None if last is None else last + 1)
+        if self._is_native:  # whose handlers ask nobody
+            for values in (self.variables.local, *self.variables.by_cpu):
+                for index in range(*some.indices(len(values))):
+                    values[index] = 0
+            return
+        with self._lock:
+            number = self._cells[_ASKED] + 1
+            for resets in (self._local_resets, self._cpu_resets):
+                for index in range(*some.indices(len(resets))):
+                    resets[index] = number
+            self._cells[_ASKED] = number
+
+    def reset_if_asked(self) -> None:
+        """Set variables to zero if somebody wants that; only between two handlers."""
+        if self._principal is not None:
+            self._principal.reset_if_asked()
+            return
+        asked = self._cells[_ASKED]
+        if asked != self._resets:
+            for values in (self.variables.local, *self.variables.by_cpu):
+                for index, number in enumerate(self._resets_of(values)):
+                    if number > self._resets:
+                        values[index] = 0
+            self._cells[_MADE] = self._resets = asked
+
+    def take_over(self, changes: Sequence[Change]) -> None:
+        """Change variables and tables that nobody else writes any more."""
+        if self._stores is None:
+            self._stores = self.stores()
+        carry_out(changes, self.variables.local, self._stores)
+
+    @property
+    def changes_made(self) -> int:
+        """How many requests to change variables and tables have been carried out."""
+        made: int = self._cells[_CHANGED]
+        return made
+
+    def note_changes(self, count: int) -> None:
+        """Say how many requests to change variables and tables have been carried out."""
+        self._cells[_CHANGED] = count
+
+    def local_variables(self) -> list[int]:
+        """Return the local variables, as they are or are about to be."""
+        if self._principal is not None:
+            return self._principal.local_variables()
+        return self._shown(self.variables.local)
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the CPU variables of each CPU, as they are or are about to be."""
+        if self._principal is not None:
+            return self._principal.cpu_variables()
+        return [self._shown(values) for values in self.variables.by_cpu]
+
+    def _shown(self, values: MutableSequence[int]) -> list[int]:
+        if self._is_native:
+            return list(values)
+        resets = self._resets_of(values)
+        while True:
+            made = self._cells[_MADE]
+            # In this order: what is reset meanwhile is not shown as it was before that.
+            shown = list(zip(list(values), resets, strict=True))
+            if self._cells[_MADE] == made:
+                return [0 if number > made else value for value, number in shown]
+
+    def _resets_of(self, values: MutableSequence[int]) -> memoryview:
+        return self._local_resets if values is self.variables.local else self._cpu_resets
+
+    # Memory
+
+    def _next_chunk(self) -> ctypes.Array[Tally]:
+        size = _ROWS * ctypes.sizeof(Tally)
+        view = self._map(self._tallies + len(self._chunks) * size, size)
+        return (Tally * _ROWS).from_buffer(view)
+
+    def _map(self, offset: int, size: int) -> memoryview:
+        # Both sides may be first to need it; this never makes the file shorter.
+        os.posix_fallocate(self.descriptor, offset, size)
+        return memoryview(mmap.mmap(self.descriptor, size, offset=offset)).cast("Q")
+
+
+# What the tracer has in common with handlers in the probed processes, for an engine that has them.
+#
+# The client's side of it is ``engines.ptrace.client.program_run``. The first message about a program brings a plan, by
+# which the tracer finds it in memory.
+
+
+class NativeState(Protocol):
+    """The variables, tables and numbers of hits of one program."""
+
+    @property
+    def variables(self) -> Variables:
+        """The local variables, and those of each CPU."""
+
+    @property
+    def global_variables(self) -> MutableSequence[int]:
+        """The global variables, where no other program has them, too."""
+
+    @property
+    def tables(self) -> Sequence[KeyedStore | None]:
+        """The keyed tables; None for one that the tracer has for itself."""
+
+    def thread_variables(self, tid: int) -> MutableSequence[int] | None:
+        """Return the variables of a thread, which has some from now on; None if there is no room for them."""
+
+    def forget_thread(self, tid: int) -> None:
+        """Take away the variables of a thread that is no more."""
+
+    def hits_of(self, probe: int, limits: ProbeLimits) -> SharedHits | None:
+        """Return what is known everywhere of the hits of a probepoint; None if no handler in a process has any."""
+
+
+class NativeStatePlan(Protocol):
+    """What is known of it before it is mapped; ``descriptor`` is a file of the client's."""
+
+    @property
+    def descriptor(self) -> int:
+        """The file."""
+
+    def opened(self, descriptor: int) -> NativeState:
+        """Return the state; ``descriptor`` is the file in this process, which belongs to the state from now on."""

@@ -1,0 +1,480 @@
+"""
+Address spaces: the memory that processes run in, and which breakpoints, watchpoints and slots are in it.
+
+Data and look-ups, and the bytes of breakpoints; who may run meanwhile is decided by the callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.engines.linux.procfs import ids_of, process_field
+from dprobes.engines.linux.served_pages import ServedPages
+from dprobes.engines.ptrace.site_patches import Patches
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE, Entries
+from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
+from dprobes.errors import system_error
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dprobes.engines.ptrace.breakpoint_sites import FileKey
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Watchpoint
+    from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe
+    from dprobes.target.process_maps import Mapping
+    from dprobes.target.unwind.stack_memory import ProcessSpace
+
+__all__ = ["AddressSpace", "LocalIds", "PageReader"]
+
+# The ids that threads of a process have in a PID namespace of its own, as data.
+
+
+@dataclass(slots=True, eq=False)
+class LocalIds:
+    """
+    The threads of a process in a nested namespace: the local ids of those that its handlers know, by our ids.
+
+    Other processes that run in its memory, after vfork, are not among them.
+    """
+
+    pid: int
+    by_thread: dict[int, int] = field(default_factory=dict)
+    is_full: bool = False
+    """Whether there was a thread that had no room: handlers would not know it."""
+
+    @classmethod
+    def of(cls, pid: int) -> LocalIds | None:
+        """Return room for the threads of a process, None if they have the same ids there as here."""
+        return cls(pid) if len(ids_of(pid)) > 1 else None
+
+    def local_of(self, tid: int) -> int | None:
+        """Return the id that a thread of the process has in its own namespace, None if it is gone."""
+        local = self.by_thread.get(tid)
+        if local is None and (found := ids_of(tid)):
+            local = self.by_thread[tid] = found[-1]
+        return local
+
+
+_JUMP_SIZE = 5
+"""Bytes of a jump with a distance of 32 bits."""
+
+
+class PageReader:
+    """
+    A reader of many places in a process's memory that are close to each other: each page by one system call.
+
+    What it gives may be as old as the reader, so one is made for each purpose.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes at ``address``; raise OSError if they are not there."""
+        start = address & -PAGE_SIZE
+        page = self._pages.get(start)
+        if page is None:
+            page = self._pages[start] = os.pread(self._memory, PAGE_SIZE, start)
+        offset = address - start
+        if offset + size > len(page):
+            return os.pread(self._memory, size, address)
+        return page[offset : offset + size]
+
+    def has(self, address: int) -> bool:
+        """Return whether there is memory at ``address``."""
+        try:
+            return bool(self.read(address, 1))
+        except OSError:
+            return False
+
+    def reads_as(self, other: PageReader, start: int, end: int) -> bool:
+        """Return whether memory from ``start`` to ``end`` (excluded) is there, and the same as ``other`` reads."""
+        try:
+            return self.read(start, end - start) == other.read(start, end - start)
+        except OSError:
+            return False
+
+
+@dataclass(slots=True, eq=False)
+class AddressSpace:
+    """
+    The memory that one or (after vfork) several processes run in.
+
+    ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
+    ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of
+    what handlers push, by the number of the program and the probed file (device, inode). ``shared_with`` names
+    processes that are not traced any more but may still run in this memory: meanwhile it has no breakpoints.
+    """
+
+    memory: int
+    word_size: Literal[4, 8]
+    has_shadow_stack: bool
+    pids: set[int] = field(default_factory=set)
+    breakpoints: dict[int, Breakpoint] = field(default_factory=dict)
+    former: dict[int, int] = field(default_factory=dict)
+    files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
+    symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
+    shared_with: set[int] = field(default_factory=set)
+    has_sharers: bool = False
+    """Whether several processes have run in it at once, but for a child of vfork, for which its parent waits."""
+    by_probe: dict[Probe, dict[Breakpoint, None]] = field(default_factory=dict)
+    slots: Slots = field(default_factory=Slots)
+    patches: Patches = field(default_factory=Patches)
+    """The jumps that stand in the place of breakpoints."""
+    local_ids: LocalIds | None = None
+    """What its threads are called in a PID namespace of the process's own, where there are handlers in memory."""
+    entries: Entries = field(default_factory=Entries)
+    gadgets: tuple[int, int] | None = None
+    """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
+    made_gadgets: tuple[int, bytes] | None = None
+    """Where we have put them, and what was there, if the program has none."""
+    watchpoints: tuple[Watchpoint, ...] = ()
+    unwinding: ProcessSpace | None = None
+    """What is known of its unwind tables; None before a stack is asked for, and when its mappings have changed."""
+    told_mappings: tuple[Mapping, ...] = ()
+    """What the client knows of its mappings of code, if it wants to."""
+    semaphores: dict[int, int] = field(default_factory=dict)
+    """The semaphores that are raised here, each with the address of a breakpoint that needs it."""
+    lowered: list[int] = field(default_factory=list)
+    """Those that were lowered again, of which the client is still to hear."""
+    unwritten: set[int] = field(default_factory=set)
+    """The addresses of breakpoints that are not in memory, because jumps are about to take their place."""
+    postponed: set[tuple[int, int]] = field(default_factory=set)
+    """The probepoints, (program, probepoint) each, whose jumps wait for what is yet to be mapped."""
+    copied_from: int = 0
+    """The process whose memory was copied, as long as jumps are awaited that are about to be written there."""
+    joining: dict[int, frozenset[tuple[int, int]]] = field(default_factory=dict)
+    """
+    The probepoints, (program, probepoint) each, of a program that is about to be in place where others have jumps.
+
+    They are by the addresses of breakpoints. The jumps stay without them until others take their place.
+    """
+    served: ServedPages | None = None
+    """What may be read of another user's process."""
+    awaited: tuple[Breakpoint, ...] = ()
+    """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
+
+    @classmethod
+    def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
+        """Open the memory of a stopped thread; raise OSError if the thread is gone."""
+        memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"), served=ServedPages.of(tid))
+
+    @classmethod
+    def closed(cls, word_size: Literal[4, 8]) -> AddressSpace:
+        """Return the space of a program whose memory we may not touch."""
+        return cls(-1, word_size, has_shadow_stack=False)
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether it belongs to one process, as handlers in memory need it."""
+        return not self.has_sharers or len(self.pids) == 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether breakpoints can be written."""
+        return self.memory >= 0
+
+    def copy_for_child(self, tid: int) -> AddressSpace:
+        """
+        Return the address space of a forked child, which has a copy of all breakpoints.
+
+        The kernel copied the memory some time before we hear of it: what changed in between is put right here.
+        """
+        breakpoints = {address: breakpoint_.copy() for address, breakpoint_ in self.breakpoints.items()}
+        space = AddressSpace(
+            os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC) if self.is_open else -1,
+            self.word_size,
+            self.has_shadow_stack,
+            breakpoints=breakpoints,
+            former=dict(self.former),
+            files=dict(self.files),
+            symbols=dict(self.symbols),
+            by_probe={probe: {breakpoints[b.address]: None for b in mine} for probe, mine in self.by_probe.items()},
+            slots=self.slots.copy(),
+            gadgets=self.gadgets,
+            made_gadgets=self.made_gadgets,
+            watchpoints=self.watchpoints,
+            served=ServedPages.of(tid) if self.is_open else None,
+            told_mappings=self.told_mappings,
+            semaphores=dict(self.semaphores),
+            unwritten=set(self.unwritten),
+        )
+        reader = PageReader(space.memory)
+        space.patches = self.patches.copy_for_child(space.memory, reader.read, reader.has)
+        space.patches.restore(space.memory, space.patches.bound_to(self.joining))  # no others will come there
+        if self.patches.displaced:
+            self._mend_code_of(space)
+        space.renew()
+        reader = PageReader(space.memory)
+        for address, original in space.former.items():
+            space.restore_byte(address, original, reader)
+        parent = PageReader(self.memory)
+        space.slots.keep(lambda start, end: reader.reads_as(parent, start, end), reader.has)
+        return space
+
+    def _mend_code_of(self, child: AddressSpace) -> None:
+        """
+        Give a forked child the code that there is here where it has the rest of a jump that nobody knows any more.
+
+        A jump may have been taken out, and another one have got its trampoline, since the kernel copied the memory.
+        """
+        reader = PageReader(child.memory)
+        parent = PageReader(self.memory)
+        for address in self.breakpoints:
+            if address in child.patches.by_site:
+                continue
+            with contextlib.suppress(OSError):
+                mine = self._code_at(address, parent)
+                if child._code_at(address, reader) != mine:
+                    marked = bytearray(mine)
+                    for place in range(_JUMP_SIZE):
+                        if address + place in child.breakpoints and child.reads_as_breakpoint(address + place):
+                            marked[place] = INT3[0]
+                    os.pwrite(child.memory, marked, address)
+
+    def reads_as_breakpoint(self, address: int) -> bool:
+        """Return whether memory has a breakpoint instruction at an address."""
+        return os.pread(self.memory, 1, address) == INT3
+
+    def _code_at(self, address: int, reader: PageReader) -> bytes:
+        """Return the code of the file at a breakpoint, as long as a jump there would be."""
+        code = bytearray(reader.read(address, _JUMP_SIZE))
+        self.patches.hide(address, code)
+        for place, byte in enumerate(code):
+            if byte == INT3[0] and (found := self.breakpoints.get(address + place)) is not None:
+                code[place] = found.original
+        return bytes(code)
+
+    def unwind_space(self, tid: int) -> ProcessSpace:
+        """Return the memory as the walk up a stack sees it; ``tid`` is a thread in it."""
+        if self.unwinding is None:
+            from dprobes.engines.linux.thread_stack import space_of
+
+            self.unwinding = space_of(tid, self.memory, self.word_size, self.served)
+        return self.unwinding
+
+    def served_page(self, address: int, size: int) -> int | None:
+        """Return the first address of some memory that only a server can deliver (``ServedPages``); None if none is."""
+        page = None if self.served is None else self.served.first(self.memory, address, size)
+        return None if page is None else max(page, address)
+
+    def renew(self) -> None:
+        """Write every breakpoint again that memory does not show any more."""
+        reader = PageReader(self.memory)
+        for address, breakpoint_ in self.breakpoints.items():
+            if address in self.patches.by_site or address in self.unwritten:
+                continue
+            with contextlib.suppress(OSError):
+                if reader.read(address, 1) == bytes([breakpoint_.original]):
+                    os.pwrite(self.memory, INT3, address)
+
+    def write_unwritten(self, but: Collection[int] = ()) -> list[Breakpoint]:
+        """Write the breakpoints for which no jumps have come, ``but`` those at some addresses, and return them."""
+        late = [b for address in self.unwritten if address not in but and (b := self.breakpoints.get(address))]
+        if self.unwritten:
+            self.unwritten.intersection_update(but)  # what has a jump now needs none
+            self.renew()
+        if not self.unwritten:
+            self.copied_from = 0
+        return [breakpoint_ for breakpoint_ in late if breakpoint_.address not in self.patches.by_site]
+
+    def close(self) -> None:
+        """Close the memory; the breakpoints in it are no longer ours to restore."""
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
+            if self.served is not None:
+                self.served.close()
+        self.breakpoints.clear()
+        self.by_probe.clear()
+        self.semaphores.clear()
+
+    def read(self, address: int, size: int) -> bytes:
+        """
+        Return up to ``size`` bytes at any address; raise OSError if there is no memory.
+
+        Breakpoints that are not written show as if they were.
+        """
+        if address >> 63:
+            raise system_error(errno.EFAULT)  # what no file offset can say
+        if self.served_page(address, size) is not None:
+            raise system_error(errno.EFAULT)  # it might never come
+        data = os.pread(self.memory, size, address)
+        if not self.unwritten:
+            return data
+        shown, places = bytearray(data), range(address, address + len(data))
+        for place in self.unwritten.intersection(places) if len(places) < len(self.unwritten) else self.unwritten:
+            if place in places:
+                shown[place - address] = INT3[0]
+        return bytes(shown)
+
+    def write(self, address: int, data: bytes) -> int:
+        """Write bytes at any address, and return how many; raise OSError if there is no memory."""
+        if address >> 63:
+            raise system_error(errno.EFAULT)
+        return os.pwrite(self.memory, data, address)
+
+    def place(self, breakpoint_: Breakpoint, *, is_written: bool = True) -> None:
+        """Write the breakpoint byte; raise OSError if that is not possible."""
+        if not is_written:
+            self.unwritten.add(breakpoint_.address)
+        elif not os.pwrite(self.memory, INT3, breakpoint_.address):
+            raise system_error(errno.ESRCH)  # what old kernels say of memory that is gone
+        self.breakpoints[breakpoint_.address] = breakpoint_
+        self.former.pop(breakpoint_.address, None)
+        self.register(breakpoint_)
+
+    def register(self, breakpoint_: Breakpoint) -> None:
+        """Note which probes a breakpoint is for."""
+        for probe in breakpoint_.probes():
+            self.by_probe.setdefault(probe, {})[breakpoint_] = None
+
+    def end_joining(self, served: dict[int, set[tuple[int, int]]]) -> None:
+        """Wait for jumps no longer for probepoints, by the addresses of breakpoints."""
+        for address in [address for address in served if address in self.joining]:
+            left = self.joining[address] - served[address]
+            if left:
+                self.joining[address] = left
+            else:
+                del self.joining[address]
+
+    def drop(self, probe: Probe) -> list[Breakpoint]:
+        """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
+        mine = self.by_probe.pop(probe, ())
+        self.end_joining({each.address: {(probe.program.number, probe.number)} for each in mine})
+        is_guarded = any(breakpoint_.semaphores for breakpoint_ in mine)
+        self.entries.drop(probe)
+        for breakpoint_ in mine:
+            breakpoint_.drop(probe)
+        if is_guarded:
+            self.lower_unneeded()
+        gone = [breakpoint_ for breakpoint_ in mine if not breakpoint_.is_needed]
+        for breakpoint_ in gone:
+            self.withdraw(breakpoint_)
+        return gone
+
+    def drop_program(self, program: InsertedProgram) -> list[Breakpoint]:
+        """Do as ``drop`` for all of a program's probes, and for what the engine itself needs because of it."""
+        for probe in [probe for probe in self.by_probe if probe.program is program]:
+            del self.by_probe[probe]
+            self.entries.drop(probe)
+        joining = self.joining.items()
+        self.end_joining({address: {each for each in found if each[0] == program.number} for address, found in joining})
+        for key in [key for key in self.symbols if key[0] == program.number]:
+            del self.symbols[key]
+        gone = []
+        for breakpoint_ in self.breakpoints.values():
+            breakpoint_.drop_program(program)
+            if not breakpoint_.is_needed:
+                gone.append(breakpoint_)
+        self.lower_unneeded()
+        reader = PageReader(self.memory)
+        for breakpoint_ in gone:
+            self.withdraw(breakpoint_, reader)
+        if jumps := [s for s, jump in self.patches.by_site.items() if program.number in jump.users]:
+            self.patches.restore(self.memory, jumps)
+            self.renew()
+        return gone
+
+    def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
+        """Put the original bytes back, if our breakpoint is what is there, and forget the breakpoint."""
+        for site in self.patches.restore(self.memory, [breakpoint_.address]):
+            if site != breakpoint_.address and site in self.breakpoints:  # it was in the same jump
+                with contextlib.suppress(OSError):
+                    os.pwrite(self.memory, INT3, site)
+        self.restore_byte(breakpoint_.address, breakpoint_.original, reader)
+        self.forget(breakpoint_)
+        self.former[breakpoint_.address] = breakpoint_.original
+
+    def withdraw_all(self) -> None:
+        """Withdraw every breakpoint, and what stands in its place; no thread may run in the space then."""
+        for address in list(self.semaphores):
+            self._lower(address)
+        self.patches.restore(self.memory, self.patches.by_site)
+        reader = PageReader(self.memory)
+        for breakpoint_ in list(self.breakpoints.values()):
+            self.withdraw(breakpoint_, reader)
+
+    def forget(self, breakpoint_: Breakpoint) -> None:
+        """Forget a breakpoint that is not in memory any more."""
+        self.unwritten.discard(breakpoint_.address)
+        self.joining.pop(breakpoint_.address, None)
+        self.patches.forget(breakpoint_.address, breakpoint_.address + 1)
+        self.breakpoints.pop(breakpoint_.address, None)
+        for probe in breakpoint_.probes():
+            rest = self.by_probe.get(probe)
+            if rest is not None:
+                rest.pop(breakpoint_, None)
+                if not rest:
+                    del self.by_probe[probe]
+
+    # Semaphores of USDT probes
+
+    def needed_semaphores(self) -> dict[int, list[int]]:
+        """Return the semaphores that breakpoints need to be raised, each with the addresses of these."""
+        needed: dict[int, list[int]] = {}
+        for breakpoint_ in self.breakpoints.values():
+            for semaphore in set(breakpoint_.semaphores.values()):
+                needed.setdefault(semaphore, []).append(breakpoint_.address)
+        return needed
+
+    def raise_semaphore(self, semaphore: int, breakpoint_: int) -> None:
+        """Add one to a semaphore that a breakpoint needs; raise OSError if there is no memory."""
+        self._add(semaphore, 1)
+        self.semaphores[semaphore] = breakpoint_
+
+    def lower_unneeded(self) -> None:
+        """Lower what no breakpoint needs any more; to be called before the last one that did is withdrawn."""
+        if not self.semaphores:
+            return
+        needed = self.needed_semaphores()
+        for semaphore in list(self.semaphores):
+            if semaphore in needed:
+                self.semaphores[semaphore] = needed[semaphore][0]
+            else:
+                self._lower(semaphore)
+
+    def forget_semaphores(self) -> None:
+        """Forget what no breakpoint needs any more, because what is there is no semaphore now."""
+        needed = self.needed_semaphores() if self.semaphores else {}
+        gone = [semaphore for semaphore in self.semaphores if semaphore not in needed]
+        for semaphore in gone:
+            del self.semaphores[semaphore]
+        self.lowered += gone
+
+    def take_lowered(self) -> tuple[int, ...]:
+        """Return what the client is to hear of."""
+        lowered, self.lowered = tuple(self.lowered), []
+        return lowered
+
+    def _lower(self, semaphore: int) -> None:
+        breakpoint_ = self.semaphores.pop(semaphore)
+        self.lowered.append(semaphore)
+        with contextlib.suppress(OSError):
+            # If the breakpoint is there, or its jump, so is the file, and this is its semaphore.
+            if os.pread(self.memory, 1, breakpoint_) == INT3 or self.patches.is_there(self.memory, breakpoint_):
+                self._add(semaphore, -1)
+
+    def _add(self, semaphore: int, amount: int) -> None:
+        value = int.from_bytes(os.pread(self.memory, SEMAPHORE_SIZE, semaphore), "little") + amount
+        if 0 <= value < 1 << 8 * SEMAPHORE_SIZE:
+            os.pwrite(self.memory, value.to_bytes(SEMAPHORE_SIZE, "little"), semaphore)
+
+    def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
+        """
+        Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing.
+
+        ``reader`` knows what memory holds, where many bytes are restored at once.
+        """
+        with contextlib.suppress(OSError):
+            found = os.pread(self.memory, 1, address) if reader is None else reader.read(address, 1)
+            if found == INT3:
+                os.pwrite(self.memory, bytes([original]), address)

@@ -1,0 +1,339 @@
+"""
+Which hits count: most as soon as they are handled, others when it shows what became of their instruction.
+
+Most instructions that touch memory complete, and a stop only to see that costs as much as the hit itself. So the
+thread runs on from the slot with a *pending* hit, and its next stop shows what became of the instruction: a fault there
+finds the thread still at the slot's start, and then it was no hit. A thread that does not stop by itself is looked at
+after some milliseconds. What does not work so: limits (passcount, maxhits) that must be exact at the next hit of
+another thread, and whatever has to happen right behind the instruction.
+
+When a program ends or is replaced while others go on, a hit whose instruction was executed is counted, and one whose
+instruction was not is given up as far as it is the program's: the results of other programs' handlers are kept, so that
+these need not run once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.hits.handler_runs import Emitter, HandlerRunner
+from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
+from dprobes.engines.hits.hit_probes import HANDING_OVER
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.linux.procfs import system_call_of
+from dprobes.engines.linux.ptrace_calls import RESUME_FLAG, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS
+from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
+from dprobes.engines.ptrace.tracer_messages import Warned
+from dprobes.resolve.probe_state import ProbeState
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.engines.hits.handler_runs import QueuedRecords
+    from dprobes.engines.ptrace.tracer.client_connection import Connection
+    from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
+    from dprobes.engines.ptrace.tracer.probe_removal import Remover
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
+    from dprobes.engines.ptrace.tracer.tracer_programs import Handled, InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread
+
+__all__ = ["HitCounter", "Settler", "WatchpointHits", "has_hit_of"]
+
+_COMPLETED, _FAULTED = HitEvent.COMPLETED, HitEvent.FAULTED
+
+_PATIENCE = 0.005
+"""Seconds after which to look what became of a hit."""
+
+_ORDERLY = 0.05
+"""Seconds after which records of other hits no longer wait for a thread that sleeps, or is stopped."""
+
+_RIP = int(Register.RIP)
+
+
+class HitCounter:
+    """The counter of hits, which emits their records, and removes the probes that these were the last hits of."""
+
+    def __init__(self, connection: Connection, remover: Remover) -> None:
+        self._connection = connection
+        self._remover = remover
+        self._emitter = Emitter(connection)
+        self._pending: dict[int, Thread] = {}
+        self._registers = ptrace_calls.Registers()
+        self._info = ptrace_calls.SignalInfo()
+        self.emptied: list[int] = []
+        """Where breakpoints were taken away in the memory of the thread whose hit was counted."""
+
+    def count(
+        self,
+        thread: Thread,
+        handled: Iterable[Handled],
+        queued: QueuedRecords | None = None,
+        *,
+        has_faulted: bool = False,
+    ) -> None:
+        """Count the hits of an instruction and emit their records; those may be ``queued`` already."""
+        for probe in self._emitter.count(handled, queued, has_faulted=has_faulted):
+            for space, addresses in self._remover.withdraw(probe):
+                if space is thread.space:
+                    self.emptied += addresses
+
+    def count_at_once(self, thread: Thread, handled: Sequence[Handled]) -> None:
+        """
+        Count hits that wait for no instruction, and note what is to become of the process because of an ``exit``.
+
+        Of several handlers that say so the first one decides.
+        """
+        self.count(thread, handled)
+        for probe, outcome, *_ in handled:
+            if outcome is None or outcome.exit_code not in HANDING_OVER:
+                continue
+            if thread.exit_request is None:
+                thread.exit_request = ExitRequest(outcome.exit_code, probe.program)
+                continue
+            text = f"'exit {outcome.exit_code}' was not carried out in process {thread.pid}: another handler"
+            text += f" ended with 'exit {thread.exit_request.code}' at the same moment"
+            self._connection.send(Warned(text, program=probe.program.number))
+
+    def withdraw(self, thread: Thread, probe: Probe) -> None:
+        """Take a probepoint away because of a hit of a stopped thread, which was counted."""
+        probe.state = ProbeState.REMOVED
+        self.emptied += (a for space, found in self._remover.withdraw(probe) if space is thread.space for a in found)
+
+    def finish(self) -> None:
+        """Send the records that wait for others."""
+        self._emitter.finish()
+
+    # Pending hits
+
+    def pend(self, thread: Thread, handled: tuple[Handled, ...]) -> None:
+        """Note that a thread is about to execute the instruction of its hit in its slot."""
+        hit, site = thread.hit, thread.hit.breakpoint.site
+        slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
+        assert slot is not None
+        hit.state = AFTER[hit.state, HitEvent.LET_RUN]
+        hit.handled, hit.slot, hit.queued = handled, slot, self._emitter.queue()
+        hit.since = hit.looked_at = time.monotonic()
+        self._pending[thread.tid] = thread
+
+    def resolve(self, thread: Thread, kind: StopKind, number: int) -> None:
+        """Find out at a stop of a thread, which is none for SIGTRAP, what became of its pending hit."""
+        if kind is StopKind.EXITED:
+            self.complete(thread)
+            return
+        if self._is_past(thread):
+            self.complete(thread)
+        elif kind is StopKind.SIGNAL and number in FAULTS and ptrace_calls.get_signal_info(thread.tid, self._info) > 0:
+            self.complete(thread, has_faulted=True)
+
+    def complete(self, thread: Thread, *, has_faulted: bool = False) -> None:
+        """Count a hit whose instruction was executed, or faulted."""
+        hit = thread.hit
+        hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]
+        hit.written = None
+        self._pending.pop(thread.tid, None)
+        # Also if a probepoint has gone meanwhile: its handler ran before.
+        self.count(thread, hit.handled, hit.queued, has_faulted=has_faulted)
+
+    def before_detachment(self, thread: Thread) -> None:
+        """Count the pending hit of a stopped thread that is about to be detached, if its instruction was executed."""
+        if thread.hit.state is not HitState.PENDING:
+            return
+        with contextlib.suppress(OSError):
+            if self._is_past(thread):
+                self.complete(thread)
+        self.drop(thread)
+
+    def drop(self, thread: Thread) -> None:
+        """Forget a hit whose instruction was not executed, if there is one."""
+        if thread.hit.state is HitState.PENDING:
+            thread.hit.follow(HitEvent.GIVEN_UP)
+            self._pending.pop(thread.tid, None)
+            self._emitter.emit([], thread.hit.queued)
+
+    def forget(self, thread: Thread) -> None:
+        """Count the pending hit of a thread that is gone, because another one has executed a program."""
+        if thread.hit.state is HitState.PENDING:
+            self.complete(thread)
+
+    def look_after(self) -> float | None:
+        """
+        See to it that no hit pends for long; return in how many seconds to ask again, None if no thread runs with one.
+
+        A thread that sleeps in a system call is past the instruction, one that sleeps otherwise is not (a page has to
+        come); one that runs is stopped for a moment to see.
+        """
+        if not self._pending:
+            return None
+        now = time.monotonic()
+        again = False
+        for tid, thread in list(self._pending.items()):
+            hit = thread.hit
+            if hit.state is not HitState.PENDING or thread.state is ThreadState.ENDED:
+                self.drop(thread)
+                self._pending.pop(tid, None)
+                continue
+            if now - hit.looked_at >= _PATIENCE and thread.state is ThreadState.RUNNING:
+                # Not more often: a thread that waits for a processor executes nothing between two stops.
+                hit.looked_at = now
+                self._look_at(thread)
+            if now - hit.since >= _ORDERLY and tid in self._pending:
+                self._emitter.skip(hit.queued)
+            again = again or (tid in self._pending and (thread.state is ThreadState.RUNNING or hit.queued.is_queued))
+        return _PATIENCE if again else None
+
+    def _is_past(self, thread: Thread) -> bool:
+        """Return whether a stopped thread has executed the instruction: it is elsewhere, or has hit once more."""
+        if thread.trapped:
+            return True
+        ptrace_calls.get_registers(thread.tid, self._registers)
+        return bool(self._registers[_RIP] != thread.hit.slot.address)
+
+    def _look_at(self, thread: Thread) -> None:
+        where = system_call_of(thread.tid)
+        if where is None:
+            with contextlib.suppress(OSError):
+                ptrace_calls.interrupt(thread.tid)
+        elif where >= 0:
+            self.complete(thread)
+
+
+class Settler:
+    """The end of hits whose program is replaced, or taken away."""
+
+    def __init__(self, stopper: Stopper, counter: HitCounter) -> None:
+        self._stopper = stopper
+        self._counter = counter
+        self._registers = ptrace_calls.Registers()
+
+    def finish(self) -> None:
+        """Send the records of hits that were settled."""
+        self._counter.finish()
+
+    def repeat(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
+        """
+        Settle the hit of a stopped thread, which reports ``status``, for a program that another one replaces.
+
+        If the instruction was not executed, the thread is put back onto it, and will hit again.
+        """
+        hit = thread.hit
+        if hit.state is HitState.PENDING:
+            self._resolve(thread, status)
+            if hit.state is HitState.PENDING:
+                self._counter.drop(thread)
+                self._give_up(thread, program)
+        elif hit.state is HitState.UNFINISHED:
+            ptrace_calls.get_registers(thread.tid, self._registers)
+            if self._registers[_RIP] in (
+                hit.breakpoint.address,
+                thread.space.slots.way_on(hit.breakpoint.address, hit.breakpoint.site),
+            ):
+                self._give_up(thread, program)
+            else:
+                self.count_now(thread)  # the trap that says so is still to come
+
+    def drop(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
+        """Settle the hit of a stopped thread, which reports ``status``, for a program that ends."""
+        if thread.hit.state is HitState.PENDING:
+            self._resolve(thread, status)
+        self.forget(thread, program)
+
+    @staticmethod
+    def forget(thread: Thread, program: InsertedProgram) -> None:
+        """Let a hit of a thread that is not counted yet be none of a program."""
+        thread.hit.handled = _of_others(thread.hit.handled, program)
+
+    def count_now(self, thread: Thread) -> None:
+        """Count the hit of a thread that cannot be stopped in the instruction: it will execute that by itself."""
+        hit = thread.hit
+        if hit.state is HitState.PENDING:
+            self._counter.complete(thread)
+        elif hit.state is HitState.UNFINISHED:
+            hit.follow(HitEvent.COUNTED_EARLY)
+            self._counter.count(thread, [each for each in hit.handled if each.probe.counts_late])
+
+    def _resolve(self, thread: Thread, status: int | None) -> None:
+        kind, number = (StopKind.EVENT, 0) if status is None else classify_stop(status)
+        self._counter.resolve(thread, kind, number)
+
+    def _give_up(self, thread: Thread, program: InsertedProgram) -> None:
+        hit = thread.hit
+        kept = _of_others(hit.handled, program)
+        hit.handled = tuple(each for each in hit.handled if each.probe.program is program)
+        self._stopper.give_up_hit(thread)
+        ptrace_calls.get_registers(thread.tid, self._registers)
+        self._registers[_RIP] = hit.breakpoint.address
+        ptrace_calls.set_registers(thread.tid, self._registers)
+        hit.handled = kept
+        if hit.handled:
+            hit.follow(HitEvent.KEPT)
+
+
+def has_hit_of(thread: Thread, program: InsertedProgram) -> bool:
+    """Return whether a thread has a hit of a program that is not counted yet, or a return of it to come."""
+    hit = thread.hit
+    if hit.state is HitState.PENDING:
+        return any(each.probe.program is program for each in hit.handled)
+    if hit.state is HitState.UNFINISHED:
+        probes = [each.probe for each in hit.handled] + [probe for probe, _ in hit.breakpoint.exits]
+        return any(probe.program is program for probe in probes)
+    return False
+
+
+def _of_others(handled: tuple[Handled, ...], program: InsertedProgram) -> tuple[Handled, ...]:
+    return tuple(each for each in handled if each.probe.program is not program)
+
+
+# Hits of watchpoints: handlers run behind the access, and the hits count at once.
+#
+# The trap of an access may come while its thread is stepped from a breakpoint, between two rounds of a repeated string
+# instruction. So what the breakpoint's handlers have done is kept meanwhile.
+
+
+_WATCHPOINT_RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
+
+
+class WatchpointHits:
+    """The handling of watchpoints that a stopped thread has hit."""
+
+    def __init__(self, context: ThreadContext, debug_registers: DebugRegisters, counter: HitCounter) -> None:
+        self._context = context
+        self._debug_registers = debug_registers
+        self._counter = counter
+        self._handlers = HandlerRunner(context)
+        self._registers = ptrace_calls.Registers()
+
+    def take(self, thread: Thread, outer: ctypes.Array[ctypes.c_ulong]) -> bool:
+        """
+        Take the watchpoints that a stopped thread has hit; return False if its trap has another reason as well.
+
+        ``outer`` are the registers of which the context speaks afterwards.
+        """
+        hits, foreign = self._debug_registers.take_hits(thread)
+        if not hits:
+            return False
+        registers = self._registers
+        ptrace_calls.get_registers(thread.tid, registers)
+        place = registers[_WATCHPOINT_RIP]
+        slot = thread.space.slots.holding(place)
+        if slot is not None:  # of a repeated string instruction: any other has left its slot
+            registers[_WATCHPOINT_RIP] = slot.site if place == slot.address else slot.following
+        elif (displaced := thread.space.patches.original_of(place)) is not None:
+            registers[_WATCHPOINT_RIP] = displaced[1].original
+        outer_written = self._context.written  # of a breakpoint that the thread is just being stepped from
+        self._context.select(thread, registers)
+        owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
+        self._counter.count_at_once(thread, self._handlers.run(owners))
+        if written := self._context.written:
+            if Register.RIP in written:
+                registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
+            else:
+                registers[_WATCHPOINT_RIP] = place
+            ptrace_calls.set_registers(thread.tid, registers)
+        self._context.select(thread, outer)
+        self._context.written = outer_written
+        return not foreign

@@ -1,0 +1,425 @@
+"""
+Which breakpoints belong where: an address space's mappings against the client's knowledge of files.
+
+The client answers once for each file and program; the tracer asks again only about files that it has not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux.procfs import catches_signal
+from dprobes.engines.ptrace.breakpoint_sites import Sites
+from dprobes.engines.ptrace.tracer.address_spaces import PageReader
+from dprobes.engines.ptrace.tracer.breakpoint_placement import (
+    Placer,
+    await_postponed,
+    awaits_list,
+    places_in,
+    tell_placed,
+    why_not,
+    write_unwritten,
+)
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, Watchpoint
+from dprobes.engines.ptrace.tracer.tracer_programs import EVERYWHERE, FileSites
+from dprobes.engines.ptrace.tracer_messages import Lowered, Mapped, ProbeStatus, Removed
+from dprobes.engines.x86.debug_registers import Watch
+from dprobes.errors import TargetError
+from dprobes.target.process_maps import CODE_MAX, Mapping, code_mappings, run_time_address
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from dprobes.engines.ptrace.breakpoint_sites import FileKey, Site
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.thread_watchpoints import Watchpoints
+    from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
+
+__all__ = ["ModuleBreakpoints"]
+
+_ALIKE = 16
+"""How many bytes from a breakpoint on must be the same for a place to be a copy of it."""
+
+
+class ModuleBreakpoints:
+    """The breakpoints and watchpoints that come and go with the mappings of files."""
+
+    def __init__(self, state: TracerState, watchpoints: Watchpoints) -> None:
+        self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
+        self._watchpoints = watchpoints
+        self._files = FileSites(state.connection, state.programs)
+        self._placer = Placer(state.connection)
+        self._awaits_jumps = False
+
+    def learn(self, pid: int) -> None:
+        """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
+        with contextlib.suppress(TargetError):
+            for key in _by_file(code_mappings(pid)[0]):
+                self._files.of_file(key, pid, self._programs)
+
+    def answered(self, sites: Sites) -> None:
+        """Take an answer that was not waited for, because the client was stopped, and place what it says."""
+        key = self._files.answered(sites)
+        if key is None:
+            return
+        for thread in list(self._threads.values()):
+            if thread.space.files.pop(key, None) is not None:
+                self.update(thread.space, thread)
+
+    # For a program that comes later
+
+    def complete(self, program: InsertedProgram, known: dict[FileKey, Sites], spaces: Iterable[AddressSpace]) -> bool:
+        """
+        Let a program know all files that are mapped now, some of which are ``known``.
+
+        Return False if the client does not answer.
+        """
+        for key, sites in known.items():
+            self._files.enter(program, sites, key)
+        for space in spaces:
+            if EVERYWHERE not in space.files:
+                continue  # its process has not executed its program yet, or shares it with a vfork child
+            trouble = f"the program cannot be inserted into programs of {space.word_size} bytes"
+            self._files.everywhere(program, space.word_size, trouble)
+            for key in space.files.keys() - program.known.keys() - {EVERYWHERE}:
+                if not self._files.complete(program, key, min(space.pids)):
+                    return False
+        return True
+
+    def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
+        """Return why one of the breakpoints of a program cannot be placed, None if all can."""
+        for space in spaces:
+            reader = PageReader(space.memory)
+            for site, address, path in self.places(space, program):
+                probe = program.probe(site.probe)
+                if probe is None or address in space.breakpoints:
+                    continue
+                with contextlib.suppress(OSError):  # as in ``_verify``
+                    found = reader.read(address, len(site.original))
+                    if found != site.original:
+                        pid = min(space.pids)
+                        why = why_not(found)
+                        return ProbeStatus(program.number, (probe.number,), pid, why, path, site.offset, found)
+        return None
+
+    def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        """Go on with another program instead of one; breakpoints and watchpoints are still to follow."""
+        self._programs[self._programs.index(former)] = program
+        self._files.forget(former)
+
+    def drop(self, program: InsertedProgram) -> None:
+        """Go on without a program; its breakpoints and watchpoints are gone, or about to be."""
+        self._programs.remove(program)
+        self._files.forget(program)
+
+    def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
+        """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
+        for key, ranges in space.files.items():
+            for site, address in places_in(program.known.get(key, Sites()).sites, ranges):
+                yield site, address, key[2]
+
+    def watchpoints(self, space: AddressSpace, program: InsertedProgram) -> list[Watchpoint]:
+        """Return the watchpoints that a program has in an address space."""
+        found = []
+        for key, ranges in space.files.items():
+            sites = program.everywhere.get(space.word_size) if key == EVERYWHERE else program.known.get(key)
+            if isinstance(sites, Sites):
+                found += _watchpoints(program, key, sites, _mappings(key, ranges))
+        return found
+
+    def place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        """
+        Place a program's breakpoints in files that are known to be mapped, where it has none.
+
+        As with ``begin`` none is needed where jumps come.
+        """
+        with self._awaiting_jumps():
+            self._place_missing(space, thread, program)
+
+    def _place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        for key, ranges in space.files.items():
+            sites = program.known.get(key)
+            if sites is not None:
+                self._place(space, thread, program, key, sites, _mappings(key, ranges), inherited=False)
+
+    def watch_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        """Place a program's watchpoints because of files that are known to be mapped."""
+        for key, ranges in list(space.files.items()):
+            if key == EVERYWHERE:
+                self._watch_everywhere(space, thread, program)
+            elif (sites := program.known.get(key)) is not None and sites.watches:
+                self._watch(space, thread, program, key, sites, _mappings(key, ranges))
+
+    # As files come and go
+
+    def update(self, space: AddressSpace, thread: Thread) -> None:
+        """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
+        self._update(space, thread, inherited=False)
+
+    def begin(self, space: AddressSpace, thread: Thread) -> None:
+        """
+        Do as ``update`` where no breakpoint is needed until jumps are there.
+
+        So it is in a process that runs already, and can go on as it is: no thread meets a breakpoint before, of which
+        it would die if we were killed. And so it is with code that nobody executes before (``JumpWaits``).
+        """
+        with self._awaiting_jumps():
+            self._update(space, thread, inherited=False)
+        if space.is_open and all(awaits_list(space.breakpoints[address]) for address in space.unwritten):
+            write_unwritten(space)  # no jumps come, and so no memory with a list
+
+    def write_late(self, space: AddressSpace, thread: Thread, but: Collection[int] = ()) -> None:
+        """
+        Write the breakpoints for which no jumps have come, ``but`` those at some addresses.
+
+        If the one at the loader is among them, what that has mapped meanwhile is looked at.
+        """
+        if not space.is_open:
+            return
+        is_late = any(awaits_list(space.breakpoints[address]) for address in space.unwritten.difference(but))
+        write_unwritten(space, but)
+        if is_late:
+            self.begin(space, thread)
+
+    def begin_loaded(self, space: AddressSpace, thread: Thread) -> None:
+        """
+        Do as ``begin`` where the loader says that it has mapped something.
+
+        If jumps had to wait for that, they are asked for once more, as long as no other thread runs in the space.
+        """
+        before = space.files.keys() - {EVERYWHERE}
+        self.begin(space, thread)
+        is_new = before != space.files.keys() - {EVERYWHERE}
+        if space.postponed and is_new and not space.shared_with and len(self._threads.in_space(space)) == 1:
+            tell_placed(self._connection, thread.pid, await_postponed(space))
+
+    @contextlib.contextmanager
+    def _awaiting_jumps(self) -> Iterator[None]:
+        self._awaits_jumps = True
+        try:
+            yield
+        finally:
+            self._awaits_jumps = False
+
+    def native_probes(self, space: AddressSpace, program: InsertedProgram) -> frozenset[int]:
+        """Return the probepoints of a program for which jumps come, in the files of an address space."""
+        known = (program.known.get(key) for key in space.files)
+        return frozenset(probe for sites in known if sites is not None for probe in sites.native)
+
+    def inherit(self, space: AddressSpace, thread: Thread) -> None:
+        """Learn which breakpoints a process has that is a copy of one of ours."""
+        self._update(space, thread, inherited=True)
+
+    def heal(self, thread: Thread, address: int) -> bool:
+        """
+        Take away a breakpoint of ours at which a thread has stopped, and which is at no address that we know.
+
+        Code that was moved (mremap(2)) is a mapping of its file still, in which the probepoints are placed anew. In a
+        copy the original byte is put back, which is what would be there without us. A program that catches SIGTRAP is
+        left alone: it may have put breakpoints of its own into code like ours. Return whether there was one; the thread
+        is to be set back onto the instruction then.
+        """
+        space = thread.space
+        if catches_signal(thread.tid, signal.SIGTRAP):
+            return False
+        self.inherit(space, thread)
+        if address in space.breakpoints or address in space.former:
+            return True
+        with contextlib.suppress(OSError):
+            here = os.pread(space.memory, _ALIKE, address)
+            original = _original(space, here)
+            if original is not None and here[:1] == INT3:
+                os.pwrite(space.memory, bytes([original.original]), address)
+                return True
+        return False
+
+    def _update(self, space: AddressSpace, thread: Thread, *, inherited: bool) -> None:
+        if not space.is_open or space.shared_with:
+            return
+        try:
+            mappings, is_all = code_mappings(thread.tid)
+        except TargetError:
+            return  # gone: waitpid will say so
+        space.unwinding = None
+        if not is_all:
+            text = f"process {thread.pid} maps code of files more than {CODE_MAX} times"
+            self._connection.warn_once(f"{text}: later mappings are not probed", None)
+        found = _by_file(mappings)
+        if self._programs.want_images:
+            self._tell_mappings(space, thread.pid, found)
+        self._forget_unmapped(space, thread, found)
+        space.renew()
+        self._placer.raise_semaphores(space, thread)
+        programs = [program for program in self._programs if program.reach.covers(space.pids)]
+        if EVERYWHERE not in space.files:
+            space.files[EVERYWHERE] = ()
+            for program in programs:
+                self._watch_everywhere(space, thread, program)
+        for key, maps in found.items():
+            ranges = tuple((m.start, m.end, m.offset) for m in maps)
+            if space.files.get(key) != ranges:
+                space.files[key] = ranges
+                for program, sites in self._files.of_file(key, thread.tid, programs):
+                    self._place(space, thread, program, key, sites, maps, inherited=inherited)
+                    if sites.watches:
+                        self._watch(space, thread, program, key, sites, maps)
+
+    def _tell_mappings(self, space: AddressSpace, pid: int, found: dict[FileKey, list[Mapping]]) -> None:
+        """Tell the client what is mapped: all of a new address space, else what has come."""
+        mappings = tuple(mapping for maps in found.values() for mapping in maps)
+        if mappings == space.told_mappings:
+            return
+        since = 0 if space.told_mappings else time.monotonic_ns()
+        told = frozenset(space.told_mappings)
+        space.told_mappings = mappings
+        self._connection.send(Mapped(pid, since, tuple(mapping for mapping in mappings if mapping not in told)))
+
+    def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
+        """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""
+        addresses: list[int] = []
+        for key, old in list(space.files.items()):
+            maps = found.get(key, [])
+            now = tuple((m.start, m.end, m.offset) for m in maps)
+            if old == now:
+                continue
+            placed, shown = sorted((*space.breakpoints, *space.former)), _Shown(maps)
+            for start, end, offset in set(old).difference(now):
+                if not shown.at(start, offset):
+                    space.slots.forget(start, end)
+                mine = placed[bisect_left(placed, start) : bisect_left(placed, end)]
+                addresses += [a for a in mine if not shown.at(a, a - start + offset)]
+            if not maps:
+                del space.files[key]
+                for program in self._programs:
+                    self._watchpoints.update(space, thread.pid, program, key, [])
+        for address in addresses:
+            if (breakpoint_ := space.breakpoints.get(address)) is not None:
+                space.forget(breakpoint_)
+            space.former.pop(address, None)
+        space.forget_semaphores()
+        if lowered := space.take_lowered():
+            self._connection.send(Lowered(thread.pid, lowered))
+        if addresses:
+            self._connection.send(Removed(thread.pid, tuple(addresses)))
+
+    def _place(
+        self,
+        space: AddressSpace,
+        thread: Thread,
+        program: InsertedProgram,
+        key: FileKey,
+        sites: Sites,
+        mappings: list[Mapping],
+        *,
+        inherited: bool,
+    ) -> None:
+        if sites.symbols:
+            space.symbols[program.number, key[:2]] = _symbols(sites, mappings)
+        if sites.sites:
+            self._placer.native = sites.native if self._awaits_jumps else None
+            self._placer.place(space, thread, program, sites.sites, mappings, inherited=inherited)
+            _note_padding(space, sites.padding, mappings)
+
+    def _watch_everywhere(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        trouble = f"the program cannot be inserted into process {thread.pid}"
+        sites = self._files.everywhere(program, space.word_size, trouble)
+        if sites is not None:
+            self._watch(space, thread, program, EVERYWHERE, sites, [])
+
+    def _watch(
+        self,
+        space: AddressSpace,
+        thread: Thread,
+        program: InsertedProgram,
+        key: FileKey,
+        sites: Sites,
+        mappings: list[Mapping],
+    ) -> None:
+        self._watchpoints.update(space, thread.pid, program, key, _watchpoints(program, key, sites, mappings))
+
+
+def _watchpoints(program: InsertedProgram, key: FileKey, sites: Sites, mappings: list[Mapping]) -> list[Watchpoint]:
+    """Return the watchpoints of a program because of a file with these mappings."""
+    bias = _bias(sites.segment, mappings) if mappings else 0
+    wanted = []
+    for site in sites.watches:
+        probe, watch = program.probes[site.probe], site.watch
+        if not site.absolute:
+            watch = Watch(watch.address + bias, watch.length, watch.access)
+        if probe.is_active:
+            wanted.append(Watchpoint(watch, probe, site.point, key))
+    return wanted
+
+
+def _symbols(sites: Sites, mappings: list[Mapping]) -> dict[str, int]:
+    """Return the run-time addresses of the symbols that handlers push."""
+    bias = _bias(sites.segment, mappings)
+    return {name: address + bias for name, address in sites.symbols}
+
+
+def _mappings(key: FileKey, ranges: tuple[tuple[int, int, int], ...]) -> list[Mapping]:
+    """Return the mappings of a file as they were when they were looked at."""
+    device, inode, path = key
+    return [Mapping(start, end, "r-xp", offset, device, inode, path, deleted=False) for start, end, offset in ranges]
+
+
+class _Shown:
+    """What the mappings of a file show, which may be longer, shorter, or in other parts than they were."""
+
+    def __init__(self, maps: list[Mapping]) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        for each in maps:
+            self._ranges.setdefault(each.start - each.offset, []).append((each.start, each.end))
+
+    def at(self, address: int, offset: int) -> bool:
+        """Return whether byte ``offset`` of the file is at an address."""
+        ranges = self._ranges.get(address - offset, [])
+        number = bisect_right(ranges, address, key=itemgetter(0)) - 1
+        return number >= 0 and address < ranges[number][1]
+
+
+def _by_file(mappings: list[Mapping]) -> dict[FileKey, list[Mapping]]:
+    """Return the mappings of each file."""
+    found: dict[FileKey, list[Mapping]] = {}
+    for mapping in mappings:
+        found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
+    return found
+
+
+def _note_padding(space: AddressSpace, padding: tuple[tuple[int, int], ...], mappings: list[Mapping]) -> None:
+    """Note where in memory the unused ends of a file's code pages are."""
+    for offset, size in padding:
+        start = run_time_address(mappings, offset - 1)
+        if start is not None and size:
+            area = (start + 1, start + 1 + size)
+            if area not in space.slots.padding:
+                space.slots.padding.append(area)
+
+
+def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
+    """Return the difference between run-time and link addresses, from a file's executable segment and mappings."""
+    offset, link_address = segment
+    # The segment may be mapped in several pieces; the best is the one that shows its beginning.
+    best = next((m for m in mappings if m.offset <= offset < m.offset + m.end - m.start), mappings[0])
+    return best.start - best.offset + offset - link_address
+
+
+def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
+    """Return the breakpoint of which there is a copy with these bytes."""
+    if len(copy) < _ALIKE:
+        return None
+    for breakpoint_ in space.breakpoints.values():
+        with contextlib.suppress(OSError):
+            if os.pread(space.memory, _ALIKE, breakpoint_.address) == copy:
+                return breakpoint_
+    return None

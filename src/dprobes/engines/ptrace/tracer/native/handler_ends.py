@@ -1,0 +1,263 @@
+"""
+The ends of handlers in processes that are under way, which are waited for.
+
+Whoever looks then at what a program has counted and recorded, or what its handlers have left, finds all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
+from dprobes.engines.ptrace.restorer_messages import MemoryUnmapped
+from dprobes.engines.ptrace.tracer.call_injection import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.native.thread_places import is_left, is_outside, unmap_program
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer_messages import MemoryReleased
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadTable, TracerState
+    from dprobes.engines.ptrace.tracer_messages import ReleaseMemory
+
+__all__ = ["HandlerEnds", "Reclaimer", "process_held"]
+
+# The holding of a process while its memory changes, with a thread that can make system calls for us.
+
+
+@contextlib.contextmanager
+def process_held(threads: ThreadTable, stopper: Stopper, pid: int) -> Iterator[list[Thread]]:
+    """
+    Hold all threads that run in the memory of a process; give one that can make system calls now, if there is any.
+
+    That is one that has stopped for nothing else, one that waits for jumps, or one that has just run into a
+    breakpoint: its trap is taken already, and it stands where it can go on.
+    """
+    mine = threads.of_process(pid)
+    held = stopper.stop(threads.in_space(mine[0].space)) if mine else []
+    ready: list[Thread] = []
+    for thread in held:
+        with contextlib.suppress(ProcessLookupError, ThreadGoneError):
+            stopper.waits.hide_interruption(thread)
+            ready.append(thread)
+            break
+    if not ready:
+        ready = [thread for thread in mine if thread.awaits_jumps and thread.state is ThreadState.STOPPED][:1]
+    if not ready:
+        ready = [thread for thread in mine if thread.trapped and thread.tid in stopper.deferred][:1]
+    try:
+        yield ready
+    finally:
+        for thread in held:
+            with contextlib.suppress(ProcessLookupError):
+                stopper.release(thread)
+
+
+if TYPE_CHECKING:
+    Code = dict[AddressSpace, list[tuple[int, int]]]
+
+_TRIES = 20
+"""How often threads are looked at that may be in handlers: of a program that does little else many are."""
+_HANDLER_PAUSE, _HANDLER_PAUSE_MAX = 0.0002, 0.05
+"""Seconds for which a thread in a handler is let run before it is looked at again: at first, and at most."""
+_HOLD_PATIENCE = 0.1
+"""Seconds for which threads are looked at that may be in handlers, while others stand still for that."""
+_HANDLER_PATIENCE = 2.0
+"""Seconds for which handlers are let end: a thread may have to wait for a processor."""
+
+
+class HandlerEnds:
+    """The waits for the ends of handlers."""
+
+    def __init__(self, state: TracerState, stopper: Stopper) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
+        self._stopper = stopper
+
+    def let_end(self, go_on: Callable[[], int], program: int | None = None) -> int:
+        """
+        Let the handlers end that are under way, all or a program's; return how many threads are still in theirs.
+
+        There must be no jumps meanwhile.
+
+        ``go_on`` handles stops, and returns how many: a thread may have stopped in its handler for a signal, or at a
+        breakpoint in the program's signal handler, and leaves that only when somebody sees to it.
+        """
+        code: Code = {}
+        for space in self._threads.spaces():
+            patches = space.patches
+            ranges = patches.code_ranges() if program is None else patches.code_of(program)
+            if space.is_open and ranges:
+                code[space] = ranges
+        waiting = self._in_handlers([thread for space in code for thread in self._threads.in_space(space)], code)
+        pause, until = _HANDLER_PAUSE, time.monotonic() + _HANDLER_PATIENCE
+        while waiting and time.monotonic() < until:
+            look = time.monotonic() + pause
+            while (left := look - time.monotonic()) > 0:
+                if not go_on():
+                    signal.sigtimedwait([signal.SIGCHLD], left)
+            # A thread that has to wait for a processor gets nowhere if it is stopped whenever it has one.
+            pause = min(2 * pause, _HANDLER_PAUSE_MAX)
+            present = [thread for thread in waiting if self._threads.get(thread.tid) is thread]
+            waiting = self._in_handlers([thread for thread in present if thread.space in code], code)
+        return len(waiting)
+
+    def hold_outside(self, spaces: Sequence[AddressSpace], go_on: Callable[[], int]) -> list[Thread] | None:
+        """
+        Hold all threads of spaces outside of handlers, and return them; None if one is in its handler all the time.
+
+        Those that are outside are held already while others come to the end of their handlers; jumps may stay. As with
+        ``let_end`` stops are handled meanwhile.
+        """
+        held: list[Thread] = []
+        until = time.monotonic() + _HOLD_PATIENCE
+        while True:
+            threads = [thread for space in spaces for thread in self._threads.in_space(space)]
+            new = self._stopper.stop(threads)
+            known = set(held)
+            inside = {t for t in threads if t not in known and not is_outside(t.space, t)}
+            held += [thread for thread in new if thread not in inside]
+            if not inside:
+                return held
+            is_late = time.monotonic() > until
+            for thread in [thread for thread in new if thread in inside] + (held if is_late else []):
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+            if is_late:
+                return None
+            if not go_on():
+                signal.sigtimedwait([signal.SIGCHLD], _HANDLER_PAUSE)
+
+    def _in_handlers(self, threads: list[Thread], code: Code) -> list[Thread]:
+        """Return those of some threads that may be in a handler just now, which is in the code of their space."""
+        held = self._stopper.stop(threads)
+        try:
+            return [thread for thread in threads if not is_outside(thread.space, thread, code[thread.space])]
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+
+    def release(self, message: ReleaseMemory) -> None:
+        """
+        Release what handlers of a program have left without an end, and say whether that could be done.
+
+        A handler that was under way has ended, or was left, once its thread has been seen elsewhere. The words may be
+        taken again meanwhile: they need a moment in which no thread is in a handler.
+        """
+        spaces = [s for s in self._threads.spaces() if s.is_open and message.program in s.patches.memories]
+        waiting: set[int] | None = None
+        for _ in range(_TRIES):
+            inside = self._inside(message, spaces)
+            waiting = inside if waiting is None else waiting & inside
+            if not waiting and not (inside and message.words):
+                break
+        self._connection.send(MemoryReleased(message.program, not waiting))
+
+    def _inside(self, message: ReleaseMemory, spaces: Sequence[AddressSpace]) -> set[int]:
+        """Return the threads that may be in a handler just now; if there are none, the words of a message become 0."""
+        threads = {space: list(self._threads.in_space(space)) for space in spaces}
+        held = self._stopper.stop([thread for mine in threads.values() for thread in mine])
+        try:
+            inside = {t.tid for space, mine in threads.items() for t in mine if not is_outside(space, t)}
+            for space in spaces[:1] if not inside else ():
+                region = space.patches.memories[message.program].region
+                for offset, size in message.words:
+                    with contextlib.suppress(OSError):
+                        space.write(region + offset, bytes(size))
+            return inside
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+
+
+# The giving back of memory of programs that have ended, while others go on.
+#
+# A program's jumps are taken out when it ends; its memory goes once all threads of a process stand still and none can
+# come back into it. Where that is not so just then, it is looked again, ever more rarely, as long as it takes. A thread
+# that has just made a process has a copy of the memory that nobody knows yet: first that is to be heard of.
+
+
+_PAUSE, _PAUSE_MAX = 0.01, 60.0
+"""Seconds until it is looked again: at first, and at most, as each pause is twice the last one."""
+
+
+class Reclaimer:
+    """The returner of what programs had that have ended."""
+
+    def __init__(self, state: TracerState, stopper: Stopper) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
+        self._programs = state.programs
+        self._stopper = stopper
+        self._due: float | None = None
+        self._pause = _PAUSE
+
+    def begin(self) -> None:
+        """Take notice that a program may have ended."""
+        self._due, self._pause = 0.0, _PAUSE
+
+    def look_after(self) -> float | None:
+        """Give back what can be; return in how many seconds to ask again, None if there is nothing more."""
+        if self._due is None:
+            return None
+        now = time.monotonic()
+        if now < self._due:
+            return self._due - now
+        for space in self._threads.spaces():
+            if (ended := self._ended_in(space)) and space.is_open and not space.shared_with:
+                self._reclaim(space, ended)
+        if not any(self._ended_in(space) for space in self._threads.spaces()):
+            self._due = None
+            return None
+        pause, self._pause = self._pause, min(2 * self._pause, _PAUSE_MAX)
+        self._due = time.monotonic() + pause
+        return pause
+
+    def _ended_in(self, space: AddressSpace) -> list[int]:
+        """Return the numbers of the programs that have memory in a space and are no more."""
+        return [number for number in space.patches.memories if self._programs.numbered(number) is None]
+
+    def _reclaim(self, space: AddressSpace, ended: Sequence[int]) -> None:
+        pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
+        if pid is None:
+            return
+        with process_held(self._threads, self._stopper, pid) as held:
+            threads = self._threads.in_space(space)
+            if not held or not may_inject(held[0]) or any(map(self._is_changing, threads)):
+                return
+            free = [number for number in ended if _is_free(space, threads, number)]
+            if not free:
+                return
+            try:
+                with contextlib.suppress(InjectionError), injecting(held[0]) as call:
+                    for number in free:
+                        region = space.patches.memories[number].region
+                        unmap_program(space, call, number)
+                        for each in space.pids:
+                            self._connection.tell_restorer(MemoryUnmapped(each, region))
+            except ThreadGoneError as gone:
+                self._stopper.defer(held[0].tid, gone.status)
+            except ProcessLookupError:
+                pass  # its end is still to be reported
+
+    def _is_changing(self, thread: Thread) -> bool:
+        """Return whether a thread has a copy of its memory made, or another memory, and that is not handled yet."""
+        status = self._stopper.deferred.get(thread.tid)
+        if status is None:
+            return False
+        kind, number = classify_stop(status)
+        return kind is StopKind.EVENT and (number in NEW_TASK_EVENTS or number == Event.EXEC)
+
+
+def _is_free(space: AddressSpace, threads: Sequence[Thread], number: int) -> bool:
+    """Return whether nothing leads to the code of a program any more, and no thread is in it."""
+    patches = space.patches
+    return not patches.is_used(space.memory, number) and is_left(space, threads, patches.code_of(number))

@@ -1,0 +1,423 @@
+"""
+Memory that a stopped process maps for handlers in it, without noticing.
+
+The file of the client's is handed over as a process hands files to another one, by SCM_RIGHTS (unix(7)): the process
+makes a socket, which takes what we send through a copy of it (``process_calls.send_file``). So it needs no path, works
+through namespaces, and whoever owns the file; and nothing is open in the process afterwards. What is not the file's is
+a page with a table of threads, and room for calls behind it, of which a child of the process does not inherit the
+contents; and a manifest (``restorer_messages``), of which it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.map_layouts import REGISTERS, call_key
+from dprobes.engines.linux.memory_file import memory_file
+from dprobes.engines.linux.process_calls import same_file, send_file
+from dprobes.engines.ptrace.restorer_messages import (
+    ENTRIES,
+    MANIFEST_FILE_NAME,
+    MANIFEST_LENGTH,
+    MANIFEST_MAGIC,
+    MANIFEST_SIZE,
+    FilesShared,
+    JumpsPlanned,
+    entry_of,
+    length_in,
+)
+from dprobes.engines.ptrace.site_patches import NativeMemory
+from dprobes.engines.ptrace.tracer.address_spaces import LocalIds
+from dprobes.engines.ptrace.tracer.call_injection import MADVISE, MMAP, MUNMAP, InjectionError, OccupiedError, injecting
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Entry
+from dprobes.engines.ptrace.tracer_messages import Warned
+from dprobes.errors import reason_of, reason_of_number
+from dprobes.native.process_page import PROCESS_IS_NESTED, PROCESS_PID, PROCESS_SIZE, THREAD, thread_window
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from dprobes.bpf.map_layouts import CallTable
+    from dprobes.engines.ptrace.site_patches import SitePatch
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.call_injection import Call
+    from dprobes.engines.ptrace.tracer.client_connection import Connection
+    from dprobes.engines.ptrace.tracer.tracer_programs import Probe
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread
+
+__all__ = [
+    "NO_ROOM",
+    "add_calls",
+    "announce",
+    "begin_ids",
+    "enter_thread",
+    "lacks_ids",
+    "leave_thread",
+    "map_code",
+    "own_pages",
+    "share_memory",
+    "take_call",
+]
+
+_WORD = 8
+_SOCKET, _RECVMSG, _CLOSE = 41, 47, 3
+"""Numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)."""
+
+_READ, _READ_WRITE, _READ_EXECUTE = 1, 3, 5
+_SHARED, _PRIVATE, _PRIVATE_ANONYMOUS, _FIXED_NOREPLACE = 0x01, 0x02, 0x22, 0x100000
+_WIPE_ON_FORK = 18
+
+_AF_UNIX, _DATAGRAMS = 1, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+_CLOSE_ON_EXEC_NOW = 0x40000000 | socket.MSG_DONTWAIT
+"""MSG_CMSG_CLOEXEC, and no waiting."""
+
+_HEADER, _VECTOR, _BYTE, _CONTROL = 64, 128, 160, 192
+"""Where on the page things are put for the calls: a ``struct msghdr`` with what it names."""
+_MESSAGE_HEADER = struct.Struct("=QIxxxxQQQQi")
+_CONTROL_SIZE, _CONTROL_DATA = 24, 16
+
+
+def share_memory(
+    thread: Thread,
+    files: Sequence[tuple[int, int]],
+    calls: CallTable | None,
+    tell: Callable[[FilesShared], None],
+) -> NativeMemory:
+    """
+    Let a process map files of ours, (descriptor, size) each, and room for ``calls``; its other threads must be stopped.
+
+    ``tell`` says beforehand which files they are, should we be killed in the middle. Raise ``InjectionError`` if it is
+    not possible; then nothing is left of the attempt.
+    """
+    manifest = memory_file(MANIFEST_FILE_NAME, MANIFEST_SIZE)
+    try:
+        mapped = [*files, (manifest, MANIFEST_SIZE)]
+        identities = tuple((found.st_dev, found.st_ino) for found in (os.fstat(each) for each, _ in mapped))
+
+        def tell_all(page: tuple[int, int]) -> None:
+            for pid in thread.space.pids:
+                tell(FilesShared(pid, identities, page))
+
+        return _share(thread, mapped, calls, tell_all)
+    finally:
+        os.close(manifest)
+
+
+def _share(
+    thread: Thread,
+    files: Sequence[tuple[int, int]],
+    calls: CallTable | None,
+    tell: Callable[[tuple[int, int]], None],
+) -> NativeMemory:
+    """Do it, and ``tell`` where the page is; the last one of the files becomes a manifest of the process's own."""
+    own = PROCESS_SIZE + (0 if calls is None else -(-calls.size // PAGE_SIZE) * PAGE_SIZE)
+    with injecting(thread) as call:
+        page = _checked(call(MMAP[_WORD], 0, own, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0))
+        opened: list[int] = []
+        mapped: list[tuple[int, int]] = []
+        try:
+            _checked(call(MADVISE[_WORD], page, own, _WIPE_ON_FORK))
+            tell((page, own))
+            for number, (descriptor, size) in enumerate(files, 1):
+                received = _receive(thread, call, page, descriptor, opened)
+                how = (_READ, _PRIVATE) if number == len(files) else (_READ_WRITE, _SHARED)
+                mapped.append((_checked(call(MMAP[_WORD], 0, size, *how, received, 0)), size))
+        except (InjectionError, OSError) as error:
+            tell((0, 0))  # the process may have something of its own there one day
+            for address, size in ((page, own), *mapped):
+                call(MUNMAP[_WORD], address, size)
+            if isinstance(error, OSError):
+                raise InjectionError(reason_of(error)) from error
+            raise
+        finally:
+            for number in opened:
+                call(_CLOSE, number)
+        thread.space.write(page, bytes(_CONTROL + _CONTROL_SIZE))
+        thread.space.write(page + PROCESS_PID, thread.pid.to_bytes(4, "little"))
+    (region, size), *others, manifest = mapped
+    with contextlib.suppress(OSError):
+        thread.space.write(manifest[0], MANIFEST_MAGIC)
+    return NativeMemory(page, own, region, size, calls, tuple(others), manifest)
+
+
+def list_in_manifest(space: AddressSpace, memory: NativeMemory, entry: bytes) -> str | None:
+    """
+    Enter something into a manifest: first the entry, and then that there is one more.
+
+    Return why that cannot be; then nothing of what is in the entry may be written.
+    """
+    if memory.manifest is None:
+        return None
+    start, size = memory.manifest
+    try:
+        length = length_in(space.read(start, ENTRIES))
+        if length is None:
+            return "the list of what is written into the process is not there any more"
+        if ENTRIES + length + len(entry) > size:
+            return f"the list of what is written into the process is full ({size} bytes)"
+        space.write(start + ENTRIES + length, entry)
+        space.write(start + MANIFEST_LENGTH, (length + len(entry)).to_bytes(8, "little"))
+    except OSError as error:
+        return f"the list of what is written into the process cannot be written: {reason_of(error)}"
+    return None
+
+
+def _receive(thread: Thread, call: Call, page: int, descriptor: int, opened: list[int]) -> int:
+    """
+    Let the process receive a file of ours; return its number there, and note what is to be closed.
+
+    The process may have others that write into its memory meanwhile: what is read from there is compared.
+    """
+    space = thread.space
+    number = _checked(call(_SOCKET, _AF_UNIX, _DATAGRAMS, 0))
+    opened.append(number)
+    send_file(thread.tid, thread.pid, number, descriptor)
+    header = _MESSAGE_HEADER.pack(0, 0, page + _VECTOR, 1, page + _CONTROL, _CONTROL_SIZE, 0)
+    space.write(page + _HEADER, header)
+    space.write(page + _VECTOR, struct.pack("=QQ", page + _BYTE, 1))
+    _checked(call(_RECVMSG, number, page + _HEADER, _CLOSE_ON_EXEC_NOW))
+    received = int.from_bytes(space.read(page + _CONTROL + _CONTROL_DATA, 4), "little")
+    if same_file(descriptor, thread.tid, received) is False:
+        raise InjectionError("another file arrived in the process than was sent to it")
+    opened.append(received)
+    return received
+
+
+def map_code(thread: Thread, program: int, ranges: Iterable[tuple[int, int]]) -> None:
+    """
+    Let a process map pages for a program's code, (start, end) each, where nothing is; its threads must be stopped.
+
+    What is mapped is noted with the jumps of its address space: nothing else may be unmapped one day. Raise
+    ``InjectionError`` if one cannot be had, and ``OccupiedError`` if something is there; those before it stay.
+    """
+    with injecting(thread) as call:
+        for start, end in ranges:
+            flags = _PRIVATE_ANONYMOUS | _FIXED_NOREPLACE
+            found = call(MMAP[_WORD], start, end - start, _READ_EXECUTE, flags, -1, 0)
+            if found == -errno.EEXIST:
+                raise OccupiedError(f"something else is mapped at {start:#x}")
+            if _checked(found) != start:
+                call(MUNMAP[_WORD], found, end - start)  # a kernel that takes the address as a hint
+                raise OccupiedError(f"something else is mapped at {start:#x}")
+            thread.space.patches.code.setdefault(program, []).append((start, end))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise InjectionError(reason_of_number(-result))
+    return result
+
+
+# The ids that threads have in a PID namespace of their process's own, for handlers in it: they find them there.
+#
+# The C library of a process has nothing else, while records, tables and all that is said of threads have the ids of our
+# namespace. So each thread is entered into a table of its process (``native.process_page``) before it runs, and taken
+# out when it has ended, before somebody else can get the same ids. A process that is in no nested namespace has no
+# table.
+
+
+NO_ROOM = "it has more threads than there is room for with their ids in its PID namespace"
+_SHARED_IDS = "another process runs in its memory"
+
+
+def own_pages(space: AddressSpace, pid: int) -> None:
+    """Let handlers in the copy of a process know its id, and whether its threads have others there, before it runs."""
+    space.local_ids = LocalIds.of(pid) if space.patches.memories else None
+    for memory in space.patches.memories.values():
+        with contextlib.suppress(OSError):
+            _write_head(space, memory.page, pid)
+
+
+def begin_ids(space: AddressSpace, page: int, pid: int, tids: Iterable[int]) -> str | None:
+    """
+    Let handlers that have a page in a process know its threads, all of them stopped; return why that cannot be.
+
+    It takes nothing but a look for a process whose threads have the same ids there.
+    """
+    if space.local_ids is None or space.local_ids.pid not in space.pids:
+        space.local_ids = LocalIds.of(pid)
+    ids = space.local_ids
+    if ids is None:
+        return None
+    if ids.pid != pid:
+        return _SHARED_IDS
+    try:
+        _write_head(space, page, pid)
+        for tid in tids:
+            local = ids.local_of(tid)
+            if local is not None and not _enter(space, page, local, tid):
+                ids.is_full = True
+    except OSError as error:
+        return reason_of(error)
+    return NO_ROOM if ids.is_full else None
+
+
+def enter_thread(space: AddressSpace, pid: int, tid: int) -> bool:
+    """Let handlers know a thread that has not run yet; return False if there is no room: then none may run there."""
+    ids = space.local_ids
+    if ids is None or ids.pid != pid:
+        return True
+    ids.by_thread.pop(tid, None)
+    local = ids.local_of(tid)
+    if local is None:
+        return True
+    for memory in space.patches.memories.values():
+        with contextlib.suppress(OSError):  # it has been killed
+            ids.is_full |= not _enter(space, memory.page, local, tid)
+    return not ids.is_full
+
+
+def leave_thread(space: AddressSpace, tid: int) -> None:
+    """Take a thread out that has ended, and has not been waited for."""
+    ids = space.local_ids
+    if ids is None or (local := ids.by_thread.pop(tid, None)) is None:
+        return
+    for memory in space.patches.memories.values():
+        with contextlib.suppress(OSError):
+            for place, found, other in _places(space, memory.page, local):
+                if (found, other) == (local, tid):
+                    os.pwrite(space.memory, bytes(THREAD.size), place)
+
+
+def lacks_ids(space: AddressSpace) -> bool:
+    """Return whether there are threads in a space that handlers would not know."""
+    return space.local_ids is not None and space.local_ids.is_full
+
+
+def _write_head(space: AddressSpace, page: int, pid: int) -> None:
+    space.write(page + PROCESS_IS_NESTED, int(space.local_ids is not None).to_bytes(4, "little"))
+    space.write(page + PROCESS_PID, pid.to_bytes(4, "little"))
+
+
+def _enter(space: AddressSpace, page: int, local: int, tid: int) -> bool:
+    """Write a thread where a page has it already, or nothing; return whether there was such a place."""
+    found = list(_places(space, page, local))
+    place = next((place for place, known, _ in found if known == local), None)
+    if place is None:
+        place = next((place for place, known, _ in found if not known), None)
+    if place is None:
+        return False
+    os.pwrite(space.memory, THREAD.pack(local, tid), place)
+    return True
+
+
+def _places(space: AddressSpace, page: int, local: int) -> Iterable[tuple[int, int, int]]:
+    """Return where a page may have a thread, and what is there: a local id and ours."""
+    window = thread_window(local)
+    data = os.pread(space.memory, len(window) * window.step, page + window.start)
+    pairs = THREAD.iter_unpack(data[: len(data) // THREAD.size * THREAD.size])
+    return [(page + at, found, tid) for at, (found, tid) in zip(window, pairs, strict=False)]
+
+
+# What is about to be written into a process, told to those who take it out: the restorer, and the process's own list.
+#
+# A killed tracer leaves it to the restorer; where both were killed, the list says what to look for
+# (``restorer_messages``).
+
+
+def announce(
+    connection: Connection,
+    space: AddressSpace,
+    number: int,
+    pages: tuple[tuple[int, int], ...] = (),
+    patches: tuple[SitePatch, ...] = (),
+) -> str | None:
+    """
+    Tell the restorer what is about to be written for a program, and list it in the process.
+
+    Return why that cannot be; then it must not be written.
+    """
+    memory = space.patches.memories[number]
+    for pid in space.pids:
+        connection.tell_restorer(JumpsPlanned(pid, memory, pages, patches))
+    listed = space.patches.listed.setdefault(memory.page, set())
+    # What could not be written at once comes again.
+    new = {key: patch for patch in patches if (key := (patch.writes, patch.originals)) not in listed}
+    if pages or new or not listed:
+        why = list_in_manifest(space, memory, entry_of(memory, pages, tuple(new.values()), ()))
+        if why is not None:
+            return why
+        listed.update(new)
+    _list_breakpoints(connection, space, number, listed)
+    return None
+
+
+def _list_breakpoints(connection: Connection, space: AddressSpace, number: int, listed: set[object]) -> None:
+    """List the breakpoints beside jumps, which are the tracer's and the restorer's to take out, as well."""
+    memory = space.patches.memories[number]
+    found = {(each.address, each.original) for each in space.breakpoints.values()}
+    new = sorted(found - listed)
+    if not new or memory.page in space.patches.unlisted:
+        return
+    why = list_in_manifest(space, memory, entry_of(memory, (), (), new))
+    if why is None:
+        listed.update(new)
+        return
+    space.patches.unlisted.add(memory.page)
+    are = "breakpoint is" if len(new) == 1 else "breakpoints are"
+    text = f"{len(new)} {are} not listed in process {min(space.pids, default=0)}: {why}"
+    hint = "they stay there if all processes of dprobes are killed at once, and 'dprobes stop --left' misses them"
+    connection.send(Warned(text, hint, number))
+
+
+# The calls that handlers in a process keep there (``bpf.map_layouts``), as the tracer sees them.
+#
+# While handlers run, the tracer takes what it wants to know of a call that returns where there is a breakpoint, after a
+# tail call for instance: the slot belongs to the thread that has stopped. It adds calls only while no thread runs.
+
+
+_HEAD = struct.Struct("=QQ")
+_FREE = bytes(8)
+
+Kept = tuple[tuple[int, int | None], ...]
+"""What is kept of the entry: ``Site.kept``."""
+
+
+def take_call(space: AddressSpace, probe: Probe, frame: int, kept: Kept) -> Entry | None:
+    """Return the entry of a call that returns, None if it is not kept in the process; it is kept no longer."""
+    memory = space.patches.memories.get(probe.program.number)
+    if memory is None or memory.calls is None:
+        return None
+    table, key = memory.calls, call_key(probe.number, frame)
+    window = table.window(key)
+    start = memory.page + PROCESS_SIZE
+    try:
+        data = os.pread(space.memory, len(window) * table.slot, start + window.start)
+        for at in range(0, len(data) - table.slot + 1, table.slot):
+            found, time = _HEAD.unpack_from(data, at)
+            if found != key:
+                continue
+            os.pwrite(space.memory, _FREE, start + window.start + at + 8)
+            os.pwrite(space.memory, _FREE, start + window.start + at)
+            values = struct.unpack_from(f"={len(kept)}Q", data, at + REGISTERS)
+            return Entry(time, {index: value for (index, _), value in zip(kept, values, strict=True)}) if time else None
+    except OSError:
+        pass
+    return None
+
+
+def add_calls(space: AddressSpace, memory: NativeMemory, probe: Probe, calls: Sequence[tuple[int, Entry]]) -> None:
+    """Keep calls in the process that the tracer knows of by their frames, while no thread of it runs."""
+    assert memory.calls is not None
+    table, start = memory.calls, memory.page + PROCESS_SIZE
+    for frame, entry in calls:
+        key = call_key(probe.number, frame)
+        window = table.window(key)
+        try:
+            data = os.pread(space.memory, len(window) * table.slot, start + window.start)
+            heads = [(*_HEAD.unpack_from(data, at), at) for at in range(0, len(data) - table.slot + 1, table.slot)]
+            if not heads:
+                return  # the process has taken the memory away
+            free = [at for found, _, at in heads if found in (0, key)]
+            at = free[0] if free else min(heads, key=lambda head: head[1])[2]
+            registers = [entry.registers[index] for index in sorted(entry.registers)]
+            slot = _HEAD.pack(key, entry.time) + struct.pack(f"={len(registers)}Q", *registers)
+            os.pwrite(space.memory, slot, start + window.start + at)
+        except OSError:
+            return

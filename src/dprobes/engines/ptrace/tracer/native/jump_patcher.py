@@ -1,0 +1,696 @@
+"""
+Jumps in the place of breakpoints, on the client's request, and breakpoints again where jumps cannot stay.
+
+The client plans and generates code; here it is written. A breakpoint is always there first: so a jump is nothing but a
+faster way to the same handler, and whatever it is not good for is left to the breakpoint. All threads of the address
+space are stopped when code changes, none of them in what is overwritten or in the middle of a hit there. Where that
+cannot be had just then, it is tried again, ever more rarely, and not for ever.
+
+Jumps are looked at all the time: a uprobe in one of them makes it code that nobody wrote when it goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.linux.ptrace_calls import Register
+from dprobes.engines.ptrace.breakpoint_sites import Role
+from dprobes.engines.ptrace.site_patches import TRAP_OF_32_BITS
+from dprobes.engines.ptrace.tracer.address_spaces import PageReader
+from dprobes.engines.ptrace.tracer.breakpoint_placement import end_joining
+from dprobes.engines.ptrace.tracer.call_injection import InjectionError, OccupiedError, ThreadBusyError, may_inject
+from dprobes.engines.ptrace.tracer.native.handler_ends import process_held
+from dprobes.engines.ptrace.tracer.native.handler_memory import (
+    NO_ROOM,
+    add_calls,
+    announce,
+    begin_ids,
+    lacks_ids,
+    map_code,
+    share_memory,
+)
+from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3
+from dprobes.engines.ptrace.tracer.steps.held_signals import move_fault
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
+from dprobes.engines.ptrace.tracer_messages import MemoryShared, PatchSites, ShareMemory, SitesPatched
+from dprobes.errors import reason_of
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from dprobes.engines.ptrace.site_patches import NativeMemory, SitePatch
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint, Entry
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.tracer_programs import Probe
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
+
+__all__ = ["Patcher", "Retries", "adapted", "fitting", "groups_of", "obstacle_to"]
+
+# What could not be done just then, and is tried again: ever more rarely, and not for ever.
+
+
+_PAUSE, _PAUSE_MAX = 0.01, 2.0
+"""Seconds until what could not be done is tried again: at first, and at most, as each pause is twice the last one."""
+_ATTEMPTS = 18
+"""How often something is tried: for about twenty seconds."""
+
+
+class _Retry(NamedTuple):
+    """A request that is tried again at a time of the monotonic clock."""
+
+    message: ShareMemory | PatchSites
+    due: float
+    attempts: int
+
+
+class Retries:
+    """The requests that are tried again."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Retry] = []
+
+    def add(self, message: ShareMemory | PatchSites, attempts: int) -> bool:
+        """Note what is to be tried again; return False if it was tried often enough."""
+        if attempts >= _ATTEMPTS:
+            return False
+        pause = min(_PAUSE * 2**attempts, _PAUSE_MAX)
+        self._waiting.append(_Retry(message, time.monotonic() + pause, attempts + 1))
+        return True
+
+    def take_due(self) -> list[tuple[ShareMemory | PatchSites, int]]:
+        """Return what is to be tried again now, each with how often it was tried."""
+        if not self._waiting:
+            return []
+        now = time.monotonic()
+        due = [(each.message, each.attempts) for each in self._waiting if each.due <= now]
+        self._waiting = [each for each in self._waiting if each.due > now]
+        return due
+
+    def delay(self) -> float | None:
+        """Return in how many seconds something is to be tried again, None if nothing is."""
+        now = time.monotonic() if self._waiting else 0.0
+        return min((max(0.0, each.due - now) for each in self._waiting), default=None)
+
+
+# Single jumps, and those that belong together: what is in their way, and the writing of one.
+
+
+DIFFERS = "memory holds something else than the file"
+"""What may pass: another jump may be written that this one relies on."""
+
+
+def groups_of(patches: Iterable[SitePatch]) -> Iterator[list[SitePatch]]:
+    """Iterate over the patches that belong together, those first of which the first one comes first."""
+    left = dict.fromkeys(patches)
+    members: dict[tuple[int, int], list[SitePatch]] = {}
+    for patch in left:
+        for group in patch.groups:
+            members.setdefault(group, []).append(patch)
+    while left:
+        found, waiting = [], [next(iter(left))]
+        while waiting:
+            patch = waiting.pop()
+            if patch in left:
+                del left[patch]
+                found.append(patch)
+                waiting += (other for group in patch.groups for other in members[group])
+        yield sorted(found, key=lambda each: -each.start)
+
+
+def adapted(space: AddressSpace, patch: SitePatch) -> SitePatch:
+    """Return a jump as it is for the probepoints that are there now, as far as it can do without the others."""
+    if patch.place is not None:
+        patch = space.patches.known.get(patch.place, patch)
+    return patch.only(
+        (program, probe, address) for address in patch.addresses for program, probe in _present(space, address)
+    )
+
+
+def _present(space: AddressSpace, address: int) -> set[tuple[int, int]]:
+    breakpoint_ = space.breakpoints.get(address)
+    return set() if breakpoint_ is None else {(each.program.number, each.number) for each in breakpoint_.probes()}
+
+
+def obstacle_to(space: AddressSpace, patch: SitePatch) -> str | None:
+    """Return why a jump does not do what the breakpoints do in whose place it comes."""
+    for address in patch.addresses:
+        breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is None:
+            return "there is no breakpoint any more"
+        if breakpoint_.waiting or breakpoint_.own or any(site.role is Role.JUMP for _, site in breakpoint_.exits):
+            return "the breakpoint is for something else as well"
+        present, served = _present(space, address), patch.probes_at(address)
+        needed = present - space.joining.get(address, frozenset())
+        if not {program for program, _ in needed} <= patch.programs:
+            return "several programs have it"
+        if not needed <= served <= present:
+            return "the breakpoint is needed for another probepoint as well"
+    if space.watchpoints and any(stop.has_frame for stop in patch.stops):
+        return "watchpoints would be hit by what comes before its handler"
+    displaced, written = patch.displaced_bytes(), patch.written_bytes()
+    if any(place in space.breakpoints and place not in patch.addresses for place in displaced):
+        return "a breakpoint for something else is in what it displaces"
+    used = patch.used_bytes()
+    for other in space.patches.near(min(used), max(used) + 1):
+        is_same = set(other.addresses) <= set(patch.addresses)
+        if not is_same and not {*displaced, *written}.isdisjoint((*other.displaced_bytes(), *other.written_bytes())):
+            return "its bytes belong to the jump of another probe"
+    return None
+
+
+def fitting(space: AddressSpace, jumps: Iterable[SitePatch]) -> list[SitePatch]:
+    """
+    Return jumps that do what breakpoints do that are there now, as they do it, the first one for each place.
+
+    Of those that belong together there are all or none. The last ones in memory come first: a punned jump relies on
+    bytes of the jump behind it.
+    """
+    left = [made for jump in jumps if (made := adapted(space, jump)).sites]
+    members: dict[tuple[int, int], set[int]] = {}
+    for jump in left:
+        for group in jump.groups:
+            mine = (address for program, _, address in jump.sites if program == group[0])
+            members.setdefault(group, set()).update(mine)
+    while True:
+        found: list[SitePatch] = []
+        there = set(space.patches.by_site)
+        for jump in left:
+            if there.isdisjoint(jump.addresses) and obstacle_to(space, jump) is None:
+                there.update(jump.addresses)
+                found.append(jump)
+        torn = {group for group, addresses in members.items() if not addresses <= there}
+        gone = {jump for jump in found if not torn.isdisjoint(jump.groups)}
+        if not gone:
+            return sorted(found, key=lambda jump: -jump.start)
+        left = [jump for jump in left if jump not in gone]
+
+
+def write_jump(space: AddressSpace, patch: SitePatch, places: ThreadPlaces) -> str | None:
+    """Write one jump; return why not."""
+    try:
+        if _code_at(space, patch.start, len(patch.code)) != patch.code:
+            return DIFFERS
+        address, shared = patch.relied_on
+        if shared and space.read(address, len(shared)) != shared:
+            return DIFFERS
+        places.move(patch)
+        if len(patch.writes) > 1 and patch.start in space.unwritten:
+            os.pwrite(space.memory, INT3, patch.start)  # nobody may see one page with its part and one without
+        space.patches.write(space.memory, patch)
+        space.unwritten.difference_update(patch.addresses)  # who reads there sees the jump
+        space.end_joining({address: patch.probes_at(address) for address in patch.addresses})
+    except OSError as error:
+        return reason_of(error)
+    return None
+
+
+def _code_at(space: AddressSpace, address: int, size: int) -> bytes:
+    """Return what memory holds besides breakpoints and jumps of ours; raise OSError if there is no memory."""
+    found = bytearray(space.read(address, size))
+    space.patches.hide(address, found)
+    for place in range(address, address + len(found)):
+        breakpoint_ = space.breakpoints.get(place)
+        if breakpoint_ is not None and found[place - address] == INT3[0]:
+            found[place - address] = breakpoint_.original
+    return bytes(found)
+
+
+_GONE = "the process is not traced any more"
+_ANOTHER = "the process executes another program"
+_BUSY = "no thread of the process can make a system call for it now"
+_SHARED = "several processes share the memory"
+_NOT_ALLOWED = "the process may not be made to do system calls"
+
+_TRAPS = (signal.SIGILL, signal.SIGSEGV)
+"""The signals for instructions that are not valid, or not for programs (``trampoline_space.TRAPS``)."""
+
+_PLANS = 4
+"""How often a process may have mapped something where code was planned to be, until breakpoints stay instead."""
+
+_CHANGED = "another tool has inserted uprobes over jumps of this run, which have been written again"
+_CHANGED_BY = "hits in between may be missing, and the other tool sees none here: --engine ebpf shares places"
+
+_BETWEEN_LOOKS = 0.2
+"""Seconds from one look at the jumps to the next one, at least."""
+_SHARE_OF_LOOKS = 50
+"""How many times as long as a look the time to the next one is, at least."""
+
+_ATTEMPTS_BEFORE_BREAKPOINTS = 7
+"""How often jumps are tried before breakpoints are written in their place: for about a second."""
+
+
+class Patcher:
+    """
+    The writer of jumps.
+
+    ``take_children`` enters the children that threads of a space have just made: their memory is a copy of what is
+    there before anything changes.
+    """
+
+    def __init__(
+        self,
+        state: TracerState,
+        stopper: Stopper,
+        modules: ModuleBreakpoints,
+        take_children: Callable[[AddressSpace], None],
+    ) -> None:
+        self._modules = modules
+        self._take_children = take_children
+        self._connection = state.connection
+        self._threads = state.threads
+        self._programs = state.programs
+        self._stopper = stopper
+        self._retries = Retries()
+        self._next_look = 0.0
+        self._has_jumps = False
+
+    def look_after(self) -> float | None:
+        """Try again what could not be done, and mend jumps; return in how many seconds to ask again, None for never."""
+        for message, attempts in self._retries.take_due():
+            if isinstance(message, ShareMemory):
+                self.share(message, attempts)
+            else:
+                self.patch(message, attempts)
+        delays = self._retries.delay(), self._mend_jumps()
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    def _mend_jumps(self) -> float | None:
+        """Look for uprobes in jumps if it is time; return in how many seconds to look again, None without jumps."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            spaces = [space for space in self._threads.spaces() if space.patches.by_site]
+            self._has_jumps = bool(spaces)
+            for space in spaces:
+                if space.patches.mend(space.memory, PageReader(space.memory).read):
+                    pid = self._threads.in_space(space)[0].pid
+                    self._connection.warn_once(f"process {pid}: {_CHANGED}", _CHANGED_BY)
+            end = time.monotonic()
+            self._next_look = end + max(_BETWEEN_LOOKS, _SHARE_OF_LOOKS * (end - now))
+            now = end
+        return self._next_look - now if self._has_jumps else None
+
+    @contextlib.contextmanager
+    def _process_held(self, pid: int) -> Iterator[list[Thread]]:
+        with process_held(self._threads, self._stopper, pid) as held:
+            for thread in self._threads.of_process(pid)[:1]:
+                self._take_children(thread.space)
+            yield held
+
+    def share(self, message: ShareMemory, attempts: int = 0) -> None:
+        """Let a process map the client's memory, and say where, unless the program has ended meanwhile."""
+        number, pid = message.program, message.pid
+        if self._programs.numbered(number) is None:
+            return
+        with self._process_held(pid) as held:
+            known = held[0].space.patches.memories.get(number) if held else None
+            if known is not None:  # a copy of its parent's
+                self._connection.send(_shared(number, pid, known))
+                return
+            if (problem := self._obstacle(pid, held)) is None:
+                try:
+                    files: list[tuple[int, int]] = []
+                    try:
+                        for descriptor, size in ((message.descriptor, message.size), *message.others):
+                            files.append((self._connection.open(descriptor), size))
+                        shared, tell = [*files, *self._globals(message)], self._connection.tell_restorer
+                        memory = share_memory(held[0], shared, message.calls, tell)
+                    finally:
+                        for opened, _ in files:
+                            os.close(opened)
+                except (InjectionError, OSError, ThreadGoneError) as error:
+                    problem = self._problem(held[0], error)
+                else:
+                    space = held[0].space
+                    space.patches.memories[number] = memory
+                    space.patches.begin_list(memory)
+                    tids = [each.tid for each in self._threads.of_process(pid)]
+                    problem = begin_ids(space, memory.page, pid, tids) or announce(self._connection, space, number)
+                    if problem is None:
+                        self._connection.send(_shared(number, pid, memory))
+                        return
+        if problem is _BUSY and self._retries.add(message, attempts):
+            return
+        self._write_breakpoints(pid)
+        self._connection.send(MemoryShared(number, pid, problem=problem))
+
+    def _problem(self, thread: Thread, error: InjectionError | OSError | ThreadGoneError) -> str:
+        """Say what has happened when a thread was to make system calls; its end is handled later."""
+        if isinstance(error, ThreadGoneError):
+            self._stopper.defer(thread.tid, error.status)
+            return _GONE
+        if isinstance(error, ThreadBusyError):
+            return _BUSY
+        return str(error) if isinstance(error, InjectionError) else reason_of(error)
+
+    def _globals(self, message: ShareMemory) -> list[tuple[int, int]]:
+        """Return the file of the global variables, if they are to be mapped: it may be one that nobody can open."""
+        program = self._programs.numbered(message.program)
+        return [] if program is None or not message.globals else [(program.globals_file, message.globals)]
+
+    def _write_breakpoints(self, pid: int, but: Collection[int] = ()) -> None:
+        """Write the breakpoints of a process in whose place no jumps come; ``but`` at some addresses they may yet."""
+        for thread in self._threads.of_process(pid)[:1]:
+            self._modules.write_late(thread.space, thread, but)
+            self.end_joining(thread.space)
+
+    def end_joining(self, space: AddressSpace) -> None:
+        """Let breakpoints take the place of jumps that lack probepoints for which no others have come."""
+        if space.joining:
+            sites = list(space.joining)
+            end_joining(space, sites)
+            self.restore(space, sites)
+
+    def patch(self, message: PatchSites, attempts: int = 0) -> None:
+        """
+        Write code and jumps into a process, and say which, unless the program has ended meanwhile.
+
+        The same is written into copies of the process that wait for it.
+        """
+        self._patch(message, attempts)
+        for space in self._threads.spaces():
+            if space.copied_from == message.pid and message.program in space.patches.memories:
+                self._patch(replace(message, pid=min(space.pids)))
+
+    def _patch(self, message: PatchSites, attempts: int = 0) -> None:
+        number, pid = message.program, message.pid
+        if self._programs.numbered(number) is None:
+            return
+        done: Collection[tuple[int, int]] = ()
+        refused: list[tuple[tuple[int, int], str]] = []
+        waiting: list[SitePatch] = []
+        with self._process_held(pid) as held:
+            problem = self._obstacle(pid, held)
+            if held and not _is_current(held[0].space, message):
+                refused = [(probe, _ANOTHER) for patch in message.patches for probe in patch.probes]
+                self._connection.send(SitesPatched(number, pid, (), tuple(refused), is_outdated=True))
+                return
+            if problem is None:
+                space = held[0].space
+                problem = announce(self._connection, space, number, message.pages, message.patches)
+            if problem is None:
+                try:
+                    _write_code(held[0], message)
+                except (InjectionError, OSError, ThreadGoneError) as error:
+                    problem = self._problem(held[0], error)
+                    if isinstance(error, OccupiedError):
+                        space.patches.occupied += 1
+                        if space.patches.occupied < _PLANS:
+                            self._let_plan_again(message, problem)
+                            return
+            if problem is _BUSY and self._retries.add(message, attempts):
+                return
+            if problem is not None:
+                refused = [(probe, problem) for patch in message.patches for probe in patch.probes]
+            else:
+                space.patches.fixups.update(message.fixups)
+                space.patches.learn(message.patches)
+                done, refused, waiting = self._write_jumps(space, message, attempts)
+                space.postponed.update((number, probe) for probe in message.postponed)
+            soon = waiting if attempts < _ATTEMPTS_BEFORE_BREAKPOINTS else ()
+            self._write_breakpoints(pid, {address for patch in soon for address in patch.addresses})
+        self._connection.send(SitesPatched(number, pid, tuple(sorted(done)), tuple(refused)))
+
+    def _let_plan_again(self, message: PatchSites, why: str) -> None:
+        """Ask for other jumps, as the process has mapped something where their code was to be."""
+        refused = tuple((probe, why) for patch in message.patches for probe in patch.probes)
+        self._connection.send(SitesPatched(message.program, message.pid, (), refused, is_occupied=True))
+
+    def _write_jumps(
+        self, space: AddressSpace, message: PatchSites, attempts: int
+    ) -> tuple[set[tuple[int, int]], list[tuple[tuple[int, int], str]], list[SitePatch]]:
+        """
+        Write jumps, all threads being stopped.
+
+        Return which probepoints have them, why others have not, and the jumps that are tried again.
+        """
+        done: set[tuple[int, int]] = set()
+        refused: list[tuple[tuple[int, int], str]] = []
+        present = [made for patch in message.patches if (made := adapted(space, patch)).sites]
+        places = ThreadPlaces(space, self._threads.in_space(space), present)
+        replaced = self._make_room(space, present)
+        waiting: list[SitePatch] = []
+        for patches in groups_of(present):
+            probes = {probe for patch in patches for probe in patch.probes}
+            why = next(filter(None, map(places.obstacle, patches)), None)
+            if why is not None:
+                waiting += patches
+            else:
+                why = self._write_all(space, patches, places)
+                if why is DIFFERS and waiting:  # it may rely on one of those
+                    waiting += patches
+            if why is None:
+                done |= probes
+            else:
+                refused += [(probe, why) for probe in sorted(probes)]
+        again = replace(message, pages=(), code=(), fixups=(), patches=tuple(waiting))
+        if waiting and not self._retries.add(again, attempts):
+            waiting = []
+        if replaced:
+            self._fill(space, replaced)
+        return done, refused, waiting
+
+    def _make_room(self, space: AddressSpace, patches: Sequence[SitePatch]) -> list[SitePatch]:
+        """Take the jumps out for all of whose places jumps for several programs come; return them."""
+        shared = [patch for patch in patches if patch.switches]
+        used = {place for patch in shared for place in patch.used_bytes()}
+        sites = {address for patch in shared for address in patch.addresses}
+        writes = {patch.writes for patch in shared}
+        present = {patch for place in used for patch in space.patches.users.get(place, ())}
+        gone = [p for p in present if sites.issuperset(p.addresses) and p.writes not in writes]
+        return self.restore(space, [site for patch in gone for site in patch.addresses])
+
+    def _fill(self, space: AddressSpace, jumps: Iterable[SitePatch]) -> None:
+        """Write jumps again where they were replaced, and nothing else has come."""
+        sites = [site for jump in jumps for site in jump.addresses if site not in space.patches.by_site]
+        wanted = fitting(space, self._candidates(space, sites)) if sites else []
+        places = ThreadPlaces(space, self._threads.in_space(space), wanted)
+        for patches in groups_of(wanted):
+            if not any(map(places.obstacle, patches)):
+                self._write_all(space, patches, places)
+
+    def _candidates(
+        self, space: AddressSpace, sites: Collection[int] | None, taken: Iterable[SitePatch] = ()
+    ) -> list[SitePatch]:
+        """Return the jumps that may be had at some places, or at all, the latest first, and those that were there."""
+        present = {program.number for program in self._programs}
+        known = [p for p in space.patches.known_at(sites) if p.owner is None or p.owner in present]
+        return [*known, *(patch for patch in taken if patch.place not in space.patches.known)]
+
+    def bring_back(self, space: AddressSpace, jumps: Iterable[SitePatch], sites: Collection[int] | None = None) -> None:
+        """
+        Write jumps again that were taken out for a change, or others in their place that do what is needed now.
+
+        They are those at ``sites``, or all.
+        """
+        if sites is not None:
+            sites = {*sites, *(site for jump in jumps for site in jump.addresses)}
+        wanted = fitting(space, self._candidates(space, sites, jumps))
+        pid = next((pid for pid in space.pids if self._threads.of_process(pid)), None)
+        if not wanted or pid is None or not space.is_open or space.shared_with or lacks_ids(space):
+            return
+        if not space.is_one_process:
+            return
+        numbers = sorted({number for jump in wanted for number in jump.programs})
+        memories = tuple((number, space.patches.memories[number].page) for number in numbers)
+        message = PatchSites(numbers[0], pid, memories, (), (), (), tuple(wanted))
+        with self._process_held(pid):
+            self._write_jumps(space, message, 0)
+
+    @staticmethod
+    def _write_all(space: AddressSpace, patches: Sequence[SitePatch], places: ThreadPlaces) -> str | None:
+        """Write jumps that belong together; return why not, with nothing changed."""
+        written: list[int] = []
+        for patch in patches:
+            present = space.patches.by_site.get(patch.addresses[0])
+            if present is not None and present.writes == patch.writes and present.sites == patch.sites:
+                continue
+            if (why := obstacle_to(space, patch)) is None:
+                why = write_jump(space, patch, places)
+            if why is not None:
+                space.patches.restore(space.memory, written)
+                space.renew()
+                return why
+            written += patch.addresses
+        for site in written:
+            _move_calls(space, site)
+        return None
+
+    def _obstacle(self, pid: int, held: list[Thread]) -> str | None:
+        threads = self._threads.of_process(pid)
+        if not threads:
+            return _GONE
+        if not held:
+            return _BUSY
+        space = held[0].space
+        if not space.is_open or space.shared_with:
+            return _GONE
+        if not space.is_one_process:
+            return _SHARED
+        if lacks_ids(space):
+            return NO_ROOM
+        return None if may_inject(held[0]) else _NOT_ALLOWED
+
+    def place_fault(self, thread: Thread) -> None:
+        """
+        Let a fault in displaced code be one of the original instruction; the thread has stopped for its signal.
+
+        The program may come back to it. Where a jump is in the way of that, the breakpoints take its place again.
+        """
+        if not thread.space.patches.starts:
+            return
+        registers = ptrace_calls.Registers()
+        ptrace_calls.get_registers(thread.tid, registers)
+        found = thread.space.patches.original_of(registers[Register.RIP])
+        if found is None:
+            return
+        patch, place = found
+        if not place.exact or ptrace_calls.get_signal_info(thread.tid, ptrace_calls.SignalInfo()) <= 0:
+            return
+        if any(place.original == original for original, _ in patch.moves):
+            self.give_up(thread.space, patch.addresses)
+        move_fault(thread, registers, place.original)
+
+    def is_between_steps(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+        """
+        Return whether a thread that steps itself has trapped at an instruction that the program does not have.
+
+        Where it has come to one of the program's in displaced code it is put there, since it gets the trap. So it comes
+        back to what was displaced: where the jump does not trap it there, the jump goes.
+        """
+        patches = thread.space.patches
+        if not patches.starts:
+            return False
+        pc = registers[Register.RIP]
+        if (found := patches.reached(pc)) is None:
+            return patches.is_ours(pc)
+        patch, original = found
+        is_trapped = patch.traps and original in patch.written_bytes()
+        if not is_trapped and any(original == inside for inside, _ in patch.moves):
+            self.give_up(thread.space, patch.addresses)
+        move_fault(thread, registers, original)
+        return False
+
+    def lead_on(self, thread: Thread, number: int) -> bool:
+        """
+        Let a thread go on in the copy that has come into the middle of a jump, and stopped for the trap there.
+
+        So it is with a context that was saved before there was a jump. Return whether it was so.
+        """
+        if number not in _TRAPS or not thread.space.patches.by_site:
+            return False
+        registers = ptrace_calls.Registers()
+        ptrace_calls.get_registers(thread.tid, registers)
+        pc = registers[Register.RIP]
+        if ptrace_calls.word_size(registers) == 4:
+            return number == signal.SIGILL and self._lead_back(thread, pc)
+        place = thread.space.patches.way_on(pc)
+        if place == pc or ptrace_calls.get_signal_info(thread.tid, ptrace_calls.SignalInfo()) <= 0:
+            return False
+        ptrace_calls.set_instruction_pointer(thread.tid, place)
+        return True
+
+    def _lead_back(self, thread: Thread, pc: int) -> bool:
+        """Let a thread in 32-bit code that a jump has led here meet the breakpoint instead; return whether it has."""
+        begin = pc - TRAP_OF_32_BITS
+        patch = next((each for each in thread.space.patches.displaced.values() if each.begin == begin), None)
+        if patch is None:
+            return False
+        self.give_up(thread.space, patch.addresses)
+        ptrace_calls.set_instruction_pointer(thread.tid, patch.copies[0].original)
+        return True
+
+    def make_way(self, thread: Thread, address: int, breakpoint_: Breakpoint | None) -> None:
+        """
+        Let a stopped thread be hit at a breakpoint though a jump stands in its place.
+
+        Where the jump overwrites what the thread comes to next, or comes back to after a fault, the breakpoints take
+        its place again.
+        """
+        patch = thread.space.patches.by_site.get(address)
+        if patch is None or breakpoint_ is None:
+            return
+        following = address + len(breakpoint_.site.original)
+        if any(original in (address, following) for original, _ in patch.moves):
+            self.give_up(thread.space, patch.addresses)
+
+    def give_up(self, space: AddressSpace, sites: Collection[int]) -> None:
+        """Do as ``restore``, for good."""
+        for jump in self.restore(space, sites):
+            space.patches.give_up(jump.addresses)
+
+    def restore(self, space: AddressSpace, sites: Collection[int] | None = None) -> list[SitePatch]:
+        """
+        Put breakpoints back in the place of jumps, of all or of those at some ``sites`` and what they belong to.
+
+        Return the jumps that are gone, and can be brought back.
+        """
+        mine = space.patches.bound_to(list(space.patches.by_site) if sites is None else sites)
+        if not mine or not space.is_open:
+            return []
+        present = dict.fromkeys(space.patches.by_site.values())
+        held = self._stopper.stop(self._threads.in_space(space))
+        try:
+            space.patches.restore(space.memory, mine)
+            space.renew()
+        finally:
+            for thread in held:
+                with contextlib.suppress(ProcessLookupError):
+                    self._stopper.release(thread)
+        left = set(space.patches.by_site.values())
+        return [jump for jump in present if jump not in left]
+
+    def keep_call(self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, frame: int, entry: Entry) -> bool:
+        """
+        Keep a call in the process that has begun at a breakpoint, if a jump stands in its place by now.
+
+        So it is with a thread that has run into the breakpoint before. Return False if the tracer is to keep it.
+        """
+        space = thread.space
+        memory = space.patches.memories.get(probe.program.number)
+        if breakpoint_.address not in space.patches.by_site or memory is None or memory.calls is None:
+            return False
+        with self._stopper.others_stopped(space, thread):
+            add_calls(space, memory, probe, [(frame, entry)])
+        return True
+
+    def give_way(self, space: AddressSpace, address: int) -> None:
+        """Take the jumps away that do not bear a breakpoint at an address."""
+        if sites := space.patches.relying_on(address):
+            self.give_up(space, sites)
+
+
+def _move_calls(space: AddressSpace, site: int) -> None:
+    """Let handlers in the process know of the calls that the tracer has seen begin at a place, and that go on."""
+    for probe, _ in space.breakpoints[site].entries:
+        memory = space.patches.memories.get(probe.program.number)
+        if memory is not None and memory.calls is not None:
+            add_calls(space, memory, probe, space.entries.take_all(probe))
+
+
+def _shared(program: int, pid: int, memory: NativeMemory) -> MemoryShared:
+    """Return the answer that says where memory is."""
+    return MemoryShared(program, pid, memory.page, memory.region, others=tuple(at for at, _ in memory.others))
+
+
+def _write_code(thread: Thread, message: PatchSites) -> None:
+    """Map pages and write code to them; raise ``InjectionError`` or OSError if that is not possible."""
+    if message.pages:
+        map_code(thread, message.program, message.pages)
+    for address, code in message.code:
+        if thread.space.write(address, code) < len(code):
+            raise InjectionError(f"there is no memory for code at {address:#x}")
+
+
+def _is_current(space: AddressSpace, message: PatchSites) -> bool:
+    """Return whether code was made for the program that a process executes."""
+    return all((found := space.patches.memories.get(n)) is not None and found.page == p for n, p in message.memories)

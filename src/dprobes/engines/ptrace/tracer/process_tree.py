@@ -1,0 +1,515 @@
+"""
+The traced threads and processes: which start which, and which run already when the tracer takes them over.
+
+The kernel stops a new thread or process before it runs, and reports it twice: by that stop, and by an event of the
+parent. Either may come first, and if the parent is killed at that moment the event never comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.engines.linux import process_calls, ptrace_calls
+from dprobes.engines.linux.procfs import (
+    children_of,
+    identity_of,
+    living_thread,
+    process_field,
+    process_of,
+    program_of,
+    thread_state,
+    threads_of,
+    without_waiting,
+)
+from dprobes.engines.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
+from dprobes.engines.ptrace.restorer_messages import JumpsCopied
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace, PageReader
+from dprobes.engines.ptrace.tracer.breakpoint_placement import tell_placed
+from dprobes.engines.ptrace.tracer.native.handler_memory import enter_thread, leave_thread, own_pages
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.probe_removal import tell_lowered
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Watched
+from dprobes.engines.x86.debug_registers import CONTROL
+from dprobes.errors import reason_of, system_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.native.jump_absence import JumpWaits
+    from dprobes.engines.ptrace.tracer.native.jump_patcher import Patcher
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable, TracerState
+
+__all__ = ["ORPHAN_AGE", "Attachment", "Identities", "ProcessTree", "Seizer"]
+
+# What the tracer tells of threads that have handlers in their memory: what they are called, and whose they are.
+#
+# The client looks that up itself, but for a process that has just been made, which may soon execute something else, and
+# for a thread that has ended, and is there only until somebody waits for it.
+
+
+class Identities:
+    """Tell of threads by ``send``."""
+
+    def __init__(self, send: Callable[[object], None]) -> None:
+        self._send = send
+
+    def born(self, pid: int, space: AddressSpace) -> None:
+        """Tell of a process that has not run yet."""
+        if space.patches.memories and (identity := identity_of(pid, pid)) is not None:
+            self._send(replace(identity, program=program_of(pid)))
+
+    def ended(self, thread: Thread) -> None:
+        """Tell of a thread that has ended, and has not been waited for: until then nobody else gets its ids."""
+        if thread.space.patches.memories and (identity := identity_of(thread.pid, thread.tid)) is not None:
+            self._send(identity)
+        leave_thread(thread.space, thread.tid)
+
+
+ORPHAN_AGE = 0.5
+"""Seconds after which a child's parent can hardly tell of it any more."""
+
+
+class ProcessTree:
+    """The births and ends of threads and processes, and which programs concern whom."""
+
+    def __init__(
+        self,
+        state: TracerState,
+        stopper: Stopper,
+        modules: ModuleBreakpoints,
+        patcher: Patcher,
+        jump_waits: JumpWaits,
+        identities: Identities,
+    ) -> None:
+        self._patcher = patcher
+        self._jump_waits = jump_waits
+        self._identities = identities
+        self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
+        self._stopper = stopper
+        self._modules = modules
+        self._parents: dict[int, int] = {}
+        """For processes that were born here: that which has made them, as long as both are there."""
+        self.has_idle_programs = False
+        """Whether the last process of a program has gone."""
+        self._unreported: dict[int, tuple[int, float]] = {}
+        self._taken: dict[int, int] = {}
+        """The children that were entered before the event was handled that tells of them, by the threads that do."""
+
+    @property
+    def has_unreported(self) -> bool:
+        """Whether a thread has stopped of which no parent has told."""
+        return bool(self._unreported)
+
+    def note_unreported(self, tid: int, status: int) -> None:
+        """Keep the stop of a thread that is not in the table: its parent's event is still to come."""
+        self._unreported[tid] = (status, time.monotonic())
+
+    def add_child(self, parent: Thread, event: Event, tid: int) -> None:
+        """Enter the thread or process that ``parent`` has just made."""
+        if self._taken.pop(parent.tid, None) == tid or tid in self._threads:
+            return
+        unreported = self._unreported.pop(tid, None)
+        if unreported is not None and classify_stop(unreported[0])[0] is StopKind.EXITED:
+            return
+        pid = process_of(tid)
+        space = parent.space
+        if pid != parent.pid:
+            self._parents[pid] = parent.pid
+            if self._programs.want_images or parent.space.patches.memories:
+                self._connection.send(Forked(pid, parent.pid, time.monotonic_ns()))
+            for program in self._programs:
+                if program.reach.follow and parent.pid in program.reach.pids:
+                    program.reach.pids.add(pid)
+            shared = process_calls.same_memory(parent.tid, tid)
+            if not (event is Event.VFORK if shared is None else shared):
+                space = self._copied_space(parent.space, tid, pid)
+            if space is parent.space and event is not Event.VFORK:
+                space.has_sharers = True
+                self._patcher.restore(space)  # handlers in memory know the one process that it belongs to
+            space.pids.add(pid)
+            if space.watchpoints:
+                self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
+        self._enter_newborn(tid, pid, space, unreported[0] if unreported is not None else None)
+        self._threads[tid].is_outside = not self._is_in_scope(pid)
+        if pid != parent.pid:
+            # It goes on where its parent does, on a copy of the stack.
+            self._threads[tid].returns = [replace(pending) for pending in parent.returns]
+        if space is not parent.space and not self._threads[tid].is_outside:
+            self._await_jumps(self._threads[tid], parent.pid)
+
+    def take_children(self, space: AddressSpace) -> None:
+        """Enter the children that stopped threads of a space have just made, though that is yet to be handled."""
+        for tid, status in list(self._stopper.deferred.items()):
+            thread, (kind, number) = self._threads.get(tid), classify_stop(status)
+            if thread is None or thread.space is not space or kind is not StopKind.EVENT:
+                continue
+            if number in NEW_TASK_EVENTS:
+                with contextlib.suppress(OSError):
+                    child = ptrace_calls.event_message(tid)
+                    if self._taken.get(tid) != child:
+                        self.add_child(thread, Event(number), child)
+                        self._taken[tid] = child
+
+    def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
+        try:
+            space = original.copy_for_child(tid)
+        except OSError:
+            return AddressSpace.closed(original.word_size)  # killed already
+        own_pages(space, pid)
+        self._identities.born(pid, space)
+        for program in self._programs:
+            if pid not in program.reach.pids:
+                space.drop_program(program)
+        placed = [(b.address, b.original) for b in space.breakpoints.values()] + space.slots.traps()
+        if placed:
+            self._connection.send(Placed(pid, tuple(placed)))
+        if space.semaphores:
+            self._connection.send(Raised(pid, tuple(space.semaphores.items())))
+        if space.patches.memories or space.slots.areas:
+            self._connection.tell_restorer(JumpsCopied(pid, min(original.pids)))
+        return space
+
+    def _await_jumps(self, child: Thread, parent: int) -> None:
+        """
+        Let a child wait for jumps that its parent was about to get when the kernel copied its memory.
+
+        If that had memory for handlers already, what is written for the parent holds for the child as well
+        (``Patcher``). Else the child is equipped as one that has executed a program.
+        """
+        space = child.space
+        if not space.unwritten:
+            return
+        self._jump_waits.begin(child)
+        space.copied_from = parent
+        late = {probe for address in space.unwritten for probe in space.breakpoints[address].probes()}
+        alone = [probe for probe in late if probe.program.number not in space.patches.memories]
+        tell_placed(self._connection, child.pid, alone)
+
+    def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
+        """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""
+        if not enter_thread(space, pid, tid):
+            self._patcher.give_up(space, list(space.patches.by_site))
+        self._threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
+        if status is not None:
+            self._stopper.defer(tid, status)
+
+    def adopt_orphans(self, age: float = 0) -> None:
+        """Take in the threads that stopped at least ``age`` seconds ago and of which no parent has told."""
+        now = time.monotonic()
+        for tid, (status, since) in list(self._unreported.items()):
+            if now - since < age:
+                continue
+            del self._unreported[tid]
+            if classify_stop(status)[0] is not StopKind.EXITED:
+                with contextlib.suppress(OSError):
+                    self._adopt(tid, status)
+
+    def _adopt(self, tid: int, status: int) -> None:
+        pid = process_of(tid)
+        self._into_scopes(pid)
+        for thread in self._threads.values():
+            if thread.pid == pid or process_calls.same_memory(thread.tid, tid):
+                space = thread.space
+                break
+        else:
+            registers = ptrace_calls.Registers()
+            ptrace_calls.get_registers(tid, registers)
+            word_size = ptrace_calls.word_size(registers)
+            space = AddressSpace.of_thread(tid, word_size)
+            thread = Thread(tid, pid, space, ThreadState.STOPPED)
+            space.pids.add(pid)
+            self._modules.inherit(space, thread)
+        space.pids.add(pid)
+        self._enter_newborn(tid, pid, space, status)
+
+    def reconsider(self, tid: int) -> None:
+        """Let a stop be handled once more that was kept because nobody knew the thread."""
+        if (unreported := self._unreported.pop(tid, None)) is not None:
+            self._stopper.defer(tid, unreported[0])
+
+    def share_with_vfork(self, space: AddressSpace, pid: int) -> None:
+        """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
+        addresses = tuple(space.breakpoints)
+        space.awaited += tuple(b for b in space.breakpoints.values() if b.waiting)
+        space.withdraw_all()
+        space.files.clear()
+        space.shared_with.add(pid)
+        tell_lowered(self._connection, space)
+        for user in space.pids if addresses else ():
+            self._connection.send(Removed(user, addresses))
+
+    def take_back(self, thread: Thread) -> None:
+        """Place breakpoints again in the memory of a stopped thread if all that it was shared with have left it."""
+        space = thread.space
+        space.shared_with = {pid for pid in space.shared_with if process_calls.same_memory(thread.tid, pid)}
+        if not space.shared_with:
+            self._modules.update(space, thread)
+            self._await_again(space, thread)
+
+    def _await_again(self, space: AddressSpace, thread: Thread) -> None:
+        """Place the breakpoints again at which returns are awaited."""
+        awaited, space.awaited = space.awaited, ()
+        for old in awaited:
+            waiting = {probe for probe in old.waiting if probe.is_active}
+            present = space.breakpoints.get(old.address)
+            if present is not None:
+                present.waiting |= waiting
+                space.register(present)
+            elif waiting:
+                with contextlib.suppress(OSError):
+                    if PageReader(space.memory).read(old.address, 1)[0] == old.original:
+                        self._connection.send(Placed(thread.pid, ((old.address, old.original),)))
+                        space.place(Breakpoint(old.address, old.original, old.site, waiting=waiting))
+
+    def remove(self, thread: Thread) -> None:
+        """Forget a thread that ended, and its process if it was the last one."""
+        self._threads.pop(thread.tid, None)
+        self._taken.pop(thread.tid, None)
+        self._programs.forget_thread(thread.tid)
+        if not self._threads.of_process(thread.pid):
+            self.leave_space(thread)
+            self._leave_scopes(thread.pid)
+
+    def leave_space(self, thread: Thread) -> None:
+        """Note that the process of ``thread`` no longer runs in its address space."""
+        space = thread.space
+        space.pids.discard(thread.pid)
+        self._connection.send(Removed(thread.pid))
+        if not space.pids:
+            space.close()
+
+    # Scopes
+
+    def tree_of(self, pid: int) -> set[int]:
+        """Return a process and those that it has started, directly or not, as far as they are traced."""
+        tree = {thread.pid for thread in self._threads.of_process(pid)}
+        found = tree
+        while found:
+            found = {child for child, parent in self._parents.items() if parent in found} - tree
+            tree |= found
+        return tree
+
+    def rescope(self) -> set[int]:
+        """Note anew who is in no scope at all, and return the processes that have come to be so."""
+        left = set()
+        for thread in self._threads.values():
+            was_outside, thread.is_outside = thread.is_outside, not self._is_in_scope(thread.pid)
+            if thread.is_outside and not was_outside:
+                left.add(thread.pid)
+        return left
+
+    def _is_in_scope(self, pid: int) -> bool:
+        return any(pid in program.reach.pids for program in self._programs)
+
+    def _into_scopes(self, pid: int) -> None:
+        """Let a process whose parent nobody knows be in the scope of all programs that follow processes."""
+        for program in self._programs:
+            if program.reach.follow:
+                program.reach.pids.add(pid)
+
+    def _leave_scopes(self, pid: int) -> None:
+        """Forget a process that has gone; what it has started counts as started by its parent."""
+        for program in self._programs:
+            if pid in program.reach.pids:
+                program.reach.pids.discard(pid)
+                self.has_idle_programs |= not program.reach.pids
+        parent = self._parents.pop(pid, None)
+        for child in [child for child, other in self._parents.items() if other == pid]:
+            if parent is None:
+                del self._parents[child]
+            else:
+                self._parents[child] = parent
+
+
+class SharingError(Exception):
+    """Report that a process that runs in the memory of another one cannot be seized, and why."""
+
+    def __init__(self, pid: int, error: OSError) -> None:
+        super().__init__(pid, error)
+        self.pid = pid
+        self.error = error
+
+
+class Seizer:
+    """The seizing of processes that run already."""
+
+    def __init__(self, threads: ThreadTable, stopper: Stopper) -> None:
+        self._threads = threads
+        self._stopper = stopper
+
+    def seize_all(self, pid: int) -> list[Thread]:
+        """
+        Seize and stop all threads of a process; return those that stopped for no other reason.
+
+        A thread that is making a new thread or process at this moment has finished when it stops; so no breakpoint can
+        get into a child that is not traced. New threads may appear meanwhile, so until none is new.
+        """
+        return self._seize(pid, None)
+
+    def seize_sharing(self, pid: int) -> list[Thread]:
+        """
+        Do the same with other processes that run in the memory of a seized one (CLONE_VM): its breakpoints are theirs.
+
+        They are in no program's scope. A child that a seized thread has just made is left out: its thread tells of it.
+        Raise ``SharingError`` for one that cannot be seized.
+        """
+        held: list[Thread] = []
+        first = self._threads.of_process(pid)[0]
+        while others := [other for other in _sharing_with(first.tid) if not self._is_known(other)]:
+            for other in others:
+                try:
+                    held += self._seize(other, first.space)
+                except ProcessLookupError:
+                    continue
+                except OSError as error:
+                    raise SharingError(other, error) from error
+                first.space.has_sharers = True
+                for thread in self._threads.of_process(other):
+                    thread.is_outside = True
+        return held
+
+    def _is_known(self, pid: int) -> bool:
+        """Return whether a process is traced by us; what it was born of may have yet to tell of it."""
+        return bool(self._threads.of_process(pid)) or _is_traced_by_us(pid)
+
+    def _seize(self, pid: int, space: AddressSpace | None) -> list[Thread]:
+        held: list[Thread] = []
+        while True:
+            new: list[Thread] = []
+            for tid in sorted(threads_of(pid) - self._threads.keys(), key=lambda tid: tid != pid):
+                try:
+                    ptrace_calls.seize(tid)
+                except OSError as error:
+                    # A thread may have ended, the first one as a zombie. All others must be ours: a breakpoint is
+                    # deadly for a thread that is not traced.
+                    has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
+                    if has_ended and threads_of(pid) != {tid}:
+                        continue
+                    if _is_traced_by_us(tid):
+                        continue  # born of a thread that is ours already, which has yet to tell of it
+                    raise
+                if space is None:
+                    space = AddressSpace.of_thread(tid, _word_size_of(tid))
+                space.pids.add(pid)
+                new.append(self._threads.enter(tid, pid, space))
+            if not new:
+                break
+            held += self._stopper.stop(new)
+            for thread in new:
+                with contextlib.suppress(OSError):  # it has not stopped
+                    thread.debug.has_foreign = bool(ptrace_calls.get_debug_register(thread.tid, CONTROL))
+            for thread in new:
+                if thread.state is ThreadState.RUNNING and thread.tid not in self._stopper.deferred:
+                    held += self._seize_vfork_child(thread)
+        if space is None:
+            raise system_error(errno.EPERM)
+        return held
+
+    def _seize_vfork_child(self, parent: Thread) -> list[Thread]:
+        """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
+        held: list[Thread] = []
+        for pid in children_of(parent.pid, parent.tid):
+            if not process_calls.same_memory(parent.tid, pid) or pid in self._threads:
+                continue
+            ptrace_calls.seize(pid)
+            parent.state = ThreadState.VFORKING
+            parent.space.pids.add(pid)
+            held += self._stopper.stop([self._threads.enter(pid, pid, parent.space)])
+        return held
+
+
+def _is_traced_by_us(tid: int) -> bool:
+    return process_field(tid, "TracerPid") == str(os.getpid())
+
+
+def _sharing_with(tid: int) -> list[int]:
+    """Return the other processes that run in the memory of a thread, as far as the kernel says so."""
+    mine = process_of(tid)
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (pid := int(name)) != mine:
+            same = process_calls.same_memory(tid, pid)
+            if same or (same is False and process_calls.same_memory(tid, living_thread(pid))):
+                found.append(pid)
+    return found
+
+
+def _word_size_of(tid: int) -> Literal[4, 8]:
+    """Return the word size of the program that a thread runs, which need not be stopped."""
+    with open(f"/proc/{tid}/exe", "rb", opener=without_waiting) as file:
+        return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32
+
+
+# The attachment to a process that runs already: its threads are seized, and its jumps awaited while it runs on.
+
+
+_PATIENCE = 30.0
+"""Seconds for which jumps are awaited, before breakpoints are written instead."""
+
+
+class Attachment:
+    """The attachment to the process that the client names."""
+
+    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
+        self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
+        self._stopper = stopper
+        self._modules = modules
+        self._seizer = Seizer(state.threads, stopper)
+        self._pending: tuple[int, float] | None = None
+        """The process for which jumps are awaited, and until when."""
+
+    def begin(self, pid: int, *, launching: bool) -> None:
+        """Seize all threads in the memory of a process; say so once its jumps are there, or say why it cannot be."""
+        held: list[Thread] = []
+        try:
+            if not launching:
+                # What takes time comes first, while the process runs.
+                self._modules.learn(living_thread(pid))
+            held = self._seizer.seize_all(pid)
+            if not launching:
+                held += self._seizer.seize_sharing(pid)
+            for program in self._programs:
+                program.reach.pids |= {thread.pid for thread in self._threads.values() if not thread.is_outside}
+            if not launching:
+                leader = next(iter(self._threads.values()))
+                self._modules.begin(leader.space, leader)
+        except OSError as error:
+            self._connection.send(Failed(pid, reason_of(error), error.errno or 0))
+            return
+        except SharingError as failure:
+            number = failure.error.errno or 0
+            self._connection.send(Failed(failure.pid, reason_of(failure.error), number, shares_with=pid))
+            return
+        finally:
+            for thread in held:
+                self._stopper.release(thread)
+        self._pending = pid, time.monotonic() + _PATIENCE
+        self.look_after()
+
+    def look_after(self) -> float | None:
+        """Say that a process is attached once its jumps are there; return in how many seconds to look again."""
+        if self._pending is None:
+            return None
+        pid, until = self._pending
+        remaining = until - time.monotonic()
+        if remaining > 0 and any(space.unwritten for space in self._threads.spaces() if pid in space.pids):
+            return remaining
+        for space in self._threads.spaces():
+            threads = self._threads.in_space(space)
+            if threads and not any(thread.awaits_jumps for thread in threads):
+                self._modules.write_late(space, threads[0])
+        self._pending = None
+        self._connection.send(Attached(pid))
+        return None

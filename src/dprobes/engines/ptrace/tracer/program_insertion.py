@@ -1,0 +1,403 @@
+"""
+The switch-over from a program to another one, without a moment in which a hit is lost.
+
+Handlers run here, one at a time. So the exchange happens between two hits: what threads have run into, and nobody has
+looked at yet, is for the new program. A hit whose instruction may or may not have been executed is settled before, with
+all threads stopped: it is counted, or given up, and then the thread hits again. Breakpoints that both need stay, and
+other programs notice nothing.
+
+Whatever can be found out to be wrong with the new program is found out before anything is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.engines.hits.hit_lifecycle import HitState
+from dprobes.engines.ptrace.breakpoint_sites import Role
+from dprobes.engines.ptrace.tracer.breakpoint_placement import awaits_jump, join_jumps, note_placement, note_written
+from dprobes.engines.ptrace.tracer.hit_counter import has_hit_of
+from dprobes.engines.ptrace.tracer.probe_removal import tell_lowered
+from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
+from dprobes.engines.ptrace.tracer_messages import Ended, InPlace, NotInserted, ProbeStatus, Removed, Replaced
+from dprobes.errors import EngineError, reason_of
+from dprobes.resolve.probe_state import ProbeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dprobes.engines.ptrace.breakpoint_sites import Site
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.client_connection import Connection
+    from dprobes.engines.ptrace.tracer.detachment import Detacher
+    from dprobes.engines.ptrace.tracer.hit_counter import Settler
+    from dprobes.engines.ptrace.tracer.module_breakpoints import ModuleBreakpoints
+    from dprobes.engines.ptrace.tracer.native.jump_absence import JumpAbsence
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.probe_removal import Remover
+    from dprobes.engines.ptrace.tracer.process_tree import ProcessTree
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.thread_watchpoints import Watchpoints
+    from dprobes.engines.ptrace.tracer.tracer_core_dump import CoreDumps
+    from dprobes.engines.ptrace.tracer.tracer_programs import Probe
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
+    from dprobes.engines.ptrace.tracer_messages import Insert, Replace
+
+__all__ = ["Inserter", "Replacer"]
+
+# The insertion of a program among those that a tracer has, and the end of one while others stay.
+#
+# A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost,
+# and no thread has to stop for it. Where jumps come, no breakpoint is written before: threads run on as they are
+# meanwhile. What is wrong with the program itself is found out before anything is changed.
+
+
+_PATIENCE = 30.0
+"""Seconds for which jumps are awaited, before breakpoints are written instead."""
+
+
+class Inserter:
+    """The insertion of programs into processes that are traced, and their end."""
+
+    def __init__(
+        self,
+        state: TracerState,
+        tree: ProcessTree,
+        modules: ModuleBreakpoints,
+        stopper: Stopper,
+        remover: Remover,
+        settler: Settler,
+        dumps: CoreDumps,
+        detacher: Detacher,
+        jump_absence: JumpAbsence,
+    ) -> None:
+        self._jump_absence = jump_absence
+        self._pending: dict[int, tuple[list[AddressSpace], float]] = {}
+        """By program for whose jumps is waited: the spaces that it came into, and until when."""
+        self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
+        self._tree = tree
+        self._modules = modules
+        self._stopper = stopper
+        self._remover = remover
+        self._settler = settler
+        self._dumps = dumps
+        self._detacher = detacher
+
+    def insert(self, message: Insert) -> None:
+        """Insert a program, or tell the client why not; then nothing has changed."""
+        number = message.start.number
+        pids = self._tree.tree_of(message.pid)
+        if not pids:
+            self._connection.send(NotInserted(number))
+            return
+        if not message.start.follow:
+            pids = {message.pid}
+        spaces = [space for space in self._threads.spaces() if not pids.isdisjoint(space.pids)]
+        try:
+            principal = self._programs.numbered(message.start.principal)
+            program = prepared(message, None, self._connection, self._modules, spaces, principal)
+        except EngineError as error:
+            self._connection.send(NotInserted(number, error.message))
+            return
+        program.reach.pids |= pids
+        self._programs.append(program)
+        self._tree.rescope()
+        with self._jump_absence.everywhere():
+            for space in spaces:
+                thread = next((t for t in self._threads.in_space(space) if t.pid in pids), None)
+                if thread is not None and space.is_open and not space.shared_with:
+                    self._modules.place_missing(space, thread, program)
+                    self._modules.watch_missing(space, thread, program)
+                    if space.patches.known:
+                        join_jumps(space, program, self._modules.native_probes(space, program))
+        for space in spaces:
+            note_written(space, program)
+        self._pending[number] = spaces, time.monotonic() + _PATIENCE
+        self.look_after()
+
+    def look_after(self) -> float | None:
+        """Say that programs are in place once their jumps are there; return in how many seconds to ask again."""
+        if not self._pending:
+            return None
+        now = time.monotonic()
+        for number, (spaces, until) in list(self._pending.items()):
+            if now >= until or not any(s.is_open and (s.unwritten or s.joining) for s in spaces):
+                self._say_in_place(number)
+        return min((until - now for _, until in self._pending.values()), default=None)
+
+    def _say_in_place(self, number: int) -> None:
+        """Say that a program is in place; what has had no jump by now has its breakpoint."""
+        self._pending.pop(number)
+        for space in self._threads.spaces():
+            threads = self._threads.in_space(space)
+            if threads and not any(thread.awaits_jumps for thread in threads):
+                self._modules.write_late(space, threads[0])
+            self._jump_absence.end_joining(space)
+        self._connection.send(InPlace(number))
+
+    def finish(self) -> None:
+        """Say so of all programs, whose processes have been let go."""
+        for number in self._pending:
+            self._connection.send(InPlace(number))
+        self._pending.clear()
+
+    def end_idle(self) -> None:
+        """End the programs whose processes are all gone, if others still have some."""
+        idle = [program for program in self._programs if not program.reach.pids]
+        for program in idle if len(idle) < len(self._programs) else ():
+            self.end(program, complete=True)
+
+    def end(
+        self, program: InsertedProgram, let_handlers_end: Callable[[], object] | None = None, *, complete: bool = False
+    ) -> None:
+        """
+        Take a program away; hits that its handlers have seen, and whose instruction was executed, are counted.
+
+        ``let_handlers_end`` waits for those in processes: only then is all there that they count and record. The end is
+        ``complete`` if its processes are gone.
+        """
+        if program.number in self._pending:
+            self._say_in_place(program.number)
+        held = self._settle_all(program)
+        self._modules.drop(program)
+        self._remover.withdraw_program(program)
+        for thread in self._threads.values():
+            thread.returns = [pending for pending in thread.returns if pending.probe.program is not program]
+        for thread in held:
+            with contextlib.suppress(ProcessLookupError):
+                self._stopper.release(thread)
+        if let_handlers_end is not None:
+            let_handlers_end()
+        self._dumps.abandon(program)
+        self._let_go()
+        self._settler.finish()
+        self._connection.send(Ended(program.number, complete))
+
+    def _settle_all(self, program: InsertedProgram) -> list[Thread]:
+        """Settle what is not counted yet, and return the threads that were stopped for that."""
+        concerned = [thread for thread in self._threads.values() if has_hit_of(thread, program)]
+        held = self._stopper.stop(concerned)
+        for thread in concerned:
+            status = self._stopper.deferred.get(thread.tid)
+            with contextlib.suppress(OSError):  # killed meanwhile
+                if thread.state is ThreadState.STOPPED or status is not None:
+                    self._settler.drop(thread, status, program)
+            self._settler.forget(thread, program)
+        return held
+
+    def _let_go(self) -> None:
+        """Detach the processes that were in this program's scope only, as far as they have memory of their own."""
+        for pid in self._tree.rescope():
+            if self._threads.of_process(pid)[0].space.pids == {pid}:
+                self._detacher.detach_process(pid)
+
+
+def prepared(
+    message: Insert | Replace,
+    former: InsertedProgram | None,
+    connection: Connection,
+    modules: ModuleBreakpoints,
+    spaces: Iterable[AddressSpace],
+    principal: InsertedProgram | None = None,
+) -> InsertedProgram:
+    """
+    Return the program of a message, which knows what it has in all files that are mapped now.
+
+    ``principal`` has its variables and tables. Raise ``EngineError`` if it cannot be made.
+    """
+    native, state = message.start.native, None
+    try:
+        counters = connection.open(message.start.counters)
+        if native is not None:
+            state = native.opened(connection.open(native.descriptor))
+    except OSError as error:
+        reason = reason_of(error)
+        raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
+    if principal is None and message.start.principal >= 0:
+        raise EngineError("the program whose variables it uses has ended")
+    program = InsertedProgram.of(replace(message.start, counters=counters), former, principal, state)
+    if not modules.complete(program, message.known, spaces):
+        raise EngineError("dprobes was stopped, and could not be asked about the program's files")
+    return program
+
+
+_Owner = tuple["Site", "Probe | None"]
+"""What a breakpoint is for: a site, and its probepoint unless it is the engine's own."""
+
+
+class Replacer:
+    """The exchange of a program for another one."""
+
+    def __init__(
+        self,
+        state: TracerState,
+        modules: ModuleBreakpoints,
+        stopper: Stopper,
+        watchpoints: Watchpoints,
+        settler: Settler,
+        jump_absence: JumpAbsence,
+    ) -> None:
+        self._jump_absence = jump_absence
+        self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
+        self._modules = modules
+        self._stopper = stopper
+        self._watchpoints = watchpoints
+        self._settler = settler
+
+    def replace(self, message: Replace, go_on: Callable[[], int]) -> None:
+        """Exchange a program, or tell the client why not; then nothing has changed. ``go_on`` handles stops."""
+        former = self._programs.numbered(message.former)
+        number = message.start.number
+        if former is None:
+            self._connection.send(NotInserted(number, "the program that is to be replaced has ended"))
+            return
+        spaces = [space for space in self._threads.spaces() if former.reach.covers(space.pids)]
+        try:
+            program = prepared(message, former, self._connection, self._modules, spaces)
+        except EngineError as error:
+            self._connection.send(NotInserted(number, error.message))
+            return
+        with self._jump_absence.everywhere(go_on):
+            obstacle = self._modules.obstacle_to(program, spaces)
+            if obstacle is not None:
+                self._connection.send(NotInserted(number, obstacle=obstacle))
+                return
+            held = self._stop_all()
+            try:
+                self._settle_all(former)
+                self._settler.finish()
+                self._connection.send(Replaced(number))
+                self._exchange(former, program)
+                self._connection.send(InPlace(number))
+            finally:
+                for thread in held:
+                    if thread.state is ThreadState.STOPPED:
+                        with contextlib.suppress(ProcessLookupError):
+                            self._stopper.release(thread)
+        for space in spaces:
+            note_written(space, program)
+
+    # Bringing hits to their end
+
+    def _stop_all(self) -> list[Thread]:
+        threads = list(self._threads.values())
+        for thread in threads:
+            if thread.state is ThreadState.LISTENING and thread.hit.state is not HitState.NONE:
+                # It can be looked at in a real stop only; an interrupt ends the listening, and the group stop lasts.
+                thread.state = ThreadState.RUNNING
+        return self._stopper.stop(threads)
+
+    def _settle_all(self, former: InsertedProgram) -> None:
+        for thread in self._threads.values():
+            if not has_hit_of(thread, former):
+                continue
+            status = self._stopper.deferred.get(thread.tid)
+            if thread.state is ThreadState.STOPPED or status is not None:
+                with contextlib.suppress(OSError):  # killed meanwhile
+                    self._settler.repeat(thread, status, former)
+                    continue
+            # One that cannot stop now will execute the instruction by itself.
+            self._settler.count_now(thread)
+
+    # The exchange
+
+    def _exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        self._modules.exchange(former, program)
+        self._carry_returns_over(former, program)
+        for probe in former.probes.values():
+            probe.state = ProbeState.REMOVED
+        for space in self._threads.spaces():
+            self._exchange_in(space, former, program)
+
+    def _carry_returns_over(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        """Let the new program have the returns that are still to come of functions that both probe."""
+        jumps: dict[tuple[tuple[int, int], int], _Owner] = {}
+        for key, sites in program.known.items():
+            for site in sites.sites:
+                if site.role is Role.JUMP:
+                    jumps.setdefault((key[:2], site.offset), (site, program.probe(site.probe)))
+        for thread in self._threads.values():
+            kept = []
+            for pending in thread.returns:
+                if pending.probe.program is not former:
+                    kept.append(pending)
+                    continue
+                match jumps.get((pending.probe.file, pending.site.offset)):
+                    case site, probe if probe is not None and probe.is_active:
+                        pending.site, pending.probe = site, probe
+                        kept.append(pending)
+            thread.returns = kept
+
+    def _exchange_in(self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram) -> None:
+        threads = [t for t in self._threads.in_space(space) if t.pid in program.reach.pids]
+        if not threads or not space.is_open:
+            return
+        owners = self._owners(space, program)
+        for probe in [probe for probe in space.by_probe if probe.program is former]:
+            del space.by_probe[probe]
+        gone = []
+        for breakpoint_ in (*space.breakpoints.values(), *space.awaited):
+            breakpoint_.drop_program(former)
+            breakpoint_.waiting |= {
+                p.probe
+                for t in threads
+                for p in t.returns
+                if p.address == breakpoint_.address and p.probe.program is program
+            }
+        for breakpoint_ in space.breakpoints.values():
+            for site, owner in owners.get(breakpoint_.address, ()):
+                breakpoint_.add(program, site, owner)
+            if not breakpoint_.is_needed:
+                gone.append(breakpoint_)
+        space.lower_unneeded()
+        for breakpoint_ in gone:
+            space.withdraw(breakpoint_)
+        tell_lowered(self._connection, space)
+        for pid in space.pids if gone else ():
+            self._connection.send(Removed(pid, tuple(b.address for b in gone)))
+        active: set[Probe] = set()
+        native = self._modules.native_probes(space, program)
+        for breakpoint_ in space.breakpoints.values():
+            mine = {probe for probe in breakpoint_.probes() if probe.program is program}
+            if mine:
+                space.register(breakpoint_)
+                if self._is_left_out(space, breakpoint_, mine, native):
+                    space.restore_byte(breakpoint_.address, breakpoint_.original)
+                    space.unwritten.add(breakpoint_.address)
+                else:
+                    note_placement(space, breakpoint_, mine)
+                active |= mine
+        active |= self._watchpoints.pass_on(space, former, self._modules.watchpoints(space, program))
+        for probe in active:
+            probe.state = ProbeState.ACTIVE
+        if active:
+            numbers = tuple(sorted(probe.number for probe in active))
+            self._connection.send(ProbeStatus(program.number, numbers, threads[0].pid, ProbeState.ACTIVE))
+        self._modules.place_missing(space, threads[0], program)
+
+    def _is_left_out(
+        self, space: AddressSpace, breakpoint_: Breakpoint, mine: set[Probe], native: frozenset[int]
+    ) -> bool:
+        """Return whether a breakpoint is needed for nothing, as a jump comes, for which all threads can wait."""
+        others = {(probe.program.number, probe.number) for probe in breakpoint_.probes() - mine}
+        known = space.patches.known_at([breakpoint_.address]) if others else []
+        if others and not any(others <= jump.probes_at(breakpoint_.address) for jump in known):
+            return False
+        return awaits_jump(breakpoint_, native, mine) and self._jump_absence.is_still(space)
+
+    def _owners(self, space: AddressSpace, program: InsertedProgram) -> dict[int, list[_Owner]]:
+        """Return what a program needs breakpoints for, by their addresses."""
+        owners: dict[int, list[_Owner]] = {}
+        for site, address, _ in self._modules.places(space, program):
+            probe = program.probe(site.probe)
+            if probe is None or probe.is_active:
+                owners.setdefault(address, []).append((site, probe))
+        return owners

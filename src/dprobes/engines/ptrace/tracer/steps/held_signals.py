@@ -1,0 +1,241 @@
+"""
+Threads that stop in code of ours in a process: at an access of a handler's, or where a hit is left to the breakpoint.
+
+An access of a handler that faults has a fix-up, where the thread goes on. A trial that fails (``SitePatch.stops``)
+makes the thread one that has run into the breakpoint: with the registers of the program, at the probed instruction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux import process_calls, ptrace_calls
+from dprobes.engines.linux.ptrace_calls import RESUME_FLAG, Register
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dprobes.engines.ptrace.site_patches import NativeStop
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread
+
+__all__ = [
+    "FAULTS",
+    "STOPPING",
+    "HeldSignals",
+    "fix_up",
+    "is_in_native_stop",
+    "leave_to_us",
+    "move_fault",
+    "move_signal_address",
+    "set_back",
+    "stop_of",
+]
+
+# The signals that reach a thread in the middle of a step, and are held until it is done.
+
+
+# Words of siginfo_t that hold si_addr.
+_ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
+
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
+"""
+The signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)).
+
+The kernel kills a thread that raises one of them while it is blocked, so we never block them.
+"""
+
+_ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*FAULTS, signal.SIGSYS))
+
+
+class HeldSignals:
+    """
+    The signals that reach a thread before its instruction is done.
+
+    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those like
+    SIGSEGV may follow that must not be blocked; they are sent again. SIGSTOP is not kept back, because the SIGCONT that
+    takes it back could come first; but the stop that it makes of the whole process is, since a signal that is held then
+    could not be given back as what it was.
+    """
+
+    def __init__(self, thread: Thread) -> None:
+        self._thread = thread
+        self._first: tuple[int, list[int]] | None = None
+        self._more: list[int] = []
+        self._mask: int | None = None
+        self._unheld = 0
+        self._stops = False
+
+    def __bool__(self) -> bool:
+        return self._mask is not None
+
+    def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
+        """Hold the signal that the thread has stopped for."""
+        if number == signal.SIGSTOP:
+            self._unheld = number
+        elif self._first is not None:
+            self._more.append(number)
+        else:
+            self._first = (number, list(info))
+            self._mask = ptrace_calls.get_signal_mask(self._thread.tid)
+            ptrace_calls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
+
+    def take_unheld(self) -> int:
+        """Return the signal with which the thread is to go on with its step, or 0."""
+        number, self._unheld = self._unheld, 0
+        return number
+
+    def hold_stop(self) -> None:
+        """Hold a group stop: let the thread go on as if it had not been reported, and report it again afterwards."""
+        self._stops = True
+
+    def give_back(self) -> int:
+        """Return the signal with which to resume the thread, which has stopped for one, or 0."""
+        if self._stops:
+            # If it has ended meanwhile, this is one more stop that we asked for.
+            self._stops = False
+            with contextlib.suppress(OSError):
+                ptrace_calls.interrupt(self._thread.tid)
+        if self._first is None:
+            return 0
+        number, info = self._first
+        self._first = None
+        self.send_again()
+        # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
+        with contextlib.suppress(OSError):
+            ptrace_calls.set_signal_info(self._thread.tid, ptrace_calls.SignalInfo(*info))
+        return number
+
+    def send_again(self) -> None:
+        """
+        Send what is held anew, and let the thread receive signals again.
+
+        The kernel gives that a ``siginfo`` of our own: this is only for a thread that makes a process in its step.
+        """
+        if self._mask is None:
+            return
+        with contextlib.suppress(OSError):
+            ptrace_calls.set_signal_mask(self._thread.tid, self._mask)
+        for number in ([self._first[0]] if self._first is not None else []) + self._more:
+            with contextlib.suppress(OSError):
+                process_calls.send_signal(self._thread.pid, self._thread.tid, number)
+        self._mask = None
+
+
+def move_signal_address(info: ctypes.Array[ctypes.c_int32], former: int, address: int) -> None:
+    """Change the address in a ``siginfo`` if it is ``former``."""
+    low, high = info[_ADDRESS_LOW] & 0xFFFFFFFF, info[_ADDRESS_HIGH] & 0xFFFFFFFF
+    if low | high << 32 == former:
+        info[_ADDRESS_LOW] = _signed(address & 0xFFFFFFFF)
+        info[_ADDRESS_HIGH] = _signed(address >> 32)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+STOPPING = (signal.SIGTRAP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+"""The signals with which a thread may stop there."""
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS)
+
+_RAX, _RIP, _RSP, _FLAGS = (int(each) for each in (Register.RAX, Register.RIP, Register.RSP, Register.EFLAGS))
+_FRAME_SIZE, _RAX_AT, _FLAGS_AT = 304, 80, 144
+"""How far the stack pointer was moved, and what the frame has where (``native.x86.x86_trampoline``)."""
+_ARITHMETIC, _OVERFLOW, _DIRECTION = 0x8D5, 0x800, 0x400
+_LOW_FLAGS = 0xD5
+"""What LAHF has in its second byte, and SETO says in the first one of OF."""
+
+
+def stop_of(space: AddressSpace, registers: ctypes.Array[ctypes.c_ulong], number: int) -> NativeStop | None:
+    """
+    Return what it means that a thread has stopped for a signal where its registers say.
+
+    One that an instruction does not raise means nothing: it comes anywhere, that of a timer also from the kernel.
+    """
+    stops = space.patches.stops
+    if not stops or number not in STOPPING:
+        return None
+    is_trap = number == signal.SIGTRAP
+    stop = stops.get(registers[_RIP] - is_trap)
+    return stop if stop is not None and stop.is_trap == is_trap else None
+
+
+def set_back(space: AddressSpace, stop: NativeStop, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Let registers be those of the program at the probed instruction; return False if its stack cannot be read."""
+    frame = registers[_RSP]
+    flags, image, kept = registers[_FLAGS] & ~RESUME_FLAG, 0, 0
+    if stop.has_frame:
+        try:
+            rax = space.read(frame + _RAX_AT, 8)
+            image = int.from_bytes(space.read(frame + _FLAGS_AT, 8), "little")
+        except OSError:
+            return False
+        kept = _ARITHMETIC
+        if stop.has_flags:
+            kept |= _DIRECTION
+        else:
+            image = image >> 8 & _LOW_FLAGS | (_OVERFLOW if image & 0xFF else 0)
+        registers[_RAX] = int.from_bytes(rax, "little")
+    registers[_FLAGS] = flags & ~kept | image & kept
+    registers[_RSP] = frame + _FRAME_SIZE
+    registers[_RIP] = stop.site
+    return True
+
+
+def leave_to_us(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], info: ctypes.Array[ctypes.c_int32]) -> bool:
+    """
+    Put a stopped thread, with these registers, onto an instruction whose hit a handler in its process leaves to us.
+
+    Where the instruction has a copy it is put there. Return False if the thread has not stopped for that; ``info`` is
+    for what the kernel says of its signal.
+    """
+    space = thread.space
+    if not is_in_native_stop(space, registers[_RIP]):
+        return False
+    try:
+        code, number = ptrace_calls.get_signal_info(thread.tid, info), info[0]
+        stop = stop_of(space, registers, number) if code > 0 else None
+        if stop is None or not set_back(space, stop, registers):
+            return False
+        breakpoint_ = space.breakpoints.get(stop.site)
+        if breakpoint_ is not None and not stop.exit_code:
+            registers[_RIP] = space.slots.way_on(stop.site, breakpoint_.site)
+        ptrace_calls.set_registers(thread.tid, registers)
+    except OSError:
+        return False  # killed meanwhile, or it has not stopped for a signal
+    thread.trapped, thread.is_left_to_us = stop.site, True
+    thread.parked = stop if stop.exit_code else None
+    return True
+
+
+def fix_up(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int) -> bool:
+    """Let a thread go on that has stopped because a handler's access to memory faulted; return whether it has."""
+    fixups = thread.space.patches.fixups
+    if not fixups or number not in _FAULTS:
+        return False
+    ptrace_calls.get_registers(thread.tid, registers)
+    target = fixups.get(registers[_RIP])
+    if target is None or ptrace_calls.get_signal_info(thread.tid, ptrace_calls.SignalInfo()) <= 0:
+        return False
+    registers[_RIP] = target
+    ptrace_calls.set_registers(thread.tid, registers)
+    return True
+
+
+def move_fault(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], address: int) -> None:
+    """Let a thread that has stopped for a fault stand at an address, and the fault be there."""
+    info = ptrace_calls.SignalInfo()
+    ptrace_calls.get_signal_info(thread.tid, info)
+    move_signal_address(info, registers[_RIP], address)
+    ptrace_calls.set_signal_info(thread.tid, info)
+    registers[_RIP] = address
+    ptrace_calls.set_registers(thread.tid, registers)
+
+
+def is_in_native_stop(space: AddressSpace, pc: int) -> bool:
+    """Return whether a thread whose instruction pointer is ``pc`` may have a signal to come that is ours."""
+    patches = space.patches
+    trap = patches.stops.get(pc - 1)
+    return pc in patches.fixups or pc in patches.stops or (trap is not None and trap.is_trap)

@@ -1,0 +1,465 @@
+"""
+The system calls that do not go on by themselves after a stop, or begin their whole time anew.
+
+Linux makes most interrupted calls once more when no handler ran, with what is left of their time. Not so (signal(7),
+"Interruption of system calls and library functions by stop signals", and measured):
+
+* waits that fail with EINTR: those of epoll, sockets with a timeout, semop, rt_sigtimedwait, io_getevents, io_uring;
+  and select and ppoll where the kernel cannot store how much time is left;
+* waits that are made once more with their whole time: io_pgetevents, and reading a terminal with VTIME; or with what
+  was left when they were interrupted, however long the stop took: select and ppoll.
+
+This module says which calls these are, when such a wait is over, and what it returns then. What it must not know: when
+threads stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import struct
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.linux import process_calls, ptrace_calls
+from dprobes.engines.linux.procfs import catches_signal
+from dprobes.engines.linux.ptrace_calls import Register
+from dprobes.engines.ptrace.tracer.tracer_state import InterruptedWait, RestartedCall, ThreadState
+from dprobes.engines.x86.instruction_emulation import Action
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread
+
+__all__ = ["ARGUMENTS", "RESTART_NO_HANDLER", "Waits", "has_entered", "is_restarted", "step_on"]
+
+_MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
+EINTR = -errno.EINTR & _MASK_64
+"""What a register holds when a call has failed with EINTR."""
+
+RESTART_NO_HANDLER = -514 & _MASK_64
+"""ERESTARTNOHAND: the kernel makes the call once more, or lets it fail with EINTR if a handler runs first."""
+
+_RESTART_SIGNAL = -512 & _MASK_64
+
+ARGUMENTS = {
+    8: (Register.RDI, Register.RSI, Register.RDX, Register.R10, Register.R8, Register.R9),
+    4: (Register.RBX, Register.RCX, Register.RDX, Register.RSI, Register.RDI, Register.RBP),
+}
+"""The registers of a system call's arguments, by word size."""
+
+_INT80 = b"\xcd\x80"
+
+
+class Limit(enum.Enum):
+    """Where a call finds its timeout; times are relative."""
+
+    NONE = "it has none"
+    MILLISECONDS = "an argument, negative for none"
+    TIME = "a timespec of the program's word size"
+    TIME_64 = "a timespec with words of 8 bytes"
+    MICROSECONDS = "a timeval of the program's word size"
+    RECEIVING = "SO_RCVTIMEO of its socket"
+    SENDING = "SO_SNDTIMEO of its socket"
+    RING = "io_uring_getevents_arg"
+
+
+class _Call(NamedTuple):
+    """A call: where its timeout is, which argument says so, and what it returns when the time is over."""
+
+    limit: Limit
+    argument: int = 0
+    result: int = 0
+    sets: bool = False
+    """Whether its arguments 2 to 4 are sets of descriptors (select)."""
+    reads: bool = False
+    """Whether its file may be a terminal, for which VTIME counts."""
+
+
+_EPOLL = _Call(Limit.MILLISECONDS, 3)
+_EPOLL_2 = _Call(Limit.TIME_64, 3)
+_RECEIVE = _Call(Limit.RECEIVING, 0, -errno.EAGAIN)
+_READ = _Call(Limit.RECEIVING, 0, -errno.EAGAIN, reads=True)
+_SEND = _Call(Limit.SENDING, 0, -errno.EAGAIN)
+_CONNECT = _Call(Limit.SENDING, 0, -errno.EINPROGRESS)
+_SIGNAL, _SIGNAL_64 = _Call(Limit.TIME, 2, -errno.EAGAIN), _Call(Limit.TIME_64, 2, -errno.EAGAIN)
+_SEMAPHORE, _SEMAPHORE_64 = _Call(Limit.TIME, 3, -errno.EAGAIN), _Call(Limit.TIME_64, 3, -errno.EAGAIN)
+_UNTIMED = _Call(Limit.NONE)
+_EVENTS, _EVENTS_64 = _Call(Limit.TIME, 4), _Call(Limit.TIME_64, 4)
+_RING = _Call(Limit.RING, 4, -errno.ETIME)
+_SELECT = _Call(Limit.MICROSECONDS, 4, sets=True)
+_PSELECT, _PSELECT_64 = _Call(Limit.TIME, 4, sets=True), _Call(Limit.TIME_64, 4, sets=True)
+_PPOLL, _PPOLL_64 = _Call(Limit.TIME, 2), _Call(Limit.TIME_64, 2)
+
+# arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl.
+_CALLS: dict[int, dict[int, _Call]] = {
+    8: {
+        232: _EPOLL, 281: _EPOLL, 441: _EPOLL_2,
+        23: _SELECT, 270: _PSELECT, 271: _PPOLL,
+        0: _READ, 19: _RECEIVE, 43: _RECEIVE, 45: _RECEIVE, 47: _RECEIVE, 275: _RECEIVE, 288: _RECEIVE, 299: _RECEIVE,
+        1: _SEND, 20: _SEND, 40: _SEND, 44: _SEND, 46: _SEND, 307: _SEND, 42: _CONNECT,
+        128: _SIGNAL, 65: _UNTIMED, 220: _SEMAPHORE, 208: _EVENTS, 333: _EVENTS, 426: _RING,
+    },
+    4: {
+        256: _EPOLL, 319: _EPOLL, 441: _EPOLL_2,
+        142: _SELECT, 308: _PSELECT, 413: _PSELECT_64, 309: _PPOLL, 414: _PPOLL_64,
+        3: _READ, 145: _RECEIVE, 313: _RECEIVE, 337: _RECEIVE, 364: _RECEIVE, 371: _RECEIVE, 372: _RECEIVE,
+        417: _RECEIVE,
+        4: _SEND, 146: _SEND, 187: _SEND, 239: _SEND, 345: _SEND, 369: _SEND, 370: _SEND, 362: _CONNECT,
+        177: _SIGNAL, 421: _SIGNAL_64, 420: _SEMAPHORE_64, 247: _EVENTS, 385: _EVENTS, 416: _EVENTS_64, 426: _RING,
+    },
+}  # fmt: skip
+
+# The calls behind two numbers of i386: socketcall(2), whose arguments are in memory, and ipc(2).
+_SOCKETCALL, _IPC = 102, 117
+_SOCKET_CALLS = {
+    3: _CONNECT, 5: _RECEIVE, 9: _SEND, 10: _RECEIVE, 11: _SEND, 12: _RECEIVE, 16: _SEND, 17: _RECEIVE, 18: _RECEIVE,
+    19: _RECEIVE, 20: _SEND,
+}  # fmt: skip
+_IPC_CALLS = {1: _UNTIMED, 4: _Call(Limit.TIME, 5, -errno.EAGAIN)}
+
+# What is made once more by the kernel, but with its whole time, or not counting the time of stops.
+_MULTIPLEXING = (_SELECT, _PSELECT, _PSELECT_64, _PPOLL, _PPOLL_64)
+_BEGUN_ANEW = {RESTART_NO_HANDLER: (_EVENTS, _EVENTS_64, *_MULTIPLEXING), _RESTART_SIGNAL: (_READ,)}
+
+_RING_EXTENDED, _RING_ABSOLUTE, _RING_REGISTERED = 1 << 3, 1 << 5, 1 << 6
+
+
+def call_of(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> tuple[_Call, tuple[int, ...], int] | None:
+    """
+    Return what is to be known of the call that a stopped thread was in, with its arguments and their word size.
+
+    None if the kernel is to be left to do with it what it does.
+    """
+    size = ptrace_calls.word_size(registers)
+    number = registers[Register.ORIG_RAX]
+    if size == 8 and _reads(space, registers[Register.RIP] - 2, 2) == _INT80:
+        size = 4  # a 64-bit program that makes calls of the other kind
+    registers_of = ARGUMENTS[size]
+    mask = _MASK_32 if size == 4 else _MASK_64
+    arguments = tuple(registers[register] & mask for register in registers_of)
+    call = _CALLS[size].get(number)
+    if size == 4 and number == _SOCKETCALL:
+        call = _SOCKET_CALLS.get(arguments[0])
+        descriptor = _reads(space, arguments[1], 4)
+        arguments = (int.from_bytes(descriptor, "little"),)
+    elif size == 4 and number == _IPC:
+        call = _IPC_CALLS.get(arguments[0] & 0xFFFF)
+    return None if call is None else (call, arguments, size)
+
+
+def is_restarted(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> bool:
+    """Return whether a thread is in a call that failed only because of a stop, and is to be made once more."""
+    return registers[Register.RAX] == EINTR and call_of(registers, space) is not None
+
+
+def interrupted_wait(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], now: float) -> InterruptedWait | None:
+    """
+    Return the wait that a stopped thread was in, if it has to be watched when it is made once more.
+
+    The time that it had waited before is not known: it is over when its timeout has passed once more.
+    """
+    result = registers[Register.RAX]
+    begun_anew = _BEGUN_ANEW.get(result, ())
+    if result != EINTR and not begun_anew:
+        return None
+    found = call_of(registers, thread.space)
+    if found is None:
+        return None
+    call, arguments, size = found
+    if result != EINTR and call not in begun_anew:
+        return None
+    limit = _limit(thread, call, arguments, size, at_terminal=result == _RESTART_SIGNAL)
+    if limit is None:
+        return None
+    seconds, returned = limit
+    cleared = _sets(arguments, size) if call.sets else ()
+    if result != EINTR and call in _MULTIPLEXING:
+        # The kernel has stored what is left there, and would store that nothing is.
+        cleared += ((arguments[call.argument], 16 if call.limit is Limit.TIME_64 else 2 * size),)
+    return InterruptedWait(
+        registers[Register.ORIG_RAX],
+        registers[Register.RIP],
+        registers[Register.RSP],
+        now + seconds,
+        returned & _MASK_64,
+        cleared,
+    )
+
+
+def _limit(
+    thread: Thread, call: _Call, arguments: tuple[int, ...], size: int, *, at_terminal: bool
+) -> tuple[float, int] | None:
+    """Return how long a call waits, and what it returns then; None if it waits for ever, or that cannot be known."""
+    if at_terminal:
+        # Most files are none, and that shows at once.
+        if not _is_device(thread.tid, arguments[0]):
+            return None
+        return _terminal_limit(thread, arguments[0])
+    where = arguments[call.argument]
+    seconds: float | None = None
+    match call.limit:
+        case Limit.MILLISECONDS:
+            seconds = None if where & 1 << 31 else (where & _MASK_32) / 1e3
+        case Limit.TIME:
+            seconds = _time(thread.space, where, size)
+        case Limit.TIME_64:
+            seconds = _time(thread.space, where, 8)
+        case Limit.MICROSECONDS:
+            seconds = _time(thread.space, where, size, 1e6)
+        case Limit.RECEIVING | Limit.SENDING:
+            return _socket_limit(thread, where, call)
+        case Limit.RING:
+            flags = arguments[3]
+            if flags & _RING_EXTENDED and not flags & (_RING_ABSOLUTE | _RING_REGISTERED):
+                address = int.from_bytes(_reads(thread.space, where + 16, 8), "little")
+                seconds = _time(thread.space, address, 8)
+    return None if seconds is None else (seconds, call.result)
+
+
+def _time(space: AddressSpace, address: int, size: int, fraction: float = 1e9) -> float | None:
+    data = _reads(space, address, 2 * size) if address else b""
+    if len(data) < 2 * size:
+        return None
+    whole: int
+    rest: int
+    whole, rest = struct.unpack("<qq" if size == 8 else "<ii", data)
+    return max(0.0, whole + rest / fraction)
+
+
+def _sets(arguments: tuple[int, ...], size: int) -> tuple[tuple[int, int], ...]:
+    """Return where select's sets of descriptors are, as (address, size): in words, as many as are needed."""
+    count = min(arguments[0] & _MASK_32, 1 << 20)
+    length = (count + 8 * size - 1) // (8 * size) * size
+    return tuple((address, length) for address in arguments[1:4] if address and length)
+
+
+def _is_device(tid: int, number: int) -> bool:
+    # By its name: to ask for the status of a file, its file system may have to be waited for.
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{tid}/fd/{number & _MASK_32}").startswith("/dev/")
+    return False
+
+
+def _socket_limit(thread: Thread, number: int, call: _Call) -> tuple[float, int] | None:
+    is_sending = call.limit is Limit.SENDING
+    try:
+        found = process_calls.socket_timeout(thread.tid, thread.pid, number & _MASK_32, sending=is_sending)
+    except OSError:
+        return None
+    seconds, is_local = found
+    if not seconds:
+        return None
+    # Only of connections that are made in the background the kernel says that they are not there yet.
+    return seconds, -errno.EAGAIN if is_local and call is _CONNECT else call.result
+
+
+def _terminal_limit(thread: Thread, number: int) -> tuple[float, int] | None:
+    """Return the limit of a read that ends without data after some tenths of a second (termios(3), VMIN and VTIME)."""
+    try:
+        modes, characters = process_calls.terminal_modes(thread.tid, thread.pid, number & _MASK_32)
+    except OSError:
+        return None
+    import termios
+
+    if modes & termios.ICANON:
+        return None
+    at_least, tenths = (characters[index] for index in (termios.VMIN, termios.VTIME))
+    return None if at_least or not tenths else (tenths / 10, 0)
+
+
+def _reads(space: AddressSpace, address: int, size: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return space.read(address & _MASK_64, size)
+    return b""
+
+
+# What threads wait for in the kernel, and how they go on with it after a stop.
+#
+# A wait that the kernel would let fail is made once more; the thread does not notice. If it has a timeout, the thread
+# runs between the stops of PTRACE_SYSCALL from then on until the call returns, so that no later wait is taken for it,
+# and is stopped once more when its time is over. Nothing in its registers or its memory is changed but the result.
+
+
+_RAX, _ORIG_RAX, _RIP = int(Register.RAX), int(Register.ORIG_RAX), int(Register.RIP)
+_ENTERING = -errno.ENOSYS & (1 << 64) - 1
+_ALREADY = -errno.EALREADY & (1 << 64) - 1
+
+RESTART_SYSCALL = (219, 0)
+"""The numbers of restart_syscall(2), by which the kernel goes on with a wait: for 64-bit and 32-bit programs."""
+
+_PAUSE = 0.002
+"""Seconds after which to look again at a thread whose wait is over, but which has stopped for something else."""
+
+
+class Waits:
+    """The threads whose interrupted waits are made once more."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Thread] = {}
+        self._registers = ptrace_calls.Registers()
+
+    def hide_interruption(self, thread: Thread, number: int = 0) -> None:
+        """
+        See to it that a thread, about to leave its stop with a signal or 0, goes on with the call that it was in.
+
+        The kernel looks at the registers then, and acts as if no signal had come. A signal with a handler ends the call
+        as it would without us; one that the program ignores would not even have woken the thread up.
+        """
+        registers = self._registers
+        ptrace_calls.get_registers(thread.tid, registers)
+        call = thread.restarted
+        if call is not None and registers[_RIP] == call.place and registers[_RAX] in (call.number, *RESTART_SYSCALL):
+            if not number or not catches_signal(thread.tid, number):
+                return
+            self._return_to_call(thread, call)
+        thread.restarted = None
+        result = registers[_RAX]
+        fails = result == EINTR
+        if registers[_ORIG_RAX] >= ptrace_calls.NO_SYSTEM_CALL or not (fails or result in ptrace_calls.RESTARTS):
+            self.forget(thread)
+            return
+        if number and catches_signal(thread.tid, number):
+            self.forget(thread)
+            return
+        now = time.monotonic()
+        if thread.wait is None:
+            if fails and not is_restarted(registers, thread.space):
+                return
+            thread.wait = interrupted_wait(thread, registers, now)
+            if thread.wait is not None:
+                self._waiting[thread.tid] = thread
+        elif now >= thread.wait.until:
+            self._end(thread)
+            return
+        if fails:
+            registers[_RAX] = RESTART_NO_HANDLER
+            ptrace_calls.set_registers(thread.tid, registers)
+        place = thread.restarting = registers[_RIP] - 2
+        thread.restarted = RestartedCall(place, registers[_ORIG_RAX], registers[_RAX])
+
+    def _return_to_call(self, thread: Thread, call: RestartedCall) -> None:
+        """
+        Put a thread back into the call that it is about to make once more, for a handler to end it.
+
+        Between a stop and the second entry into the kernel the thread is in no call: ``pause`` or ``sigsuspend`` would
+        go on to wait for the signal of a handler that runs there.
+        """
+        registers = self._registers
+        registers[_RIP], registers[_ORIG_RAX], registers[_RAX] = call.place + 2, call.number, call.result
+        ptrace_calls.set_registers(thread.tid, registers)
+
+    def on_system_call(self, thread: Thread) -> None:
+        """Take notice that a thread with an interrupted wait enters or leaves the kernel."""
+        wait = thread.wait
+        if wait is None:
+            return
+        registers = self._registers
+        ptrace_calls.get_registers(thread.tid, registers)
+        result = registers[_RAX]
+        if result == _ENTERING:
+            if not wait.is_entered(registers):
+                self.forget(thread)  # a handler came first
+        elif result == EINTR or result in ptrace_calls.RESTARTS:
+            if time.monotonic() >= wait.until:
+                self._end(thread)
+                return
+            if result == EINTR:
+                registers[_RAX] = RESTART_NO_HANDLER
+                ptrace_calls.set_registers(thread.tid, registers)
+            # This stop has taken the place of the one that the thread was asked for, at which it is known what comes.
+            ptrace_calls.interrupt(thread.tid)
+        else:
+            if result == _ALREADY and wait.result == -errno.EINPROGRESS & (1 << 64) - 1:
+                registers[_RAX] = wait.result  # connect says so when it is called once more
+                ptrace_calls.set_registers(thread.tid, registers)
+            self.forget(thread)
+
+    def forget(self, thread: Thread) -> None:
+        """Take notice that a thread does not go on with its wait."""
+        if thread.wait is not None:
+            thread.wait = None
+            self._waiting.pop(thread.tid, None)
+
+    def look_after(self) -> float | None:
+        """Stop the threads whose waits are over; return in how many seconds to ask again, None if there are none."""
+        if not self._waiting:
+            return None
+        now = time.monotonic()
+        delay: float | None = None
+        for tid, thread in list(self._waiting.items()):
+            wait = thread.wait
+            if wait is None or thread.state is ThreadState.ENDED:
+                del self._waiting[tid]
+                continue
+            if wait.is_asked:
+                continue
+            left = wait.until - now
+            if left <= 0:
+                left = _PAUSE
+                if thread.state is ThreadState.RUNNING:
+                    try:
+                        ptrace_calls.interrupt(tid)
+                    except OSError:
+                        self.forget(thread)
+                        continue
+                    wait.is_asked = True
+                    continue
+            delay = left if delay is None else min(delay, left)
+        return delay
+
+    def _end(self, thread: Thread) -> None:
+        """Let the wait of a stopped thread return what it returns when its time is over."""
+        wait = thread.wait
+        assert wait is not None
+        for address, size in wait.cleared:
+            with contextlib.suppress(OSError):
+                thread.space.write(address, bytes(size))
+        self._registers[_RAX] = wait.result
+        ptrace_calls.set_registers(thread.tid, self._registers)
+        self.forget(thread)
+
+
+# Steps in which threads went to sleep: how such a thread goes on after a stop, and how it is seen that it has entered.
+#
+# The thread stands in the slot still, with its hit unfinished, and the kernel has forgotten at the stop what was to end
+# the step. If it just ran on, nobody would see it leave the slot, and a system call would come back into that.
+
+
+_LATE_RAX, _LATE_RIP = int(Register.RAX), int(Register.RIP)
+
+
+def step_on(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """
+    Let a stopped thread go on with the step in which it went to sleep; return False if it is not in one in a slot.
+
+    ``registers`` are read anew. One that stands at the breakpoint runs into that.
+    """
+    hit = thread.hit
+    if not hit.is_late or thread.trapped:
+        return False
+    breakpoint_, action = hit.breakpoint, hit.breakpoint.site.emulation[0]
+    slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
+    if slot is None or action == Action.REPEAT:  # behind which a breakpoint is
+        return False
+    ptrace_calls.get_registers(thread.tid, registers)
+    if registers[_LATE_RIP] != slot.address:
+        return False
+    advance = ptrace_calls.resume_to_syscall if action == Action.SYSTEM_CALL else ptrace_calls.single_step
+    advance(thread.tid)
+    return True
+
+
+def has_entered(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Return whether a thread, stopped at a system call, makes that of such a step; ``registers`` are read anew."""
+    hit = thread.hit
+    if not hit.is_late or hit.breakpoint.site.emulation[0] != Action.SYSTEM_CALL:
+        return False
+    address, site = hit.breakpoint.address, hit.breakpoint.site
+    ptrace_calls.get_registers(thread.tid, registers)
+    behind = thread.space.slots.way_on(address, site) + len(site.original)
+    return registers[_LATE_RAX] == _ENTERING and registers[_LATE_RIP] == behind

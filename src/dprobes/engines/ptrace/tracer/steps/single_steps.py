@@ -1,0 +1,626 @@
+"""
+Single steps: how a thread executes the original instruction under a breakpoint, and what may come in between.
+
+A step is made in a slot (``slots``) with the breakpoint in place and all other threads running, or, where there is no
+slot, in place: then nobody else runs code of the address space while the breakpoint is away. Either way the program
+cannot tell: no handler and no register of it ever sees a slot's address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from dprobes.engines.hits.hit_lifecycle import HitState
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.linux.ptrace_calls import (
+    ALIGNMENT_FLAG,
+    RESUME_FLAG,
+    TRAP_FLAG,
+    Event,
+    Register,
+    StopKind,
+    classify_stop,
+)
+from dprobes.engines.ptrace.restorer_messages import PagesMapped
+from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3
+from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS, HeldSignals, move_signal_address
+from dprobes.engines.ptrace.tracer.steps.step_slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer_messages import Placed, Removed
+from dprobes.engines.x86.debug_registers import STATUS, slots_hit
+from dprobes.engines.x86.instruction_emulation import Action
+from dprobes.engines.x86.instruction_relocation import relocated
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.process_maps import PAGE_SIZE, free_ranges, growth_of, mappings_of
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterator
+
+    from dprobes.engines.ptrace.breakpoint_sites import Site
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.client_connection import Connection
+    from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
+    from dprobes.engines.ptrace.tracer.hit_counter import HitCounter, WatchpointHits
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread
+
+__all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
+
+# Memory for slots.
+#
+# It is a page that an injected mmap(2) provides, once for each module; where the process may not be made to call that,
+# or it fails, the padding behind the module's code; and where that is full or too far away, there is none, and the
+# instruction is stepped in place with all other threads stopped.
+
+
+_REACH = 1 << 30
+"""How far from the code an area may lie: well within the 2 GiB that a 32-bit distance spans."""
+
+_GUARD = 16 * PAGE_SIZE
+"""What is left free between an area and its neighbours, which may want to grow."""
+
+_LOWEST = 1 << 16  # vm.mmap_min_addr
+
+_PROT_READ_EXEC = 0x5
+_MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
+
+
+class SlotMaker:
+    """The maker of slots, as they are needed."""
+
+    def __init__(self, stopper: Stopper, connection: Connection) -> None:
+        self._stopper = stopper
+        self._connection = connection
+
+    def may_make(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
+        """Return whether it has not been tried yet to make one."""
+        key = (breakpoint_.address, breakpoint_.site.original)
+        return breakpoint_.site.copy is not None and key not in thread.space.slots.by_site
+
+    def make(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
+        """
+        Make a slot for the instruction under a breakpoint at which ``thread`` stands; None if there is no place for it.
+
+        The first time in a module this may let the thread make system calls. Raise ``ThreadGoneError`` if it is killed
+        meanwhile.
+        """
+        slots = thread.space.slots
+        slot = self._make(thread, breakpoint_)
+        slots.by_site[breakpoint_.address, breakpoint_.site.original] = slot
+        if slot is not None:
+            slots.by_address[slot.address] = slot
+        return slot
+
+    def _make(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
+        size = _slot_size(breakpoint_.site)
+        for area in self._areas(thread, breakpoint_.address, size):
+            address = area.find(size)
+            code = self._code(thread.space, breakpoint_, address) if address is not None else None
+            if address is None or code is None:
+                continue
+            try:
+                if os.pwrite(thread.space.memory, code, address) < len(code):
+                    continue
+            except OSError:
+                continue
+            area.take(address, size)
+            return self._filled(area, address, breakpoint_, thread)
+        return None
+
+    def _filled(self, area: SlotArea, address: int, breakpoint_: Breakpoint, thread: Thread) -> Slot:
+        site = breakpoint_.site
+        assert site.copy is not None
+        end = address + len(site.original)
+        trap = 0
+        if site.emulation[0] == Action.REPEAT:
+            trap = end
+            # Should the tracer die, the crash restorer makes it a nop; the jump is behind it.
+            self._connection.send(Placed(thread.pid, ((trap, NOP),)))
+        return Slot(
+            address,
+            breakpoint_.address,
+            end,
+            Placement.PAGE if area.former is None else Placement.PADDING,
+            is_free=site.copy.cannot_fault,
+            leads_on=site.copy.leads_on and not trap,
+            pushes_return=site.copy.pushes_return,
+            trap=trap,
+            size=_slot_size(site),
+        )
+
+    def _code(self, space: AddressSpace, breakpoint_: Breakpoint, slot: int) -> bytes | None:
+        site, address = breakpoint_.site, breakpoint_.address
+        assert site.copy is not None
+        code = relocated(site.original, site.copy, address, slot)
+        if code is None:
+            return None
+        if site.emulation[0] == Action.REPEAT:
+            code += INT3
+        distance = address + len(site.original) - (slot + len(code) + JUMP_SIZE)
+        if space.word_size == 4:
+            distance = (distance + (1 << 31)) % (1 << 32) - (1 << 31)
+        if not -(1 << 31) <= distance < 1 << 31:
+            return None
+        return code + b"\xe9" + distance.to_bytes(4, "little", signed=True)
+
+    def _areas(self, thread: Thread, address: int, size: int) -> list[SlotArea]:
+        """Return areas with room near an address, a new one if there is none."""
+        slots = thread.space.slots
+        found = _with_room(slots, address, size)
+        region = address // _REACH
+        if not any(area.former is None for area in found) and region not in slots.refused:
+            area = self._mapped_area(thread, address)
+            if area is None:
+                slots.refused.add(region)
+            else:
+                slots.areas.append(area)
+        if not _with_room(slots, address, size):
+            self._use_padding(thread.space, address)
+        return sorted(_with_room(slots, address, size), key=lambda area: area.former is not None)
+
+    def _mapped_area(self, thread: Thread, address: int) -> SlotArea | None:
+        """Let the thread map an area near ``address``, large enough for all sites of its space that need a slot."""
+        space = thread.space
+        wanted = sum(
+            b.site.copy is not None
+            and b.site.emulation[0] < Action.SKIP
+            and (b.address, b.site.original) not in space.slots.by_site
+            for b in space.breakpoints.values()
+        )
+        size = -(-max(1, wanted) * 2 * GRANULE // PAGE_SIZE) * PAGE_SIZE
+        if not may_inject(thread):
+            return None
+        with self._stopper.others_stopped(space, thread):
+            start = _gap(thread.tid, address, size, space.word_size)
+            if not start:
+                return None
+            for pid in space.pids:
+                self._connection.tell_restorer(PagesMapped(pid, ((start, start + size),)))
+            try:
+                with injecting(thread) as call:
+                    found = call(
+                        MMAP[space.word_size],
+                        start, size, _PROT_READ_EXEC, _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE, -1, 0,
+                    )  # fmt: skip
+                    if found > 0 and found != start:
+                        call(MUNMAP[space.word_size], found, size)  # a kernel that takes the address as a hint
+            except InjectionError:
+                return None
+        return SlotArea(start, start + size) if found == start else None
+
+    def _use_padding(self, space: AddressSpace, address: int) -> None:
+        """Make an area of the padding that is near ``address``."""
+        for start, end in list(space.slots.padding):
+            first = start + GRANULE - 1 & -GRANULE
+            if abs(start - address) > _REACH or end - first < GRANULE:
+                continue
+            space.slots.padding.remove((start, end))
+            with contextlib.suppress(OSError):
+                former = os.pread(space.memory, end - first, first)
+                space.slots.areas.append(SlotArea(first, first + len(former), former))
+
+
+def _slot_size(site: Site) -> int:
+    code = len(site.original) + (1 if site.emulation[0] == Action.REPEAT else 0) + JUMP_SIZE
+    return -(-code // GRANULE) * GRANULE
+
+
+def _with_room(slots: Slots, address: int, size: int) -> list[SlotArea]:
+    return [a for a in slots.areas if abs(a.start - address) < _REACH and a.find(size) is not None]
+
+
+def _gap(tid: int, address: int, size: int, word_size: int) -> int:
+    """
+    Return where near ``address`` there is room to map ``size`` bytes, or 0.
+
+    Below the code rather than above: what is mapped may be followed by more. Mappings may grow downwards as well, so a
+    gap's upper end is left free.
+    """
+    try:
+        mappings = mappings_of(tid)
+    except TargetError:
+        return 0
+    top = 1 << 47 if word_size == 8 else 0xC0000000
+    best = (2 * _REACH, 0)
+    for low, high in free_ranges(mappings, growth_of(tid), _LOWEST, top):
+        if high - low < size + 2 * _GUARD:
+            continue
+        start = high - _GUARD - size if high <= address else low + _GUARD
+        # Below the code wherever that is possible.
+        distance = abs(start - address) + (_REACH if high > address else 0)
+        if abs(start - address) < _REACH and distance < best[0]:
+            best = (distance, start & ~(PAGE_SIZE - 1))
+    return best[1]
+
+
+_RIP = int(Register.RIP)
+_EFLAGS = int(Register.EFLAGS)
+
+_CODE = 2  # the word of siginfo_t that holds si_code
+
+
+class CompletionKind(enum.Enum):
+    """How the probed instruction ended."""
+
+    COMPLETED = "completed"
+    FAULTED = "raised a signal"
+    INTERRUPTED = "not executed: something else comes first, and it will be hit again"
+    PENDING = "about to be executed, without a stop behind it"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """
+    How the probed instruction ended, and the signal with which the thread is to be resumed.
+
+    ``resumable`` is false where the thread's stop is still to be handled, or still to come.
+    """
+
+    kind: CompletionKind
+    signal: int = 0
+    resumable: bool = True
+
+
+COMPLETED = Completion(CompletionKind.COMPLETED)
+PENDING = Completion(CompletionKind.PENDING)
+
+
+class Stepper:
+    """The execution of instructions under breakpoints."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stopper: Stopper,
+        context: ThreadContext,
+        counter: HitCounter,
+        watchpoint_hits: WatchpointHits,
+    ) -> None:
+        self._connection = connection
+        self._stopper = stopper
+        self._context = context
+        self._counter = counter
+        self._watchpoint_hits = watchpoint_hits
+        self._slots = SlotMaker(stopper, connection)
+        self._info = ptrace_calls.SignalInfo()
+
+    def step(
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        registers: ctypes.Array[ctypes.c_ulong],
+        *,
+        may_pend: bool = False,
+    ) -> Completion:
+        """
+        Let a thread execute the original instruction under a breakpoint; ``registers`` stand at its start.
+
+        Where it ``may_pend``, the thread is only made ready to execute it, if that spares a stop. Raise
+        ``ThreadGoneError`` if the thread ends in it.
+        """
+        tid = thread.tid
+        slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
+        # Then the thread has been put there already (``Slots.way_on``), and only handlers change registers.
+        is_ready = slot is not None and not self._context.written and not breakpoint_.waiting
+        if slot is None and self._slots.may_make(thread, breakpoint_):
+            # Should we die while memory for the slot is got, the thread goes on here.
+            ptrace_calls.set_registers(tid, registers)
+            slot = self._slots.make(thread, breakpoint_)
+            if slot is not None:
+                for probe in breakpoint_.probes():
+                    probe.counts.note(slot.placement)
+        if slot is None:
+            for probe in breakpoint_.probes():
+                probe.counts.note(Placement.IN_PLACE)
+            return self.step_in_place(thread, breakpoint_, registers, breakpoint_.site.emulation[0])
+        registers[_RIP] = slot.address
+        if not is_ready:
+            ptrace_calls.set_registers(tid, registers)
+        if not registers[_EFLAGS] & TRAP_FLAG:
+            if slot.is_free:
+                return COMPLETED
+            if may_pend and slot.leads_on:
+                return PENDING
+        return self._step_through(thread, breakpoint_, registers, slot, breakpoint_.site.emulation[0])
+
+    def step_in_place(
+        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong], action: Action
+    ) -> Completion:
+        """Let a thread execute what is under a breakpoint where it is, with all other threads of its space stopped."""
+        space = thread.space
+        address = breakpoint_.address
+        with self._stopper.others_stopped(space, thread), space.patches.put_aside(space.memory, address):
+            os.pwrite(space.memory, bytes([breakpoint_.original]), address)
+            if space.watchpoints:
+                registers[_EFLAGS] |= RESUME_FLAG  # an execute watchpoint here has been hit already
+            try:
+                ptrace_calls.set_registers(thread.tid, registers)
+                if action == Action.REPEAT:
+                    with self._temporary_breakpoint(thread, address + breakpoint_.site.emulation[1]):
+                        return self._step_through(thread, breakpoint_, registers, None, action)
+                return self._step_through(thread, breakpoint_, registers, None, action)
+            finally:
+                # After an exec the breakpoint is no longer one of this space, or the space is closed.
+                if space.breakpoints.get(address) is breakpoint_:
+                    with contextlib.suppress(OSError):
+                        os.pwrite(space.memory, INT3, address)
+
+    @contextlib.contextmanager
+    def _temporary_breakpoint(self, thread: Thread, address: int) -> Iterator[None]:
+        """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
+        space = thread.space
+        original = os.pread(space.memory, 1, address)
+        if original != INT3:
+            self._connection.send(Placed(thread.pid, ((address, original[0]),)))
+            space.former[address] = original[0]
+        os.pwrite(space.memory, INT3, address)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.pwrite(space.memory, original, address)
+            if original != INT3:
+                self._connection.send(Removed(thread.pid, (address,)))
+
+    def _step_through(
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        registers: ctypes.Array[ctypes.c_ulong],
+        slot: Slot | None,
+        action: Action,
+    ) -> Completion:
+        tid = thread.tid
+        length = breakpoint_.site.emulation[1]
+        start = breakpoint_.address if slot is None else slot.address
+        traps = bool(registers[_EFLAGS] & TRAP_FLAG)
+        if action == Action.REPEAT and traps:
+            action = Action.STEP
+        advance = {Action.SYSTEM_CALL: ptrace_calls.resume_to_syscall, Action.REPEAT: ptrace_calls.resume}.get(
+            action, ptrace_calls.single_step
+        )
+        signals = HeldSignals(thread)
+        while True:
+            if thread.debug.has_foreign:
+                ptrace_calls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
+            advance(tid, signals.take_unheld())
+            status = self._stopper.wait_for_step(tid, may_leave=not signals, in_slot=slot is not None)
+            if status is None:
+                # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it executes the
+                # instruction (in place: it finds the breakpoint again, or has just got past it).
+                thread.state = ThreadState.RUNNING
+                return Completion(CompletionKind.INTERRUPTED, resumable=False)
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                raise ThreadGoneError(status)
+            if kind is StopKind.SYSCALL:
+                if slot is not None:
+                    self._enter_from_site(thread, breakpoint_, registers)
+                return COMPLETED
+            if kind is StopKind.SIGNAL:
+                code = ptrace_calls.get_signal_info(tid, self._info)
+                if number == signal.SIGTRAP and code == ptrace_calls.TRAP_TRACE:
+                    if slot is not None:
+                        self.settle(thread, slot, registers)
+                    if thread.debug.has_foreign and self._hits_foreign(thread, slot):
+                        return Completion(CompletionKind.COMPLETED, signals.give_back() or signal.SIGTRAP)
+                    if traps:
+                        return self._trap_of_its_own(thread, breakpoint_, slot, registers, signals)
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if action == Action.REPEAT and number == signal.SIGTRAP and code == ptrace_calls.SI_KERNEL:
+                    ptrace_calls.get_registers(tid, registers)
+                    registers[_RIP] = breakpoint_.address + length
+                    ptrace_calls.set_registers(tid, registers)
+                    thread.trapped = 0
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                is_watchpoint = number == signal.SIGTRAP and code == ptrace_calls.TRAP_HWBKPT
+                if is_watchpoint and self._watchpoint_hits.take(thread, registers):
+                    continue  # in the middle of a repeated string instruction
+                if number == signal.SIGTRAP and thread.trapped:
+                    # A step in place that took in two instructions, the second of which carries a probe itself.
+                    ptrace_calls.set_instruction_pointer(tid, thread.trapped)
+                    thread.trapped = 0
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
+                    held = signals.give_back()
+                    if slot is not None:
+                        self._fault_at_site(thread, slot, registers, keep_info=bool(held))
+                    if held:
+                        # That came first; the instruction will be tried, and hit, again after its handler.
+                        return Completion(CompletionKind.INTERRUPTED, held)
+                    return Completion(CompletionKind.FAULTED, number)
+                # Some other signal came first. It is delivered when the instruction is done; a system call must not be
+                # entered with it in hand, because there is no way to deliver it from there.
+                if action == Action.SYSTEM_CALL:
+                    self._set_back(thread, slot, registers)
+                    return Completion(CompletionKind.INTERRUPTED, number)
+                signals.hold(number, self._info)
+            elif kind is StopKind.GROUP_STOP and signals:
+                signals.hold_stop()
+            elif kind is StopKind.GROUP_STOP or number != Event.STOP:
+                signals.send_again()
+                self._set_back(thread, slot, registers)
+                self._stopper.defer(tid, status)
+                return Completion(CompletionKind.INTERRUPTED, resumable=False)
+
+    def _hits_foreign(self, thread: Thread, slot: Slot | None) -> bool:
+        """
+        Return whether a debugger's watchpoint was hit by a step, and make the signal one for that.
+
+        The kernel reports a step and a watchpoint as one trap, which says that it is a step.
+        """
+        if not any(s not in thread.debug.slots for s in slots_hit(ptrace_calls.get_debug_register(thread.tid, STATUS))):
+            return False
+        self._info[_CODE] = ptrace_calls.TRAP_HWBKPT
+        if slot is not None:
+            move_signal_address(self._info, slot.end, slot.following)
+        ptrace_calls.set_signal_info(thread.tid, self._info)
+        return True
+
+    def _trap_of_its_own(
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        slot: Slot | None,
+        registers: ctypes.Array[ctypes.c_ulong],
+        signals: HeldSignals,
+    ) -> Completion:
+        """Complete a step of a program that steps itself: the trap is its own as well."""
+        if not signals and slot is not None:
+            self._set_back(thread, slot, registers)
+            move_signal_address(self._info, slot.end, slot.following)
+            move_signal_address(self._info, slot.address, slot.site)  # between two turns of a repeated instruction
+            ptrace_calls.set_signal_info(thread.tid, self._info)
+        ptrace_calls.get_registers(thread.tid, registers)
+        unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
+        kind = CompletionKind.INTERRUPTED if unfinished else CompletionKind.COMPLETED
+        return Completion(kind, signals.give_back() or signal.SIGTRAP)
+
+    def step_unaligned(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
+        """
+        Let a thread execute an instruction of ours that failed because the program checks alignment, without checks.
+
+        If a signal comes first, or the instruction raises another one, that is in the result. Raise ``ThreadGoneError``
+        if the thread ends in it.
+        """
+        tid = thread.tid
+        registers[_EFLAGS] &= ~ALIGNMENT_FLAG
+        ptrace_calls.set_registers(tid, registers)
+        while True:
+            ptrace_calls.single_step(tid, 0)
+            status = self._stopper.wait_for_step(tid, may_leave=False, in_slot=True)
+            assert status is not None
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                raise ThreadGoneError(status)
+            if kind is not StopKind.EVENT or number != Event.STOP:  # else it is one that we asked for before
+                break
+        ptrace_calls.get_registers(tid, registers)
+        registers[_EFLAGS] |= ALIGNMENT_FLAG
+        ptrace_calls.set_registers(tid, registers)
+        if kind is not StopKind.SIGNAL:
+            self._stopper.defer(tid, status)
+            return Completion(CompletionKind.INTERRUPTED, resumable=False)
+        if number == signal.SIGTRAP and ptrace_calls.get_signal_info(tid, self._info) == ptrace_calls.TRAP_TRACE:
+            return COMPLETED
+        return Completion(CompletionKind.INTERRUPTED, number)
+
+    # What must not show that an instruction was executed in a slot
+
+    def settle(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Put a thread that has executed the instruction in a slot where the original would have left it."""
+        ptrace_calls.get_registers(thread.tid, registers)
+        if registers[_RIP] in (slot.end, slot.trap + 1):
+            registers[_RIP] = slot.following
+            ptrace_calls.set_registers(thread.tid, registers)
+        elif slot.pushes_return:
+            # The step may be an older one's, and the context be about another thread by now.
+            size, top = thread.space.word_size, registers[Register.RSP]
+            with contextlib.suppress(OSError):
+                if thread.space.read(top, size) == slot.end.to_bytes(size, "little"):
+                    thread.space.write(top, slot.following.to_bytes(size, "little"))
+
+    def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
+        slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
+        if slot is not None and breakpoint_.site.emulation[0] == Action.SYSTEM_CALL:
+            self._enter_from_site(thread, breakpoint_, registers)
+        elif slot is not None:
+            self.settle(thread, slot, registers)
+
+    def leave_slot(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int = 0) -> int:
+        """
+        Put a thread that stopped in a slot, with a signal to be delivered or 0, where the original would have it.
+
+        Return the signal to go on with. Raise ``ThreadGoneError`` if the thread ends in it.
+        """
+        slots = thread.space.slots
+        if not slots.by_address:
+            return number
+        ptrace_calls.get_registers(thread.tid, registers)
+        slot = slots.holding(registers[_RIP])
+        if slot is None:
+            return number
+        if registers[_RIP] != slot.address:
+            self.settle(thread, slot, registers)
+            if number == signal.SIGTRAP:  # of a watchpoint
+                ptrace_calls.get_signal_info(thread.tid, self._info)
+                move_signal_address(self._info, slot.end, slot.following)
+                ptrace_calls.set_signal_info(thread.tid, self._info)
+        elif number and (slot.is_free or thread.hit.state is HitState.PENDING):
+            # Its handler has run; so let it be executed before the signal is delivered.
+            return self._finish(thread, slot, registers, number)
+        else:
+            self._fault_at_site(thread, slot, registers, keep_info=not number)
+        return number
+
+    def _finish(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], number: int) -> int:
+        tid = thread.tid
+        signals = HeldSignals(thread)
+        ptrace_calls.get_signal_info(tid, self._info)
+        signals.hold(number, self._info)
+        while True:
+            ptrace_calls.single_step(tid, signals.take_unheld())
+            status = self._stopper.wait_for_step(tid, may_leave=False, in_slot=True)
+            assert status is not None
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                raise ThreadGoneError(status)
+            if kind is StopKind.GROUP_STOP:
+                signals.hold_stop()
+            if kind is not StopKind.SIGNAL:
+                continue  # a stop that we asked for, when the thread had stopped for the signal already
+            if number == signal.SIGTRAP:
+                self.settle(thread, slot, registers)
+                return signals.give_back()
+            code = ptrace_calls.get_signal_info(tid, self._info)
+            if number in FAULTS and code > 0:
+                # The signal came first: the instruction will be tried, and hit, again after its handler.
+                self._counter.drop(thread)
+                self._set_back(thread, slot, registers)
+                return signals.give_back()
+            signals.hold(number, self._info)
+
+    def _set_back(self, thread: Thread, slot: Slot | None, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Put a thread that has not executed the instruction in a slot onto the original."""
+        if slot is not None and _stands_at(thread, slot.address, registers):
+            registers[_RIP] = slot.site
+            ptrace_calls.set_registers(thread.tid, registers)
+
+    def _fault_at_site(
+        self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], *, keep_info: bool
+    ) -> None:
+        """Make the instruction at which a thread stands in a slot, and its fault, that at the site."""
+        registers[_RIP] = slot.site
+        ptrace_calls.set_registers(thread.tid, registers)
+        if keep_info:
+            return
+        ptrace_calls.get_signal_info(thread.tid, self._info)
+        if self._info[2] > 0:
+            move_signal_address(self._info, slot.address, slot.site)
+            ptrace_calls.set_signal_info(thread.tid, self._info)
+
+    def _enter_from_site(
+        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
+    ) -> None:
+        """Let a thread that is entering the kernel from a slot come back behind the original instruction."""
+        ptrace_calls.get_registers(thread.tid, registers)
+        registers[_RIP] = breakpoint_.address + len(breakpoint_.site.original)
+        if breakpoint_.site.original == b"\x0f\x05":
+            registers[Register.RCX] = registers[_RIP]  # where syscall leaves the return address
+        ptrace_calls.set_registers(thread.tid, registers)
+
+
+def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Read ``registers`` anew, and return whether the thread is at ``address``."""
+    ptrace_calls.get_registers(thread.tid, registers)
+    return bool(registers[_RIP] == address)

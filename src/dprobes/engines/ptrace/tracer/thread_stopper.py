@@ -1,0 +1,404 @@
+"""
+Stops of threads: waiting for them, asking for them, and letting threads run on.
+
+Rules that this module keeps:
+
+* A thread that has run into a breakpoint of ours stands behind the breakpoint's byte, in the middle of an instruction.
+  Should we be killed, the kernel lets it run on: with the SIGTRAP if nobody has waited for its stop yet, else without,
+  and then it would execute whatever the rest of the instruction happens to mean (the kernel's ``wait_task_stopped``
+  forgets the signal, ``ptrace_stop`` delivers what is left of it). So its instruction pointer is put right before the
+  stop is taken from the kernel.
+* A stop that is reported while another one is awaited is kept and handled later; none is lost.
+* A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
+* A thread that we stopped does not notice: its system calls do not fail because of us, and its signals keep their
+  order and their ``siginfo``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.hits.hit_lifecycle import HitEvent, HitState
+from dprobes.engines.linux import process_calls, ptrace_calls
+from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
+from dprobes.engines.linux.ptrace_calls import Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.steps.held_signals import STOPPING, leave_to_us
+from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits, step_on
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
+from dprobes.errors import system_error
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable, Iterator
+
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadTable
+
+__all__ = ["Stopper", "await_stop", "await_stop_for"]
+
+_RIP = int(Register.RIP)
+
+_POLL = ptrace_calls.WALL | os.WNOHANG
+"""How to ask for a stop without waiting for it."""
+
+_LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
+"""How to ask for a stop, and leave it with the kernel (waitid)."""
+
+_ENDS = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+
+_ROUND = 64
+"""After how many stops of an only thread to look for stops of threads that are not in the table."""
+
+_SPINS = 40
+"""How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
+
+_TURNS = 8
+"""After how many kept stops to look for new ones, so that one busy process does not hold up another."""
+
+_FORKING = 5.0
+"""Seconds for which a thread is waited for that makes a process."""
+
+# fork, vfork, clone, clone3.
+_PROCESS_MAKING = {8: frozenset({57, 58, 56, 435}), 4: frozenset({2, 190, 120, 435})}
+
+_STUCK = 0.1
+"""Seconds after which a thread that sleeps in the middle of a step is left to itself."""
+
+
+_NOTHING = (0, 0)
+
+
+def _take_plainly(tid: int) -> tuple[int, int]:
+    return os.waitpid(tid, _POLL)
+
+
+def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int:
+    """
+    Wait for the next stop or the end of a thread, and return its wait status.
+
+    Raise ``ProcessLookupError`` if it has ended, and that is still to be reported: the kernel keeps the end of a
+    process's first thread back until all others have been waited for.
+    """
+    status = await_stop_for(tid, math.inf, take)
+    assert status is not None
+    return status
+
+
+def await_stop_for(tid: int, seconds: float, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int | None:
+    """Do as ``await_stop``, but return None when a thread has slept for so long instead."""
+    found, status = take(tid)
+    until = time.monotonic() + seconds
+    while not found:
+        signal.sigtimedwait([signal.SIGCHLD], 0.005)
+        state = thread_state(tid)
+        found, status = take(tid)
+        if found:
+            break
+        if state in ("Z", "X"):
+            raise system_error(errno.ESRCH)
+        if state not in ("S", "D"):
+            until = max(until, time.monotonic() + seconds)  # it works, or waits for a processor
+        elif time.monotonic() > until:
+            return None
+    return status
+
+
+class Stopper:
+    """
+    The stops of threads, and their running on.
+
+    ``prepare`` programs the debug registers of a thread that is about to run, where its watchpoints have changed.
+    ``ended`` is called with a thread that has ended, as long as the kernel knows it.
+    """
+
+    def __init__(
+        self, threads: ThreadTable, prepare: Callable[[Thread], None], ended: Callable[[Thread], None]
+    ) -> None:
+        self._threads = threads
+        self._prepare = prepare
+        self._ended = ended
+        self._held_registers = ptrace_calls.Registers()
+        self._registers = ptrace_calls.Registers()
+        self._info = ptrace_calls.SignalInfo()
+        self._trapped: Thread | None = None
+        """The thread whose registers were read last, at a breakpoint, and have not changed since."""
+        # Asking again makes sense only if the thread can run meanwhile.
+        self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
+        self._turns = 0
+        self.deferred: dict[int, int] = {}
+        """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
+        self.waits = Waits()
+        """The calls that threads were in when they were stopped."""
+
+    # Waiting
+
+    def next_stop(self) -> tuple[int, int] | None:
+        """
+        Return the next stop of any thread (tid, wait status), or None if there is none for some microseconds.
+
+        A thread that was just let run is likely to hit again at once, and to be put to sleep and woken up costs more
+        than to ask some more times. Of several threads each gets its turn: the kernel would always name the first one
+        that has stopped.
+        """
+        self._turns += 1
+        if self.deferred:
+            self._trapped = None
+            if self._turns % _TURNS == 0:
+                self.collect()
+            return self.oldest_deferred()
+        spins = self._spins
+        if len(self._threads) == 1 and self._turns % _ROUND:
+            # Its registers can be read as soon as it has stopped, which spares asking the kernel whether it has.
+            ((tid, thread),) = self._threads.items()
+            for _ in range(spins):
+                if ptrace_calls.has_stopped(tid, self._registers):
+                    self._secure(thread)
+                    found = os.waitpid(tid, _POLL)
+                    if found[0]:
+                        return found
+                    break
+            spins = 1
+        try:
+            for _ in range(spins):
+                found = self._take()
+                if found[0]:
+                    break
+            else:
+                return None
+        except ChildProcessError:
+            return None
+        if len(self._threads) == 1:
+            return found
+        self.defer(*found)
+        self.collect()
+        return self.oldest_deferred()
+
+    def defer(self, tid: int, status: int) -> None:
+        """Keep a stop for later; it takes the place of an older one, which a kill or an exec made void."""
+        self.deferred.pop(tid, None)
+        self.deferred[tid] = status
+
+    def oldest_deferred(self) -> tuple[int, int]:
+        """Take the oldest of the stops that are kept."""
+        tid = next(iter(self.deferred))
+        return tid, self.deferred.pop(tid)
+
+    def collect(self) -> None:
+        """Keep all stops that the kernel has to report now."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                tid, status = self._take()
+                if not tid:
+                    return
+                self.defer(tid, status)
+
+    def _take(self, tid: int = 0) -> tuple[int, int]:
+        """Take a stop of a thread, or of any with 0, as ``waitpid`` does: (0, 0) if there is none."""
+        found = os.waitid(os.P_PID if tid else os.P_ALL, tid, _LOOK)
+        if found is None:
+            return _NOTHING
+        if found.si_status in STOPPING and found.si_code == os.CLD_TRAPPED:
+            thread = self._threads.get(found.si_pid)
+            if thread is not None and ptrace_calls.has_stopped(thread.tid, self._registers):
+                self._secure(thread)
+        elif found.si_code in _ENDS and (thread := self._threads.get(found.si_pid)) is not None:
+            self._ended(thread)
+        return os.waitpid(found.si_pid, _POLL)
+
+    def _secure(self, thread: Thread) -> None:
+        """
+        Put a thread that has stopped, with its registers just read, onto the instruction if it ran into a breakpoint.
+
+        Where the instruction has a copy it is put there, since the thread could execute that without us. ``trapped``
+        says where the breakpoint is.
+        """
+        registers, space = self._registers, thread.space
+        self._trapped = None
+        if space.patches.stops and leave_to_us(thread, registers, self._info):
+            self._trapped = thread
+            return
+        address = registers[_RIP] - 1
+        breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is None and address not in space.former:
+            return
+        info, runs_natively = self._info, ptrace_calls.runs_as(registers, space.word_size)
+        way_on = address
+        if breakpoint_ is not None and runs_natively:
+            way_on = space.slots.way_on(address, breakpoint_.site)
+        try:
+            # Faults that come from the kernel have the same code.
+            if ptrace_calls.get_signal_info(thread.tid, info) != ptrace_calls.SI_KERNEL or info[0] != signal.SIGTRAP:
+                return
+            ptrace_calls.set_instruction_pointer(thread.tid, way_on)
+        except OSError:
+            return  # killed meanwhile, or it has not stopped for a signal
+        thread.trapped = address
+        if runs_natively:
+            self._trapped = thread
+
+    def take_registers(
+        self, thread: Thread, scratch: ctypes.Array[ctypes.c_ulong]
+    ) -> ctypes.Array[ctypes.c_ulong] | None:
+        """
+        Return the registers of a thread that trapped just now, with ``scratch`` to be used in their place.
+
+        The instruction pointer is that behind the breakpoint, and the code is of the word size of the address space.
+        None says that they may have changed, or that it runs code of another size.
+        """
+        if self._trapped is not thread:
+            return None
+        registers, self._registers, self._trapped = self._registers, scratch, None
+        return registers
+
+    def await_stop(self, thread: Thread) -> int:
+        """Do as the function ``await_stop`` with a thread that may run into a breakpoint of ours."""
+        return await_stop(thread.tid, self._take)
+
+    def wait_for_step(self, tid: int, *, may_leave: bool, in_slot: bool = False) -> int | None:
+        """
+        Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead.
+
+        One that runs ``in_slot`` does not come to a breakpoint. Raise ``ProcessLookupError`` if it has ended, and that
+        is still to be reported.
+        """
+        status = self.deferred.pop(tid, None)
+        if status is not None:
+            return status
+        take = _take_plainly if in_slot else self._take
+        for _ in range(self._spins):
+            found, status = take(tid)
+            if found:
+                return status
+        until = time.monotonic() + _STUCK
+        while True:
+            signal.sigtimedwait([signal.SIGCHLD], _STUCK / 4)
+            found, status = take(tid)
+            if found:
+                return status
+            state = thread_state(tid)
+            if state in ("Z", "X"):
+                raise system_error(errno.ESRCH)
+            if may_leave and time.monotonic() > until and state in ("S", "D"):
+                return None
+
+    def _wait_patiently(self, thread: Thread) -> int | None:
+        """Return the next wait status of a thread, or None if it cannot stop now."""
+        pause = waited = 0.0
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                for _ in range(self._spins):
+                    found, status = self._take(thread.tid)
+                    if found:
+                        return status
+                if pause:
+                    state = thread_state(thread.tid)
+                    if state in ("Z", "X"):
+                        thread.state = ThreadState.ENDED
+                        return None
+                    if state == "D" and pause >= 0.002 and not (self._makes_a_process(thread) and waited < _FORKING):
+                        return None
+                pause = min(pause + 0.001, 0.005)
+                waited += pause
+                signal.sigtimedwait([signal.SIGCHLD], pause)
+        return None
+
+    def _makes_a_process(self, thread: Thread) -> bool:
+        """
+        Return whether a thread that sleeps in the kernel is copying its memory for a child.
+
+        It is waited for: what is written into its memory meanwhile may or may not get into the child. One that waits
+        for its vfork child is done with that.
+        """
+        if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
+            return False
+        children = children_of(thread.pid, thread.tid)
+        return not any(process_calls.same_memory(thread.tid, child) for child in children)
+
+    # Stopping
+
+    @contextlib.contextmanager
+    def others_stopped(self, space: AddressSpace, thread: Thread) -> Iterator[None]:
+        """Hold all other threads that run in ``space``."""
+        others = [t for t in self._threads.in_space(space) if t is not thread]
+        held = self.stop(others) if others else []
+        try:
+            yield
+        finally:
+            for other in held:
+                self.release(other)
+
+    def stop(self, threads: list[Thread]) -> list[Thread]:
+        """
+        Stop the running ones among ``threads``; return those that stopped for no other reason.
+
+        What the others stopped for waits in ``deferred``.
+        """
+        asked = []
+        for thread in threads:
+            if thread.state is not ThreadState.RUNNING or thread.tid in self.deferred:
+                continue
+            with contextlib.suppress(OSError):
+                ptrace_calls.interrupt(thread.tid)
+                asked.append(thread)
+        held = []
+        for thread in asked:
+            status = self._wait_patiently(thread)
+            if status is None:
+                continue
+            if classify_stop(status) == (StopKind.EVENT, Event.STOP):
+                thread.state = ThreadState.STOPPED
+                held.append(thread)
+            else:
+                self.defer(thread.tid, status)
+        return held
+
+    def resume(self, thread: Thread, number: int = 0) -> None:
+        """Let a stopped thread run, with a signal or 0."""
+        thread.state = ThreadState.RUNNING
+        if number:
+            self.give_up_hit(thread)
+        try:
+            if number:
+                self.waits.hide_interruption(thread, number)
+            if thread.debug.programmed is not thread.space.watchpoints:
+                self._prepare(thread)
+            if thread.awaits_jumps:
+                ptrace_calls.interrupt(thread.tid)
+            if thread.hit.state and not number and step_on(thread, self._held_registers):
+                return
+            if thread.wait is None:
+                ptrace_calls.resume(thread.tid, number)
+            else:
+                ptrace_calls.resume_to_syscall(thread.tid, number)
+        except ProcessLookupError:
+            pass  # killed meanwhile: its end is reported by waitpid
+
+    def give_up_hit(self, thread: Thread) -> None:
+        """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
+        hit = thread.hit
+        if hit.state is not HitState.NONE and hit.state is not HitState.PENDING:
+            hit.follow(HitEvent.GIVEN_UP)
+        thread.restarting = 0
+        if hit.written is None:
+            return
+        # If the instruction is tried again, the handler runs again; so it must find what it found before.
+        with contextlib.suppress(ProcessLookupError):
+            registers = self._held_registers
+            ptrace_calls.get_registers(thread.tid, registers)
+            for word, (before, after) in hit.written.items():
+                if registers[word] == after:  # else a repeated string instruction has moved on
+                    registers[word] = before
+            ptrace_calls.set_registers(thread.tid, registers)
+        hit.written = None
+
+    def release(self, thread: Thread) -> None:
+        """Let a thread run on that stopped only because we asked for it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.waits.hide_interruption(thread)
+        self.resume(thread)

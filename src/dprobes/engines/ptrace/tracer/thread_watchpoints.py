@@ -1,0 +1,283 @@
+"""
+The watchpoints of address spaces, and the debug registers of the threads that run in them.
+
+All threads that run in an address space are stopped while its watchpoints change. Every thread has registers of its
+own, empty when it is born and after an exec, and the kernel keeps them when a tracer goes away. So each thread's are
+programmed before it runs the first time, and when it next stops if it could not be stopped; and they are cleared before
+it is let go.
+
+Only slots that are ours are touched. One that somebody set before us stays as it is; its hits are the program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux import ptrace_calls
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
+from dprobes.engines.ptrace.tracer_messages import ProbeStatus, Watched
+from dprobes.engines.x86.debug_registers import (
+    CONTROL,
+    SLOTS,
+    STATUS,
+    assign,
+    control_bits,
+    is_enabled,
+    slot_mask,
+    slots_hit,
+)
+from dprobes.errors import reason_of
+from dprobes.resolve.probe_state import ProbeState, impossible_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.ptrace.breakpoint_sites import FileKey
+    from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.placed_breakpoints import Watchpoint
+    from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
+    from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
+    from dprobes.engines.x86.instruction_emulation import StackMemory
+
+__all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watchpoints"]
+
+
+class Watchpoints:
+    """The watchpoints of address spaces, and the changes of them."""
+
+    def __init__(self, state: TracerState, stopper: Stopper, debug_registers: DebugRegisters) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
+        self._stopper = stopper
+        self._debug_registers = debug_registers
+
+    def update(
+        self, space: AddressSpace, pid: int, program: InsertedProgram, file: FileKey, wanted: list[Watchpoint]
+    ) -> None:
+        """
+        Let ``space`` have exactly these watchpoints of a program because of a file.
+
+        ``pid`` is a process that runs in it.
+        """
+        mine = {
+            (w.probe.number, w.watch): w for w in space.watchpoints if w.file == file and w.probe.program is program
+        }
+        kept = [mine.get((w.probe.number, w.watch), w) for w in wanted]
+        watchpoints = (*(w for w in space.watchpoints if w not in mine.values()), *kept)
+        if watchpoints != space.watchpoints:
+            self._change(space, pid, watchpoints)
+
+    def pass_on(self, space: AddressSpace, program: InsertedProgram, wanted: list[Watchpoint]) -> set[Probe]:
+        """
+        Let ``space`` have other watchpoints than those of a program, whose place another one takes.
+
+        Return the probepoints of those that were there already. They keep their registers, and hits that nobody has
+        looked at yet are theirs.
+        """
+        former = [w for w in space.watchpoints if w.probe.program is program]
+        others = [w for w in space.watchpoints if w.probe.program is not program]
+        watchpoints = []
+        kept = set()
+        has_new = False
+        for watchpoint in wanted:
+            same = next((w for w in former if (w.watch, w.file) == (watchpoint.watch, watchpoint.file)), None)
+            if same is None:
+                watchpoints.append(watchpoint)
+                has_new = True
+                continue
+            former.remove(same)
+            same.probe, same.point = watchpoint.probe, watchpoint.point
+            kept.add(same.probe)
+            watchpoints.append(same)
+        if former or has_new:
+            self._change(space, None, (*others, *watchpoints))
+        return kept
+
+    def withdraw(self, probe: Probe) -> None:
+        """Take a probepoint's watchpoints away everywhere."""
+        for space in self._threads.spaces():
+            left = tuple(w for w in space.watchpoints if w.probe is not probe)
+            if left != space.watchpoints:
+                self._change(space, None, left)
+
+    def withdraw_program(self, space: AddressSpace, program: InsertedProgram) -> None:
+        """Take a program's watchpoints away in one address space."""
+        left = tuple(w for w in space.watchpoints if w.probe.program is not program)
+        if left != space.watchpoints:
+            self._change(space, None, left)
+
+    def _change(self, space: AddressSpace, pid: int | None, watchpoints: tuple[Watchpoint, ...]) -> None:
+        before, space.watchpoints = space.watchpoints, watchpoints
+        pids = space.pids if pid is None else {pid, *space.pids}
+        self._announce(space, pids)
+        threads = self._threads.in_space(space)
+        held = self._stopper.stop(threads)
+        try:
+            refused = self._program(threads)
+            if refused:
+                # All threads or none: half a watchpoint would give wrong counts.
+                space.watchpoints = tuple(w for w in watchpoints if w not in refused)
+                self._program(threads)
+                self._announce(space, pids)
+        finally:
+            for thread in held:
+                self._stopper.release(thread)
+        first = min(pids, default=0)
+        for watchpoint, (state, reason) in refused.items():
+            probe = watchpoint.probe
+            status = ProbeStatus(probe.program.number, (probe.number,), pid or first, state, reason=reason)
+            self._connection.send(status)
+        placed: dict[int, list[int]] = {}
+        for watchpoint in space.watchpoints:
+            if watchpoint not in before:
+                probe = watchpoint.probe
+                probe.state = ProbeState.ACTIVE
+                placed.setdefault(probe.program.number, []).append(probe.number)
+        for number, probes in placed.items():
+            self._connection.send(ProbeStatus(number, tuple(probes), pid or first, ProbeState.ACTIVE))
+
+    def _program(self, threads: list[Thread]) -> dict[Watchpoint, Refusal]:
+        refused: dict[Watchpoint, Refusal] = {}
+        for thread in threads:
+            if thread.state is ThreadState.STOPPED or thread.tid in self._stopper.deferred:
+                with contextlib.suppress(ProcessLookupError):
+                    refused.update(self._debug_registers.program(thread))
+        return refused
+
+    def _announce(self, space: AddressSpace, pids: set[int]) -> None:
+        """Say what will be watched before it is, so that the crash restorer never misses a register."""
+        for pid in pids:
+            self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
+
+
+class UnwatchedMemory:
+    """
+    The stack as an emulation may use it: not where it is watched.
+
+    The tracer's own accesses are not seen by debug registers. An emulation that would make one fails here, and the
+    thread makes the access itself, in a step.
+    """
+
+    def __init__(self, memory: StackMemory, space: AddressSpace) -> None:
+        self._memory = memory
+        self._space = space
+
+    def read_word(self, address: int, size: int) -> int:
+        """Return a word; raise OSError also if reading it is watched for."""
+        self._refuse_watched(address, size, writes=False)
+        return self._memory.read_word(address, size)
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        """Store a word; raise OSError also if writing it is watched for."""
+        self._refuse_watched(address, size, writes=True)
+        self._memory.write_word(address, size, value)
+
+    def _refuse_watched(self, address: int, size: int, *, writes: bool) -> None:
+        if any(w.watch.is_touched(address, size, writes=writes) for w in self._space.watchpoints):
+            raise PermissionError("the word is watched")
+
+
+Refusal = tuple[ProbeState, str]
+"""Why a watchpoint has no debug register: the state to report, and the reason."""
+
+
+class DebugRegisters:
+    """The debug registers of stopped threads; ``report`` takes what the client is to hear."""
+
+    def __init__(self, report: Callable[[ProbeStatus], None]) -> None:
+        self._report = report
+
+    def program(self, thread: Thread) -> dict[Watchpoint, Refusal]:
+        """Make a stopped thread watch what its address space has watchpoints for; return what was refused."""
+        watchpoints = thread.space.watchpoints
+        wanted = tuple(w for w in watchpoints if thread.pid in w.probe.program.reach.pids)
+        refused = self._set(thread, wanted)
+        thread.debug.programmed = watchpoints
+        return refused
+
+    def program_and_report(self, thread: Thread) -> None:
+        """Arm a thread that is about to run, and report what was refused."""
+        for watchpoint, (state, reason) in self.program(thread).items():
+            missed = f"{reason}; accesses by thread {thread.tid} are not seen"
+            probe = watchpoint.probe
+            self._report(ProbeStatus(probe.program.number, (probe.number,), thread.pid, state, reason=missed))
+
+    def clear(self, thread: Thread) -> None:
+        """Take our watchpoints out of the registers of a stopped thread."""
+        if thread.debug.slots:
+            self._set(thread, ())
+
+    def take_hits(self, thread: Thread) -> tuple[list[Watchpoint], bool]:
+        """
+        Return the watchpoints that a stopped thread has hit since the last call, and whether it hit others' as well.
+
+        A watchpoint that was taken away while its trap was under way is among them.
+        """
+        hit = slots_hit(ptrace_calls.get_debug_register(thread.tid, STATUS))
+        if not hit:
+            return [], False
+        ptrace_calls.set_debug_register(thread.tid, STATUS, 0)  # the processor only ever adds bits
+        debug = thread.debug
+        found = []
+        foreign = False
+        for slot in hit:
+            watchpoint = debug.superseded.get(slot) or debug.slots.get(slot)
+            if watchpoint is None:
+                foreign = True
+            else:
+                found.append(watchpoint)
+        debug.superseded.clear()
+        return found, foreign
+
+    def _set(self, thread: Thread, wanted: tuple[Watchpoint, ...]) -> dict[Watchpoint, Refusal]:
+        tid, debug = thread.tid, thread.debug
+        control = before = ptrace_calls.get_debug_register(tid, CONTROL)
+        # A new thread shows its parent's DR7, but has none of the addresses: nothing is watched there.
+        watching = {s for s in SLOTS if is_enabled(control, s) and ptrace_calls.get_debug_register(tid, s)}
+        foreign = watching - debug.slots.keys()
+        slots, without = assign(debug.slots, wanted, foreign)
+        dropped = {slot: old for slot, old in debug.slots.items() if slots.get(slot) is not old}
+        if dropped:
+            hit = slots_hit(ptrace_calls.get_debug_register(tid, STATUS))
+            debug.superseded.update((slot, old) for slot, old in dropped.items() if slot in hit)
+        for slot in SLOTS:
+            if slot in dropped or slot not in watching:
+                control &= ~slot_mask(slot)
+        # The old length is forgotten before the new address is set, which would not fit it else.
+        if control != before:
+            ptrace_calls.set_debug_register(tid, CONTROL, control)
+        refused = {w: _all_in_use(tid, by_others=bool(foreign)) for w in without}
+        for slot, watchpoint in slots.items():
+            if debug.slots.get(slot) is watchpoint:
+                continue
+            bits = control_bits(slot, watchpoint.watch)
+            try:
+                ptrace_calls.set_debug_register(tid, slot, watchpoint.watch.address)
+                ptrace_calls.set_debug_register(tid, CONTROL, control | bits)
+            except ProcessLookupError:
+                raise
+            except OSError as error:
+                refused[watchpoint] = _refusal(error, watchpoint)
+            else:
+                control |= bits
+        debug.slots = {slot: w for slot, w in slots.items() if w not in refused}
+        return refused
+
+
+def _all_in_use(tid: int, *, by_others: bool) -> Refusal:
+    reason = "the programs for this process watch with all four debug registers already"
+    if by_others:
+        reason = f"another debugger has left the debug registers of thread {tid} in use"
+    return ProbeState.DEBUGREG_UNAVAIL, reason
+
+
+def _refusal(error: OSError, watchpoint: Watchpoint) -> Refusal:
+    if error.errno == errno.EINVAL:
+        return ProbeState.INVALID_OFFSET, impossible_address(watchpoint.watch.address)
+    if error.errno == errno.ENOSPC:
+        return ProbeState.DEBUGREG_UNAVAIL, "perf has the debug registers in use"
+    reason = reason_of(error)
+    return ProbeState.DEBUGREG_UNAVAIL, f"the kernel refuses the debug register ({reason})"

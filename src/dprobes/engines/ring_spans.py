@@ -1,0 +1,199 @@
+"""
+The entries of a ring as they stand in it, one behind the other: many of one size in a row, and what is between those.
+
+::
+
+    entry   u32 length, with bit 31 (busy: not complete yet) and bit 30 (discarded) | u32 | data, filled up to a
+            multiple of 8 bytes
+
+This is how the kernel has entries in a BPF ring buffer (``kernel/bpf/ringbuf.c``), and handlers in processes in theirs.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["HEADER_SIZE", "Span", "complete_end", "entries_in", "sizes_in", "spans_in"]
+
+_BUSY = 1 << 31
+_DISCARDED = 1 << 30
+HEADER_SIZE = 8
+"""The bytes of an entry before its data."""
+_LENGTH = struct.Struct("=I")
+
+_ALIKE_MIN = 16
+"""Fewer entries of the same length are looked at one by one."""
+_LAST_LIMIT = 1 << 16
+"""How many entries are compared at once at most."""
+_LAST_PATIENCE = 1024
+"""How many entries are looked at one by one at most before it is tried again to compare many."""
+
+_SIZES_MAX = 256
+_EACH_MIN = 8
+"""How many sizes of entries are told apart, and how many entries there must be of each on average."""
+
+
+class _Runs:
+    """
+    Find entries of the same length in a row; ``words`` are the ring's, or those of a window of it.
+
+    In one that ``is_cleared`` by its reader an entry without a length is not complete yet.
+    """
+
+    def __init__(self, words: memoryview, *, is_cleared: bool = False) -> None:
+        self._words = words
+        self._is_cleared = is_cleared
+        self._limit = 2 * _ALIKE_MIN
+        self._patience = _ALIKE_MIN
+        self.left = 0
+        """How many entries are still to be passed one by one, before it is worth to count again."""
+        self._steps: dict[int, int] = {}
+        """What the head of an entry says of how many words it takes."""
+
+    def passed(self, place: int, end: int) -> int:
+        """Return the place behind entries that are passed one by one: before a busy one, and not beyond ``end``."""
+        words, steps = self._words, self._steps
+        at, stop = place >> 2, end >> 2
+        for _ in range(self.left):
+            if at >= stop:
+                break
+            try:
+                at += steps[words[at]]
+            except KeyError:
+                length = words[at]
+                if length & _BUSY or (self._is_cleared and not length):
+                    break
+                at += steps.setdefault(length, _stride(length & ~_DISCARDED) >> 2)
+        self.left = 0
+        return at << 2
+
+    def count(self, place: int, stride: int, room: int) -> int:
+        """Return how many entries from ``place`` on have the length of the first one, or 0; ``room`` bytes are left."""
+        limit = min(room // stride, self._limit)
+        if limit < _ALIKE_MIN:
+            return 0
+        first, step = place >> 2, stride >> 2
+        heads = self._words[first : first + limit * step : step].tobytes()
+        count = limit
+        while count >= _ALIKE_MIN and heads[: count * _LENGTH.size] != heads[: _LENGTH.size] * count:
+            count //= 2
+        if count < _ALIKE_MIN:
+            self.left = self._patience
+            self._patience = min(2 * self._patience, _LAST_PATIENCE)
+            self._limit = 2 * _ALIKE_MIN
+            return 0
+        self._patience = _ALIKE_MIN
+        self._limit = min(4 * self._limit, _LAST_LIMIT) if count == limit else 2 * _ALIKE_MIN
+        return count
+
+
+def _stride(length: int) -> int:
+    return length + HEADER_SIZE + 7 & ~7
+
+
+class Span(NamedTuple):
+    """A part of a window; entries in it are ``stride`` bytes apart and not discarded, unless that is 0."""
+
+    start: int
+    stop: int
+    stride: int
+
+
+def spans_in(window: bytes) -> Iterator[Span]:
+    """Cut a window of a ring, in order, into many entries of the same length in a row, and what is between those."""
+    position = begin = 0
+    end, unpack = len(window), _LENGTH.unpack_from
+    with memoryview(window) as view, view.cast("I") as words:
+        runs = _Runs(words)
+        while position < end:
+            if runs.left:
+                position = runs.passed(position, end)
+                continue
+            (length,) = unpack(window, position)
+            stride = _stride(length & ~_DISCARDED)
+            count = runs.count(position, stride, end - position) if length < _DISCARDED else 0
+            if count:
+                if begin < position:
+                    yield Span(begin, position, 0)
+                begin = position + count * stride
+                yield Span(position, begin, stride)
+            position += stride * max(count, 1)
+    if begin < end:
+        yield Span(begin, end, 0)
+
+
+def sizes_in(window: bytes, start: int, stop: int) -> tuple[list[tuple[int, list[int]]], bytes] | None:
+    """
+    Return where entries of each size are, with their distance in bytes, and of each entry the number of its size.
+
+    None if one was discarded, or the sizes are too many to be worth it.
+    """
+    places: list[list[int]] = []
+    numbers: dict[int, tuple[int, int, Callable[[int], None]]] = {}
+    order = bytearray()
+    add_number = order.append
+    with memoryview(window) as view, view.cast("I") as words:
+        at, end = start >> 2, stop >> 2
+        while at < end:
+            length = words[at]
+            try:
+                number, step, add = numbers[length]
+            except KeyError:
+                if length >= _DISCARDED or len(places) == _SIZES_MAX:
+                    return None
+                places.append([])
+                number, step, add = numbers[length] = len(places) - 1, _stride(length) >> 2, places[-1].append
+            add_number(number)
+            add(at << 2)
+            at += step
+    if len(order) < len(places) * _EACH_MIN:
+        return None
+    strides = [_stride(length) for length in numbers]
+    return list(zip(strides, places, strict=True)), bytes(order)
+
+
+def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+    """
+    Iterate over the bounds of the data of those entries in a window of a ring that were not discarded.
+
+    ``start`` and ``stop`` are where entries begin, or the end of the window.
+    """
+    position, end, unpack = start, len(window) if stop is None else stop, _LENGTH.unpack_from
+    while position < end:
+        (length,) = unpack(window, position)
+        start = position + HEADER_SIZE
+        if length & _DISCARDED:
+            length ^= _DISCARDED
+        else:
+            yield start, start + length
+        position = start + length + 7 & ~7
+
+
+def complete_end(words: memoryview, place: int, end: int, *, is_cleared: bool = False) -> int:
+    """
+    Return where in a ring the entries from ``place`` on end that are complete, at most about ``end``.
+
+    ``words`` are the ring's. One that is not is busy, or in a ring that ``is_cleared`` by its reader has the length 0.
+    """
+    runs = _Runs(words, is_cleared=is_cleared)
+    while place < end:
+        if runs.left:
+            place = runs.passed(place, end)
+            if place >= end:
+                break
+        length = words[place >> 2]
+        count = 1
+        if length >= _DISCARDED:
+            if length & _BUSY:
+                break
+            length ^= _DISCARDED
+        elif is_cleared and not length:
+            break
+        else:
+            count = runs.count(place, _stride(length), end - place) or 1
+        place += count * _stride(length)
+    return place

@@ -1,0 +1,174 @@
+"""
+Cells of memory that handlers elsewhere change at the same time: in the kernel, or in probed processes.
+
+Each change is one instruction, as it is for such a handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Self
+
+from dprobes.bpf.map_layouts import power_of_two
+from dprobes.engines.linux.call_proxy import map_code
+from dprobes.engines.linux.memory_file import memory_file
+from dprobes.errors import EngineError
+from dprobes.vm.world_context import SharedCells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["AtomicCells", "GlobalVariables", "MappedCells", "add_to_word", "mapped_size", "raise_word"]
+
+_CELL = 8
+_MASK = (1 << 64) - 1
+
+# Functions of an address and a number, in the System V AMD64 ABI.
+_ADD_8 = bytes.fromhex("f0480fc137 4889f0 c3")  # lock xadd %rsi, (%rdi); mov %rsi, %rax; ret
+_ADD_4 = bytes.fromhex("f00137 c3")  # lock add %esi, (%rdi); ret
+_RAISE = bytes.fromhex("488b07 4839f0 7307 f0480fb137 75f4 c3")
+"""mov (%rdi), %rax; again: cmp %rsi, %rax; jae done; lock cmpxchg %rsi, (%rdi); jne again; done: ret"""
+
+
+@cache
+def _function(code: bytes) -> Callable[[int, int], int]:
+    function: Callable[[int, int], int] = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)(
+        map_code(code)
+    )
+    return function
+
+
+def add_to_word(address: int, amount: int) -> int:
+    """Add to the 64-bit number at an address, and return what it was before."""
+    return _function(_ADD_8)(address, amount & _MASK)
+
+
+def raise_word(address: int, number: int) -> None:
+    """Let the 64-bit number at an address be no less than ``number``, both without a sign."""
+    _function(_RAISE)(address, number & _MASK)
+
+
+class AtomicCells(SharedCells):
+    """Show 64-bit cells at an address of this process; ``memory`` are its bytes, to be released by ``release``."""
+
+    def __init__(self, memory: memoryview, address: int) -> None:
+        self._bytes = memory
+        self._cells = memory.cast("Q")
+        self._halves = memory.cast("I")
+        self._count = len(self._cells)
+        self._address = address
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        value: int = self._cells[self._checked(index)]
+        return value
+
+    def __setitem__(self, index: int, value: int) -> None:  # type: ignore[override]
+        self._cells[self._checked(index)] = value
+
+    def store(self, index: int, value: int, word_size: int) -> None:
+        """Set a cell, or its low half."""
+        if word_size == _CELL:
+            self._cells[self._checked(index)] = value
+        else:
+            self._halves[2 * self._checked(index)] = value
+
+    def add(self, index: int, amount: int, word_size: int) -> None:
+        """Add to a cell, or to its low half, in one instruction."""
+        address = self._address + _CELL * self._checked(index)
+        if word_size == _CELL:
+            add_to_word(address, amount)
+        else:
+            _function(_ADD_4)(address, amount & _MASK)
+
+    def view(self) -> memoryview:
+        """Return all cells to look at, as they are now and become; to be released before this."""
+        return self._cells[: self._count]
+
+    def release(self) -> None:
+        """Give the views of the memory up."""
+        for view in (self._cells, self._halves, self._bytes):
+            view.release()
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return index
+
+
+# Global variables in memory that several engines share: handlers in the kernel, and those that a tracer interprets.
+#
+# The memory is an array of 64-bit cells, a BPF map where this user may make one, else a file in memory; both are mapped
+# by their descriptor.
+
+
+class MappedCells(AtomicCells):
+    """Show the cells behind a descriptor; ``close`` gives the mapping up."""
+
+    def __init__(self, descriptor: int, count: int) -> None:
+        self._mapping = mmap.mmap(descriptor, mapped_size(count))
+        address = ctypes.c_char.from_buffer(self._mapping)
+        super().__init__(memoryview(self._mapping)[: _CELL * count], ctypes.addressof(address))
+        del address
+
+    def close(self) -> None:
+        """Give up the mapping."""
+        self.release()
+        self._mapping.close()
+
+
+def mapped_size(count: int) -> int:
+    """Return how many bytes are mapped for so many cells: whole pages."""
+    return -(-max(count, 1) * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class GlobalVariables:
+    """
+    Own the memory of ``count`` global variables; leaving the context manager gives it up.
+
+    ``descriptor`` may be handed to other processes, and to handlers in the kernel if ``is_map``.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.is_map = False
+        self.descriptor = -1
+        with contextlib.suppress(OSError):
+            from dprobes.engines.linux.bpf_calls import MapFlag, MapType, create_map
+
+            # Handlers in the kernel mask an index to a power of two.
+            size = _CELL * power_of_two(count)
+            self.descriptor = create_map(MapType.ARRAY, 4, size, 1, MapFlag.MMAPABLE, "dprobes_gv")
+            self.is_map = True
+        if not self.is_map:
+            self.descriptor = memory_file("dprobes_gv", mapped_size(count))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def check(self, wanted: int) -> None:
+        """Raise ``EngineError`` if a program wants more variables than there are."""
+        if wanted > self.count:
+            raise EngineError(
+                f"the program wants {wanted} global variables, and there are {self.count}",
+                hint=f"write 'gvars = {self.count}' or less",
+            )
+
+    def cells(self) -> MappedCells:
+        """Return the cells as this process sees them, to be closed."""
+        return MappedCells(self.descriptor, self.count)
+
+    def close(self) -> None:
+        """Give up the memory, which lives on while others have it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

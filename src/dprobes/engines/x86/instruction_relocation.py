@@ -1,0 +1,114 @@
+"""
+Whether and how an instruction can be executed at another address, decided once for each site.
+
+A copy in a *slot* (``slots``) spares stopping all other threads during a step, because the breakpoint stays.
+What depends on the address is put right: an operand relative to the instruction pointer in the copy itself, the
+instruction pointer and a pushed return address after the step. What cannot be put right is stepped in place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
+
+__all__ = ["Copy", "copy_of", "relocated"]
+
+# The instruction that enters the kernel and comes back behind itself; syscall in 32-bit code and sysenter return to the
+# vDSO.
+_SYSTEM_CALLS = {8: b"\x0f\x05", 4: b"\xcd\x80"}
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """
+    Say how an instruction is executed at another address.
+
+    ``displacement`` is where in it the 32-bit distance of an operand relative to the instruction pointer begins, 0 if
+    it has none. ``pushes_return`` marks a call through a register or memory, whose return address must be put right.
+    An instruction that ``cannot_fault`` works on general registers only: it completes whenever it is executed. One that
+    ``leads_on`` needs no correction after it, and shows nothing of where it was executed.
+    """
+
+    displacement: int = 0
+    pushes_return: bool = False
+    cannot_fault: bool = False
+    leads_on: bool = False
+
+
+def copy_of(raw: bytes, word_size: int) -> Copy | None:
+    """Return how the instruction with the bytes ``raw`` can be copied, or None if it must be executed in place."""
+    from iced_x86 import Decoder, FlowControl
+
+    decoder = Decoder(8 * word_size, raw)
+    instruction = decoder.decode()
+    if instruction.is_invalid or instruction.len != len(raw) or _keeps_its_address(instruction):
+        return None
+    displacement = 0
+    if instruction.is_ip_rel_memory_operand:
+        displacement = decoder.get_constant_offsets(instruction).displacement_offset
+    match instruction.flow_control:
+        case FlowControl.NEXT:
+            return Copy(displacement, cannot_fault=_cannot_fault(instruction), leads_on=_leads_on(instruction))
+        case FlowControl.INDIRECT_CALL if not instruction.is_call_far_indirect:
+            return Copy(displacement, pushes_return=True)
+        case FlowControl.INDIRECT_BRANCH | FlowControl.RETURN | FlowControl.EXCEPTION:
+            return Copy(displacement)
+    return Copy() if raw == _SYSTEM_CALLS[word_size] else None
+
+
+def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
+    """Return the bytes for ``slot`` of an instruction that stands at ``address``, or None if that is too far away."""
+    if not copy.displacement:
+        return raw
+    start, end = copy.displacement, copy.displacement + 4
+    distance = int.from_bytes(raw[start:end], "little", signed=True) + address - slot
+    if not -(1 << 31) <= distance < 1 << 31:
+        return None
+    return raw[:start] + distance.to_bytes(4, "little", signed=True) + raw[end:]
+
+
+def _keeps_its_address(instruction: Instruction) -> bool:
+    """Return whether an instruction leaves its address where we do not put it right: in the state of the x87 unit."""
+    from iced_x86 import CpuidFeature
+
+    x87 = (
+        CpuidFeature.FPU, CpuidFeature.FPU287, CpuidFeature.FPU287XL_ONLY,
+        CpuidFeature.FPU387, CpuidFeature.FPU387SL_ONLY,
+    )  # fmt: skip
+    return any(feature in x87 for feature in instruction.cpuid_features())
+
+
+def _leads_on(instruction: Instruction) -> bool:
+    """Return whether an instruction can be let run without a stop: not one that changes how the program is traced."""
+    from iced_x86 import Mnemonic
+
+    changes_flags = (Mnemonic.POPF, Mnemonic.POPFD, Mnemonic.POPFQ)
+    return instruction.mnemonic not in changes_flags and not instruction.is_privileged
+
+
+def _cannot_fault(instruction: Instruction) -> bool:
+    """Return whether an instruction only computes with general registers, numbers and the arithmetic flags."""
+    from iced_x86 import CpuidFeature as Feature
+    from iced_x86 import Mnemonic, OpKind, RegisterExt
+
+    computing = (
+        Feature.INTEL8086, Feature.INTEL186, Feature.INTEL386, Feature.INTEL486, Feature.X64, Feature.CMOV,
+        Feature.BMI1, Feature.BMI2, Feature.POPCNT, Feature.LZCNT, Feature.ADX,
+    )  # fmt: skip
+    plain_operands = (OpKind.REGISTER, *range(OpKind.IMMEDIATE8, OpKind.IMMEDIATE32TO64 + 1))
+    return (
+        all(feature in computing for feature in instruction.cpuid_features())
+        and instruction.mnemonic not in (Mnemonic.DIV, Mnemonic.IDIV, Mnemonic.AAM, Mnemonic.UD2)
+        and not instruction.is_privileged
+        and not instruction.is_stack_instruction
+        and not instruction.has_lock_prefix
+        and instruction.op_count > 0
+        and all(
+            kind in plain_operands and (kind != OpKind.REGISTER or RegisterExt.is_gpr(instruction.op_register(n)))
+            for n, kind in enumerate(instruction.op_kind(n) for n in range(instruction.op_count))
+        )
+    )

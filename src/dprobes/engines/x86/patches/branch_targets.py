@@ -1,0 +1,469 @@
+"""
+Where control may come to in the code of a file, but for falling through: what a window must not have in its middle.
+
+These are starts of functions, targets of direct branches and of jump tables, addresses that code or data names, and the
+landing pads of exceptions. The code is decoded from each start that is known to the next one. What is data in between
+is decoded as well, and bytes that look like near branches count wherever they stand: targets that are none cost a
+window at most.
+
+The same pass finds *dead* bytes: padding behind an instruction that control does not come back from.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from bisect import bisect_left, bisect_right
+from dataclasses import field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.code.machine_code import prepare_decoder
+from dprobes.target.elf.relocations import code_pointers, restartable_sections
+from dprobes.target.unwind.exception_frames import landing_pads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from iced_x86 import ConstantOffsets, Instruction
+
+    from dprobes.target.probed_module import Module
+
+__all__ = [
+    "CodeBytes",
+    "CodeRange",
+    "ControlFlow",
+    "Kind",
+    "ModuleCode",
+    "Spans",
+    "code_ranges",
+    "control_flow",
+    "kind_of",
+    "legacy_prefixes",
+    "undisplaceable",
+]
+
+# Kinds of instructions: what becomes of control behind them, and which cannot be executed at another address.
+#
+# A kind is that of iced's code of an instruction, and is looked up once for each code.
+
+
+_LEGACY_PREFIXES = b"\x66\x67\xf2\xf3\xf0\x2e\x36\x3e\x26\x64\x65"
+_OPERAND_SIZE = 0x66
+_KERNEL_ENTRY = b"\xcd\x80"
+"""The software interrupt that calls the kernel, of 64-bit code as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    Say what an instruction does to control.
+
+    It ``leaves`` if what follows is not executed after it, or only when a call returns, which it then ``calls``.
+    ``is_branch`` is whether it names an address of code, or has one in an operand, and ``obstacle`` why it cannot be
+    executed elsewhere, as a clause about ``it``.
+    """
+
+    leaves: bool = False
+    calls: bool = False
+    is_branch: bool = False
+    is_system_call: bool = False
+    obstacle: str | None = None
+
+
+@functools.cache
+def kind_of(code: int) -> Kind:
+    """Return the kind of the instructions with a code."""
+    from iced_x86 import FlowControl, Instruction, Mnemonic
+
+    instruction = Instruction()
+    instruction.code = code  # type: ignore[assignment]
+    flow, mnemonic = instruction.flow_control, instruction.mnemonic
+    if mnemonic == Mnemonic.INVALID:
+        return Kind(leaves=True, obstacle="it is not a valid instruction")
+    if mnemonic == Mnemonic.SYSENTER:
+        return Kind(is_system_call=True, obstacle="it enters the kernel and comes back elsewhere")
+    if mnemonic in (Mnemonic.SYSCALL, Mnemonic.INT):
+        return Kind(is_system_call=True)
+    if flow == FlowControl.INTERRUPT:
+        return Kind(obstacle="it is a software interrupt")
+    if instruction.is_call_far or instruction.is_call_far_indirect:
+        return Kind(leaves=True, calls=True, obstacle="it is a far call, which pushes the address of its copy")
+    leaving = (
+        FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH, FlowControl.RETURN, FlowControl.EXCEPTION,
+    )  # fmt: skip
+    calls = instruction.is_call_near or instruction.is_call_near_indirect
+    branches = (
+        FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH, FlowControl.INDIRECT_BRANCH,
+        FlowControl.XBEGIN_XABORT_XEND,
+    )  # fmt: skip
+    return Kind(leaves=flow in leaving or calls, calls=calls, is_branch=flow in branches or calls)
+
+
+def undisplaceable(instruction: Instruction, raw: bytes) -> str | None:
+    """Return why an instruction cannot be executed elsewhere, as a clause about ``it``; None if it can."""
+    kind = kind_of(instruction.code)
+    if kind.is_branch and raw[0] in _LEGACY_PREFIXES and _OPERAND_SIZE in raw[: legacy_prefixes(raw)]:
+        return "it is a branch with an operand-size prefix, which processors understand differently"
+    if kind.is_system_call and raw[0] == _KERNEL_ENTRY[0] and raw != _KERNEL_ENTRY:
+        return "it is a software interrupt"
+    return kind.obstacle
+
+
+def legacy_prefixes(raw: bytes) -> int:
+    """Return how many legacy prefixes an instruction begins with."""
+    return len(raw) - len(raw.lstrip(_LEGACY_PREFIXES))
+
+
+_ENTRY = struct.Struct("<i")
+_ENTRIES_MAX = 1 << 16
+"""Entries of a jump table that are looked at."""
+_NEVER = 1 << 64
+
+_NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
+"""What stands before the 32-bit distance of a call or jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRange:
+    """Hold the code from one link address to another (excluded)."""
+
+    start: int
+    end: int
+    data: bytes
+
+
+class Spans:
+    """Ranges of link addresses that do not overlap, ends excluded."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        in_order = sorted(ranges)
+        self._starts = [start for start, _ in in_order]
+        self._ends = [end for _, end in in_order]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def __contains__(self, address: int) -> bool:
+        return self.end_at(address) > address
+
+    def end_at(self, address: int) -> int:
+        """Return the end of the range that holds an address; the address itself if none does."""
+        i = bisect_right(self._starts, address) - 1
+        return max(address, self._ends[i]) if i >= 0 else address
+
+    def between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Give what the ranges have in common with that from ``start`` to ``end``."""
+        for i in range(max(0, bisect_right(self._starts, start) - 1), bisect_right(self._starts, end)):
+            first, last = max(start, self._starts[i]), min(end, self._ends[i])
+            if first < last:
+                yield first, last
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFlow:
+    """
+    Hold the link addresses that control may come to, of which ``starts`` begin functions, in order.
+
+    ``dead`` are bytes that are not executed. In ``vague`` code nobody knows: it computes where it jumps to. Threads
+    must not be led out of ``restartable`` sequences.
+    """
+
+    targets: frozenset[int]
+    starts: tuple[int, ...] = ()
+    dead: Spans = field(default_factory=Spans)
+    vague: Spans = field(default_factory=Spans)
+    restartable: Spans = field(default_factory=Spans)
+
+
+def code_ranges(module: Module) -> list[CodeRange]:
+    """Return the executable sections of a file, or without sections its executable segments, in order."""
+    elf = module.elf
+    places = [(s.address, s.size) for s in elf.sections if s.executable and s.in_file]
+    places = places or [(s.vaddr, s.filesz) for s in elf.load_segments if s.executable]
+    return [CodeRange(start, start + size, elf.read(start, size)) for start, size in sorted(places) if size]
+
+
+def control_flow(module: Module, ranges: list[CodeRange]) -> ControlFlow:
+    """Return what is known of the control flow of a file's code."""
+    if module.elf.machine != "x86_64":
+        raise TargetError(f"'{module.path}' is for {module.elf.machine}, jumps to trampolines are made for x86_64")
+    prepare_decoder()
+    starts = {*module.elf.frames.starts, *(symbol.address for symbol in module.symbols.functions()), module.elf.entry}
+    search = _Search(module, ranges, starts)
+    for code in ranges:
+        search.decode(code)
+    search.follow()
+    targets = search.targets | starts | code_pointers(module.elf) | landing_pads(module.elf)
+    vague = Spans(search.vague)
+    restartable = restartable_sections(module.elf)
+    targets.update(abort for _, _, abort in restartable)
+    return ControlFlow(
+        frozenset(targets),
+        tuple(sorted(starts)),
+        Spans(span for span in _cut(search.dead, targets) if span[0] not in vague),
+        vague,
+        Spans((start, end) for start, end, _ in restartable),
+    )
+
+
+@dataclass(slots=True)
+class _Function:
+    """The code from one start to the next one; ``named`` are the addresses that it has as operands."""
+
+    start: int
+    end: int
+    named: list[int]
+    jumps_to_sum: bool = False
+    jumps_to_register: bool = False
+
+
+class _Search:
+    def __init__(self, module: Module, ranges: list[CodeRange], starts: set[int]) -> None:
+        self._elf = module.elf
+        self._absolute: list[int] = []
+        if not module.elf.is_pie_or_shared:
+            first, last = ranges[0].start, ranges[-1].end
+            self._absolute = sorted(place for code in ranges for place in _addresses_in(code, first, last))
+        self._ranges = ranges
+        self._starts = sorted(starts)
+        self._functions: list[_Function] = []
+        self._named: set[int] = set()
+        self.targets: set[int] = set()
+        self.dead: list[tuple[int, int]] = []
+        self.vague: set[tuple[int, int]] = set()
+
+    def decode(self, code: CodeRange) -> None:
+        """Decode a range, from each start to the next one."""
+        starts = self._starts[bisect_right(self._starts, code.start) : bisect_right(self._starts, code.end - 1)]
+        self.targets.update(_near_branch_targets(code))
+        for start, end in pairwise((code.start, *starts, code.end)):
+            function = _Function(start, end, [])
+            self._decode(function, code.data[start - code.start : end - code.start])
+            self._named.update(function.named)
+            if function.jumps_to_register:
+                self._functions.append(function)
+
+    def _decode(self, function: _Function, data: bytes) -> None:
+        from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind, Register
+
+        branches = (FlowControl.CONDITIONAL_BRANCH, FlowControl.CALL, FlowControl.UNCONDITIONAL_BRANCH)
+        padding, sums = (Mnemonic.NOP, Mnemonic.INT3), (Mnemonic.ADD, Mnemonic.SUB, Mnemonic.LEA)
+        found, named = self.targets, function.named
+        number = bisect_left(self._absolute, function.start)
+        absolute = self._absolute[number] if number < len(self._absolute) else _NEVER
+        dead = sum_ends = 0
+        sum_register = Register.NONE
+        decoder = Decoder(64, data, ip=function.start)
+        for instruction in decoder:
+            if dead:
+                if instruction.mnemonic in padding:
+                    continue
+                if instruction.ip > dead:
+                    self.dead.append((dead, instruction.ip))
+                dead = 0
+            flow = instruction.flow_control
+            if flow == FlowControl.NEXT:
+                if instruction.is_ip_rel_memory_operand:
+                    named.append(instruction.ip_rel_memory_address)
+                if instruction.mnemonic in sums:
+                    sum_ends, sum_register = instruction.next_ip, instruction.op0_register
+                while instruction.next_ip > absolute:
+                    if _is_number(instruction, decoder.get_constant_offsets(instruction), absolute - instruction.ip):
+                        start = absolute - function.start
+                        named.append(int.from_bytes(data[start : start + 4], "little"))
+                    number += 1
+                    absolute = self._absolute[number] if number < len(self._absolute) else _NEVER
+                continue
+            if flow in branches:
+                found.add(instruction.near_branch_target)
+            elif flow == FlowControl.INDIRECT_BRANCH and instruction.op0_kind == OpKind.REGISTER:
+                function.jumps_to_register = True
+                is_sum = sum_ends == instruction.ip and sum_register == instruction.op0_register
+                function.jumps_to_sum |= is_sum
+            if kind_of(instruction.code).leaves and flow not in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
+                dead = 0 if instruction.is_invalid else instruction.next_ip
+        if 0 < dead < function.end:
+            self.dead.append((dead, function.end))
+
+    def follow(self) -> None:
+        """
+        Add where addresses that the code names lead to, and jump tables: distances from their start, of 32 bits each.
+
+        A function that jumps to a sum of other things than that is vague.
+        """
+        self.targets.update(address for address in self._named if self._is_code(address))
+        segments = [(s.vaddr, self._elf.read(s.vaddr, s.filesz)) for s in self._elf.load_segments]
+        tables: set[int] = set()
+        for start, following in pairwise([*sorted(self._named), 1 << 64]):
+            for base, data in segments:
+                if 0 <= start - base <= len(data) - _ENTRY.size:
+                    targets = set(self._table(data, start - base, start, following))
+                    self.targets |= targets
+                    if targets:
+                        tables.add(start)
+        for function in self._functions:
+            labels = [address for address in function.named if self._is_inside_function(address)]
+            if labels or (function.jumps_to_sum and tables.isdisjoint(function.named)):
+                parts = (self._function_around(address) for address in (function.start, *labels))
+                self.vague.update((part.start, part.stop) for part in parts)
+
+    def _table(self, data: bytes, place: int, start: int, following: int) -> Iterator[int]:
+        """
+        Give what the entries of a table lead to, which begins at ``place`` of ``data``.
+
+        It ends at an entry that leads elsewhere; behind what is named next it goes on only while it stays in one
+        function, because that may be one of its entries.
+        """
+        within = None
+        end = min(len(data) - _ENTRY.size + 1, place + _ENTRIES_MAX * _ENTRY.size)
+        for position in range(place, end, _ENTRY.size):
+            target = start + _ENTRY.unpack_from(data, position)[0]
+            if not self._is_code(target):
+                return
+            within = within or self._function_around(target)
+            if position - place >= following - start and target not in within:
+                return
+            yield target
+
+    def _function_around(self, address: int) -> range:
+        i = bisect_right(self._starts, address)
+        start = self._starts[i - 1] if i else self._ranges[0].start
+        return range(start, self._starts[i] if i < len(self._starts) else self._ranges[-1].end)
+
+    def _is_inside_function(self, address: int) -> bool:
+        """Return whether an address is one of code, but not the start of a function."""
+        i = bisect_left(self._starts, address)
+        return self._is_code(address) and (i == len(self._starts) or self._starts[i] != address)
+
+    def _is_code(self, address: int) -> bool:
+        i = bisect_right(self._ranges, address, key=lambda code: code.start) - 1
+        return i >= 0 and address < self._ranges[i].end
+
+
+def _near_branch_targets(code: CodeRange) -> Iterator[int]:
+    """Give where the bytes lead to that look like a near branch, if that is in the same code."""
+    distance_at, data = _ENTRY.unpack_from, code.data
+    for match in _NEAR_BRANCH.finditer(data, 0, max(0, len(data) - _ENTRY.size)):
+        target = code.start + match.end() + _ENTRY.size + distance_at(data, match.end())[0]
+        if code.start <= target < code.end:
+            yield target
+
+
+def _is_number(instruction: Instruction, offsets: ConstantOffsets, place: int) -> bool:
+    """Return whether 32 bits at a place of an instruction are an immediate number or an absolute address."""
+    if offsets.immediate_size == _ENTRY.size and offsets.immediate_offset == place:
+        return True
+    is_address = offsets.displacement_size == _ENTRY.size and not instruction.is_ip_rel_memory_operand
+    return is_address and offsets.displacement_offset == place
+
+
+def _addresses_in(code: CodeRange, first: int, last: int) -> Iterator[int]:
+    """Give the places in code at which 32 bits stand that are an address from ``first`` to ``last`` (excluded)."""
+    for shift in range(4):
+        data = code.data[shift:]
+        words = memoryview(data[: len(data) & ~3]).cast("I")
+        yield from (code.start + shift + 4 * i for i, word in enumerate(words) if first <= word < last)
+
+
+def _cut(dead: Iterable[tuple[int, int]], targets: set[int]) -> Iterator[tuple[int, int]]:
+    """Give dead ranges up to the first byte that control may come to."""
+    for start, end in sorted(dead):
+        stop = next((address for address in range(start, end) if address in targets), end)
+        if stop > start:
+            yield start, stop
+
+
+# The code of a module where a process has mapped it: as it is in the file, as it is with jumps, and who needs which
+# byte.
+#
+# A byte is *written* by one jump at most. A punned jump *relies* on bytes behind it: those must stay as they are, be
+# they the file's or those of another jump.
+
+
+class CodeBytes:
+    """The bytes from one run-time address to another (excluded)."""
+
+    __slots__ = ("current", "end", "original", "relied", "start", "written")
+
+    def __init__(self, start: int, original: bytes) -> None:
+        self.start = start
+        self.end = start + len(original)
+        self.original = original
+        self.current = bytearray(original)
+        self.written = bytearray(len(original))
+        self.relied = bytearray(len(original))
+        """How many jumps rely on each byte: those of the four bytes before it at most, with the one that wrote it."""
+
+    def is_written(self, address: int, size: int) -> bool:
+        """Return whether one of the bytes is a jump's."""
+        place = address - self.start
+        return any(self.written[place : place + size])
+
+    def is_relied_on(self, address: int, size: int) -> bool:
+        """Return whether a jump relies on one of the bytes."""
+        place = address - self.start
+        return any(self.relied[place : place + size])
+
+    def is_free(self, address: int, size: int) -> bool:
+        """Return whether bytes may be written."""
+        return not self.is_written(address, size) and not self.is_relied_on(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Write bytes that nobody has written or relies on."""
+        place = address - self.start
+        self.current[place : place + len(data)] = data
+        self.written[place : place + len(data)] = b"\x01" * len(data)
+
+    def rely(self, address: int, end: int, change: int = 1) -> None:
+        """Note that one jump more relies on bytes, or with ``change`` -1 that one relies on them no more."""
+        for place in range(address - self.start, end - self.start):
+            self.relied[place] += change
+
+    def restore(self, address: int, size: int) -> None:
+        """Give bytes that nobody relies on their original content."""
+        assert not self.is_relied_on(address, size)
+        place = address - self.start
+        self.current[place : place + size] = self.original[place : place + size]
+        self.written[place : place + size] = bytes(size)
+
+
+class ModuleCode:
+    """
+    The code of a module that is mapped ``bias`` bytes above its link addresses, with its control flow.
+
+    ``size`` is that of the whole image: no farther is what code names in its own module.
+    """
+
+    def __init__(self, ranges: Iterable[CodeRange], flow: ControlFlow, bias: int, size: int) -> None:
+        self.bias = bias
+        self.flow = flow
+        self.size = size
+        self.ranges = [CodeBytes(code.start + bias, code.data) for code in ranges]
+        self._starts = [code.start for code in self.ranges]
+
+    @classmethod
+    def of(cls, module: Module, bias: int) -> ModuleCode:
+        """Return the code of a module."""
+        ranges, segments = code_ranges(module), module.elf.load_segments
+        size = max(s.vaddr + s.memsz for s in segments) - min(s.vaddr for s in segments)
+        return cls(ranges, control_flow(module, ranges), bias, size)
+
+    def unchanged(self) -> ModuleCode:
+        """Return the same code without any jump in it."""
+        return self.mapped_at(self.bias)
+
+    def mapped_at(self, bias: int) -> ModuleCode:
+        """Return the code of the same module where it is mapped elsewhere, without any jump in it."""
+        ranges = [CodeRange(code.start - self.bias, code.end - self.bias, code.original) for code in self.ranges]
+        return ModuleCode(ranges, self.flow, bias, self.size)
+
+    def around(self, address: int) -> CodeBytes | None:
+        """Return the code that holds an address."""
+        i = bisect_right(self._starts, address) - 1
+        return self.ranges[i] if i >= 0 and address < self.ranges[i].end else None

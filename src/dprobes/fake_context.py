@@ -1,0 +1,378 @@
+"""A context for handlers without a process, made of dictionaries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dprobes.arch import RegisterClass
+from dprobes.arch import architecture as architecture_called
+from dprobes.arch.usdt_arguments import parse_arguments
+from dprobes.errors import DprobesError
+from dprobes.extensions.extension import call_extensions
+from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, UNSEEN_ENTRY
+from dprobes.vm import AddressFault, SelectorFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
+
+    from dprobes.extensions import Extension
+    from dprobes.keyed.table_entries import KeyedStore
+    from dprobes.vm.rpn_machine import Machine
+
+__all__ = ["PAGE", "FakeContext", "header_of"]
+
+PAGE = 4096
+"""Memory is there, or writable, by whole pages of so many bytes, as on a real machine."""
+
+_NULL_SELECTORS = 3
+"""The selectors up to this name no segment, whatever their privilege bits."""
+
+
+class FakeContext:
+    """
+    Be the hit thread of a handler, and all that it can see.
+
+    The arguments say what is there; everything else is zero, or faults. All of it is an attribute that may be changed
+    between hits, and looked at after them:
+
+    ``registers``, ``user_registers``
+        values by name; the user context shows ``registers`` where it has no value of its own.
+    ``memory``, ``read_only``
+        bytes by address. They make their pages present, the rest of a page being zeros; a page of ``read_only`` refuses
+        writes. ``read`` shows what is there now.
+    ``local_variables``, ``global_variables``, ``variables_of_cpu``, ``variables_of_thread``
+        the values; ``run_handler`` adds zeros up to what a program declares.
+    ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
+        what the instructions of these names push; kept in ``ids``.
+    ``comm``
+        the name of the process; what the kernel has no room for is left out.
+    ``keyed_tables``
+        the keyed tables, which ``run_handler`` makes as a program declares them.
+    ``segments``, ``ports``, ``symbols``, ``traced_fields``
+        base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
+        the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
+    ``physical_memory``, ``page_frames``
+        bytes by physical address, as in ``memory``; the physical address by that of a page. ``read_physical`` shows
+        what is there now.
+    ``entry``
+        what a handler of a return knows of the entry of the call: registers by name, and ``time``; None if the entry
+        was not seen.
+    ``cpuid``, ``msr``, ``tables``
+        (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
+    ``usdt_arguments``
+        what a note says of each argument of the USDT probe, such as "-4@%eax" or "8@$5"; kept in ``arguments``.
+    ``kernel_stack``
+        the addresses of the call stack in the kernel, the innermost first; kept in ``frames_in_kernel``.
+    ``user_stack``
+        those of the program's; kept in ``frames_in_program``.
+    ``extensions``
+        ``dprobes.extensions.Extension`` by name, in order of registration.
+
+    ``port_writes`` lists (port, bytes, value), ``extension_calls`` the operands of ``callk`` (None: all), ``warnings``
+    what extensions that failed had to say.
+    """
+
+    def __init__(
+        self,
+        architecture: str = "x86_64",
+        *,
+        registers: Mapping[str, int] | None = None,
+        user_registers: Mapping[str, int] | None = None,
+        memory: Mapping[int, bytes] | None = None,
+        read_only: Mapping[int, bytes] | None = None,
+        local_variables: Sequence[int] = (),
+        global_variables: Sequence[int] = (),
+        cpu_variables: Sequence[int] = (),
+        thread_variables: Sequence[int] = (),
+        pid: int = 0,
+        tid: int = 0,
+        uid: int = 0,
+        cpu: int = 0,
+        task: int = 0,
+        time: int = 0,
+        comm: str = "",
+        segments: Mapping[int, int | tuple[int, int]] | None = None,
+        ports: Mapping[int, int] | None = None,
+        physical_memory: Mapping[int, bytes] | None = None,
+        page_frames: Mapping[int, int] | None = None,
+        symbols: Mapping[str, int] | None = None,
+        traced_fields: Mapping[str, int] | None = None,
+        usdt_arguments: Sequence[str] = (),
+        entry: Mapping[str, int] | None = None,
+        kernel_stack: Sequence[int] = (),
+        user_stack: Sequence[int] = (),
+        cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
+        msr: Mapping[int, int] | None = None,
+        tables: Mapping[str, tuple[int, int]] | None = None,
+        extensions: Mapping[str, Extension] | None = None,
+    ) -> None:
+        self.architecture = architecture_called(architecture)
+        self._registers = {False: self._by_index(registers or {}), True: self._by_index(user_registers or {})}
+        self._pages: dict[int, bytearray] = {}
+        self._read_only: set[int] = set()
+        for contents, is_read_only in ((memory or {}, False), (read_only or {}, True)):
+            for address, data in contents.items():
+                self.map_memory(address, data, read_only=is_read_only)
+        self.local_variables: MutableSequence[int] = list(local_variables)
+        self.global_variables: MutableSequence[int] = list(global_variables)
+        self.variables_of_cpu = list(cpu_variables)
+        self.variables_of_thread = list(thread_variables)
+        self.keyed_tables: Sequence[KeyedStore] = []
+        self.ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
+        self.comm = comm
+        self.segments = dict(segments or {})
+        self.ports = dict(ports or {})
+        self._physical: dict[int, bytearray] = {}
+        for address, data in (physical_memory or {}).items():
+            self.map_physical_memory(address, data)
+        self.page_frames = dict(page_frames or {})
+        self.symbols = dict(symbols or {})
+        self.traced_fields = dict(traced_fields or {})
+        self.arguments = parse_arguments(" ".join(usdt_arguments), self.architecture)
+        self.entry = None if entry is None else dict(entry)
+        self._by_index(self._registers_at_entry())
+        self.frames_in_kernel = list(kernel_stack)
+        self.frames_in_program = list(user_stack)
+        self.cpuid = dict(cpuid or {})
+        self.msr = dict(msr or {})
+        self.tables = dict(tables or {})
+        self.extensions = dict(extensions or {})
+        self.port_writes: list[tuple[int, int, int]] = []
+        self.extension_calls: list[str | None] = []
+        self.warnings: list[str] = []
+
+    def _by_index(self, registers: Mapping[str, int]) -> dict[int, int]:
+        return {self._index(name): value for name, value in registers.items()}
+
+    def _index(self, name: str) -> int:
+        register = self.architecture.register(name.lower())
+        if register is None:
+            raise DprobesError(f"{self.architecture.name} has no register '{name}'")
+        return register.index
+
+    # For tests
+
+    def map_memory(self, address: int, data: bytes, *, read_only: bool = False) -> None:
+        """Make the pages of ``data`` present, and put it there."""
+        for page in _pages_of(address, data):
+            self._pages.setdefault(page, bytearray(PAGE))
+            if read_only:
+                self._read_only.add(page)
+        _store(self._pages, address, data)
+
+    def map_physical_memory(self, address: int, data: bytes) -> None:
+        """Make the pages of ``data`` present in physical memory, and put it there."""
+        for page in _pages_of(address, data):
+            self._physical.setdefault(page, bytearray(PAGE))
+        _store(self._physical, address, data)
+
+    def value_of(self, register: str, *, user: bool = False) -> int:
+        """Return what a register holds now."""
+        return self.register(self._index(register), user=user)
+
+    def set_value(self, register: str, value: int, *, user: bool = False) -> None:
+        """Change what a register holds."""
+        self._registers[user][self._index(register)] = value
+
+    # What a handler sees: the protocol ``dprobes.vm.Context``
+
+    def cpu_variables(self) -> list[int]:
+        """Return the per-CPU variables."""
+        return self.variables_of_cpu
+
+    def thread_variables(self) -> list[int]:
+        """Return the per-thread variables."""
+        return self.variables_of_thread
+
+    def register(self, index: int, *, user: bool) -> int:
+        """Return a register's value, 0 if nobody gave it one."""
+        current = self._registers[False].get(index, 0)
+        return self._registers[True].get(index, current) if user else current
+
+    def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
+        """Return the parts of ``cpuid``, ``msr``, ``gdtr`` or ``idtr`` in the order in which they are pushed."""
+        register = self.architecture.register(index)
+        name = register.name if register is not None else ""
+        if name == "cpuid":
+            return tuple(reversed(self.cpuid.get(selector, (0, 0, 0, 0))))
+        if name == "msr":
+            return (self.msr.get(selector, 0),)
+        return self.tables.get(name, (0, 0))
+
+    def set_register(self, index: int, value: int, *, user: bool) -> None:
+        """Change a register."""
+        register = self.architecture.register(index)
+        is_segment = register is not None and register.kind is RegisterClass.SEGMENT
+        if is_segment and value & 0xFFFF > _NULL_SELECTORS and value & 0xFFFF not in self.segments:
+            raise SelectorFault(value & 0xFFFF)
+        self._registers[user][index] = value
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes of memory."""
+        self._require(address, size, self.is_readable)
+        return _load(self._pages, address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change memory: all of ``data`` or nothing."""
+        self._require(address, len(data), self.is_writable)
+        _store(self._pages, address, data)
+
+    def is_readable(self, address: int) -> bool:
+        """Return whether the page of ``address`` is present."""
+        return address // PAGE in self._pages
+
+    def is_writable(self, address: int) -> bool:
+        """Return whether the page of ``address`` is present and not read-only."""
+        return self.is_readable(address) and address // PAGE not in self._read_only
+
+    def _require(self, address: int, size: int, is_allowed: Callable[[int], bool]) -> None:
+        """Raise ``AddressFault`` for the first byte of the range that is not allowed."""
+        position = address
+        while position < address + size:
+            if not is_allowed(position):
+                raise AddressFault(position)
+            position = (position // PAGE + 1) * PAGE
+
+    def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:  # noqa: ARG002
+        """Return the base of a segment plus ``offset``."""
+        if selector not in self.segments:
+            raise SelectorFault(selector)
+        segment = self.segments[selector]
+        base, last = segment if isinstance(segment, tuple) else (segment, self.architecture.word_mask)
+        if offset + max(1, size) - 1 > last:
+            raise SelectorFault(selector)
+        return (base + offset) & self.architecture.word_mask
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes of physical memory."""
+        self._require(address, size, self._is_physical)
+        return _load(self._physical, address, size)
+
+    def write_physical(self, address: int, data: bytes) -> None:
+        """Change physical memory: all of ``data`` or nothing."""
+        self._require(address, len(data), self._is_physical)
+        _store(self._physical, address, data)
+
+    def _is_physical(self, address: int) -> bool:
+        return address // PAGE in self._physical
+
+    def physical_address(self, address: int) -> int:
+        """Return the address of the same byte in the frame of its page."""
+        frame = self.page_frames.get(address & -PAGE)
+        if frame is None:
+            raise AddressFault(address)
+        return frame + address % PAGE
+
+    def read_port(self, port: int, size: int) -> int:
+        """Return what a port reads: all ones where nothing answers."""
+        return self.ports.get(port, -1) & ((1 << 8 * size) - 1)
+
+    def write_port(self, port: int, size: int, value: int) -> None:
+        """Note the write in ``port_writes``."""
+        self.port_writes.append((port, size, value))
+
+    def symbol_address(self, symbol: str) -> int:
+        """Return the run-time address of a symbol."""
+        if symbol not in self.symbols:
+            raise DprobesError(f"the context has no symbol '{symbol}'", hint="give it in FakeContext(symbols=...)")
+        return self.symbols[symbol]
+
+    def pid(self) -> int:
+        """Return the process id."""
+        return self.ids["pid"]
+
+    def kernel_stack(self) -> list[int]:
+        """Return the call stack in the kernel."""
+        return self.frames_in_kernel
+
+    def user_stack(self, frames: int) -> list[int]:
+        """Return the call stack of the program."""
+        return self.frames_in_program[:frames]
+
+    def traced_field(self, name: str) -> int:
+        """Return the value of a field."""
+        if name not in self.traced_fields:
+            raise AddressFault(0)
+        return self.traced_fields[name]
+
+    def entry_time(self) -> int:
+        """Return when the call was entered."""
+        if self.entry is None:
+            raise AddressFault(UNSEEN_ENTRY)
+        return self.entry.get("time", 0)
+
+    def entry_register(self, index: int) -> int:
+        """Return what a register held at the entry, 0 if nobody gave it a value."""
+        self.entry_time()
+        return self._by_index(self._registers_at_entry()).get(index, 0)
+
+    def _registers_at_entry(self) -> dict[str, int]:
+        return {name: value for name, value in (self.entry or {}).items() if name != "time"}
+
+    def tid(self) -> int:
+        """Return the thread id."""
+        return self.ids["tid"]
+
+    def uid(self) -> int:
+        """Return the user id."""
+        return self.ids["uid"]
+
+    def cpu(self) -> int:
+        """Return the number of the CPU."""
+        return self.ids["cpu"]
+
+    def process_name(self) -> bytes:
+        """Return the name of the process, as much of it as the kernel keeps."""
+        return self.comm.encode("utf-8", "surrogateescape")[: PROCESS_NAME_SIZE - 1]
+
+    def task(self) -> int:
+        """Return the address of the task structure."""
+        return self.ids["task"]
+
+    def time(self) -> int:
+        """Return the time in nanoseconds."""
+        return self.ids["time"]
+
+    def call_extension(self, name: str | None, machine: Machine) -> None:
+        """Note the call in ``extension_calls`` and call the extension, or all of them."""
+        self.extension_calls.append(name)
+        call_extensions(self.extensions, name, machine, self.warnings.append)
+
+
+def _pages_of(address: int, data: bytes) -> range:
+    return range(address // PAGE, (address + max(1, len(data)) - 1) // PAGE + 1)
+
+
+def _load(pages: Mapping[int, bytearray], address: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        page, offset = divmod(address + len(data), PAGE)
+        data += pages[page][offset : offset + size - len(data)]
+    return bytes(data)
+
+
+def _store(pages: Mapping[int, bytearray], address: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        page, offset = divmod(address + done, PAGE)
+        part = data[done : done + PAGE - offset]
+        pages[page][offset : offset + len(part)] = part
+        done += len(part)
+
+
+def header_of(context: FakeContext, items: Item) -> LogRecord:
+    """Return a record with these header items of a hit, and nothing else; codes are 0, and so is what it lacks."""
+    values: dict[str, Any] = {**context.ids, "major": 0, "minor": 0}
+    for name, register in _HEADER_REGISTERS.items():
+        is_there = context.architecture.register(register) is not None
+        values[name] = context.value_of(register) if is_there else 0
+    return LogRecord(
+        **{name: values[name] for item, name in FIXED_ITEMS if item & items},
+        tid=context.tid() if items & Item.TID else None,
+        word_size=8 if context.architecture.word_size == 8 else 4,
+        byte_order=context.architecture.byte_order,
+    )
+
+
+_HEADER_REGISTERS = {"cs": "cs", "ip": "pc", "ss": "ss", "sp": "sp"}

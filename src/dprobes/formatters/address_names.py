@@ -1,0 +1,305 @@
+"""
+Names for the addresses in records, from what is at hand when a record is formatted.
+
+What was found out when a record was written, and is in its trace file, comes first. A process that still runs says
+itself what it maps where. Of one that has ended, or ran on another machine, else only the address of the probepoint is
+known: together with a file of the same build that gives the addresses of that module. What cannot be known is not
+guessed: the address then stays a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import OrderedDict
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from dprobes.dwarf.inlined_names import InlinedNames
+from dprobes.errors import TargetError
+from dprobes.target.code_names import CodeName, LocatedCode, LocatedFunction, MappedCode, function_at
+from dprobes.target.other_users import foreign_owner
+from dprobes.target.process_names import PROCESSES_MAX, ProcessNames, make_room
+from dprobes.target.readable_names import Demangler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.target.kernel.running_kernel import RunningKernel
+    from dprobes.target.probed_module import Module
+    from dprobes.target.process_names import NamedProcess
+    from dprobes.trace.carried_names import CarriedNames
+
+__all__ = ["AddressSymboliser", "KernelNames", "Symboliser", "is_of_kernel", "names_itself"]
+
+# Names for addresses of the running kernel's code.
+
+
+_HALF = 63
+_END = "_etext"
+_FUNCTION_MAX = 1 << 20
+"""How far an address may be behind a symbol of code that has no known end: that of a compiled BPF program."""
+
+
+def is_of_kernel(address: int) -> bool:
+    """Return whether an address is in the kernel's half of a 64-bit address space."""
+    return bool(address >> _HALF)
+
+
+class KernelNames:
+    """The names of the running kernel's code; its list of symbols is read when the first one is asked for."""
+
+    def __init__(self, kernel: RunningKernel | None = None) -> None:
+        self._given = kernel
+
+    def name_of(self, address: int) -> tuple[str, str] | None:
+        """Return a function, with the distance from its start, and its module; None if the kernel shows none there."""
+        located = self.located(address)
+        if located is None or located.function is None:
+            return None
+        function, distance, module, _ = located.name_of(address)
+        return (f"{function}+{distance:#x}" if distance else function), module
+
+    def located(self, address: int) -> LocatedCode | None:
+        """Return where an address is; a function is mapped on its own, where it is: at its address of the kernel."""
+        try:
+            symbol = self._kernel.symbols.covering(address)
+            if symbol is None or address >= self._end_of(symbol.module, symbol.address):
+                return None
+            end = self._kernel.symbols.following(symbol) or address + 1
+        except TargetError:
+            return None
+        start, end = symbol.address, max(address + 1, min(end, self._end_of(symbol.module, symbol.address)))
+        mapped = MappedCode(start, end, start, symbol.module or "vmlinux", "")
+        return LocatedCode(None, 0, mapped, LocatedFunction(start, end, symbol.name))
+
+    def _end_of(self, module: str, function: int) -> int:
+        """Return where a module's code ends at the latest."""
+        if not module:
+            return self._kernel_end
+        loaded = self._kernel.modules.get(module)
+        return function + _FUNCTION_MAX if loaded is None else loaded.address + loaded.size
+
+    @cached_property
+    def _kernel_end(self) -> int:
+        return max((symbol.address for symbol in self._kernel.symbols.find(_END, "")), default=0)
+
+    @cached_property
+    def _kernel(self) -> RunningKernel:
+        if self._given is not None:
+            return self._given
+        from dprobes.target.kernel.running_kernel import RunningKernel
+
+        return RunningKernel(reads_anew=True)  # BPF programs have names too
+
+
+_Kept = TypeVar("_Kept")
+
+_NAMES_MAX = 4096
+"""How many names are kept for the kernel, and for each place that a module was loaded at."""
+
+_START_TOLERANCE = 20_000_000
+"""Nanoseconds: the kernel says when a process started in hundredths of a second."""
+
+_PLACE = re.compile(r"(?P<name>.+?)(?:\+0x(?P<distance>[0-9a-f]{1,16}))?", re.DOTALL)
+_OFFSET = re.compile(r"0x[0-9a-f]{1,16}")
+_PAGE = 4096
+
+
+class Symboliser(Protocol):
+    """Name addresses of the process that a record is of."""
+
+    def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
+        """Return ``symbol+0x4 [module]`` or the like; None if nothing is known of the address."""
+
+    def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """Return the same in its parts."""
+
+    def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """Return the name of a return address: that of the call before it."""
+
+
+class AddressSymboliser:
+    """
+    Name the addresses in the records of one source.
+
+    With ``live`` the records are of processes of this machine since it was started, which may still run. ``carried``
+    are the names that a trace file has.
+    """
+
+    def __init__(self, source: RecordSource | None, *, live: bool, carried: CarriedNames | None = None) -> None:
+        self._source = source
+        self._live = live
+        self._carried = carried
+        self._demangler = Demangler()
+        self._processes = ProcessNames(
+            source.images if source is not None else None,
+            InlinedNames(),
+            (source.module,) if source is not None else (),
+        )
+        self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
+        self._own: Module | None = None
+        self._own_is_known = self._own_is_trusted = False
+        elsewhere = None if source is None else source.kernel
+        self._kernel = KernelNames(elsewhere)
+        self._sees_processes = live and elsewhere is None
+        self._kernel_places: dict[int, LocatedCode | None] = {}
+
+    def know(self, source: RecordSource) -> None:
+        """Know more of the program: the files that it is in."""
+        self._source = source
+        self._own_is_known = self._own is not None
+
+    def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
+        """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
+        if place is not None and address == record.ip and names_itself(place):
+            return f"{place.symbol} [{_file_name(place)}]"
+        found = self.code_name(address, record, place)
+        return None if found is None else found.text
+
+    def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """Return the same in its parts."""
+        if place is not None and address == record.ip and names_itself(place):
+            return _name_of_place(place)
+        pid = None if is_of_kernel(address) else record.pid
+        if self._carried is not None and (carried := self._carried.name_of(address, pid, record.time)) is not None:
+            return carried
+        if self._live and is_of_kernel(address):
+            located = self._kernel_place(address)
+            return None if located is None else located.name_of(address)
+        if self._sees_processes and (process := self._process(record, place)) is not None:
+            located = process.located(address)
+            return None if located is None else located.name_of(address)
+        return self._from_probepoint(address, record, place)
+
+    def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """
+        Return the name of a return address: that of the call before it, with which a function may end.
+
+        Nothing has called what returns from a signal handler: its first instruction has no function before it.
+        """
+        if not address:
+            return None
+        before = self.code_name(address - 1, record, place)
+        if before is not None and before.function:
+            return before._replace(distance=before.distance + 1)
+        return self.code_name(address, record, place)
+
+    def located(self, address: int, record: LogRecord, place: Place | None) -> LocatedCode | None:
+        """Return where an address is in the kernel, or in the process if it runs still; None if nobody knows."""
+        if is_of_kernel(address):
+            return self._kernel_place(address)
+        process = self._process(record, place)
+        return None if process is None else process.located(address)
+
+    def _kernel_place(self, address: int) -> LocatedCode | None:
+        return _kept(self._kernel_places, address, lambda: self._kernel.located(address))
+
+    # Processes that are there
+
+    def _process(self, record: LogRecord, place: Place | None) -> NamedProcess | None:
+        """Return the process that a record is of, and not one that has its number now."""
+        if record.pid is None:
+            return None
+        process = self._processes.process(record.pid, record.process_name or "", record.time)
+        if process is None or (record.time is not None and process.started > record.time + _START_TOLERANCE):
+            return None
+        if record.ip is not None and place is not None and place.is_at_ip and not process.maps_file_at(record.ip):
+            return None
+        return process
+
+    # Processes that are not
+
+    def _from_probepoint(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        # Behind a return the address is the caller's, and nothing tells where that is; nor where a sample was taken.
+        if place is None or record.ip is None or not place.is_at_ip:
+            return None
+        module = self._own_module(place)
+        bias = _bias(module, place, record.ip) if module is not None else None
+        if module is None or bias is None:
+            return None
+        if bias not in self._loaded:
+            make_room(self._loaded, PROCESSES_MAX)
+            self._loaded[bias] = {}
+        name_of = partial(self._demangler.name_of, is_trusted=self._own_is_trusted)
+        return _kept(self._loaded[bias], address, lambda: _name_in(module, _file_name(place), address - bias, name_of))
+
+    def _own_module(self, place: Place) -> Module | None:
+        """Return the source's module, if this machine has a file of the same build."""
+        if not self._own_is_known:
+            self._own_is_known = True
+            if self._source is not None:
+                self._own = _file_of_build(place.module, self._source)
+            if self._own is not None:
+                with contextlib.suppress(OSError):
+                    self._own_is_trusted = foreign_owner(self._own.path.stat()) is None
+        return self._own
+
+
+def names_itself(place: Place) -> bool:
+    """Return whether the ip of records of a place has the name that the program gives the place."""
+    return place.is_at_ip and not _OFFSET.fullmatch(place.symbol)
+
+
+def _name_of_place(place: Place) -> CodeName:
+    match = _PLACE.fullmatch(place.symbol)
+    if match is None:
+        return CodeName(place.symbol, 0, _file_name(place))
+    return CodeName(match["name"], int(match["distance"] or "0", 16), _file_name(place))
+
+
+def _file_name(place: Place) -> str:
+    """Return the name of a module's file, which a program may give with its directory."""
+    return place.module.rpartition("/")[2] or place.module
+
+
+def _file_of_build(name: str, source: RecordSource) -> Module | None:
+    from dprobes.target.elf.elf_file import module_identity
+    from dprobes.target.module_lookup import find_module
+    from dprobes.target.probed_module import Module
+
+    found = find_module(name) if source.build_ids else None
+    for path in (*map(Path, source.paths), *((found,) if found is not None else ())):
+        # A path may be from another machine: whatever it leads to here is looked at as a file, if it is one.
+        with contextlib.suppress(TargetError, OSError, ValueError):
+            if path.is_file() and module_identity((module := Module.load(path)).elf) in source.build_ids:
+                return module
+    return None
+
+
+def _bias(module: Module, place: Place, address: int) -> int | None:
+    """Return what a module's link addresses lack to be run-time addresses if ``place`` in it is at ``address``."""
+    if _OFFSET.fullmatch(place.symbol):
+        link_address = module.elf.link_address(int(place.symbol, 16))
+    else:
+        match = _PLACE.fullmatch(place.symbol)
+        try:
+            link_address = module.address_of(match["name"]) if match is not None else None
+        except TargetError:
+            link_address = None
+        if match is not None and link_address is not None:
+            link_address += int(match["distance"] or "0", 16)
+    if link_address is None:
+        return None
+    bias = address - link_address
+    is_possible = bias % _PAGE == 0 if module.elf.is_pie_or_shared else bias == 0
+    return bias if is_possible else None
+
+
+def _name_in(module: Module, name: str, link_address: int, name_of: Callable[[str], str]) -> CodeName | None:
+    offset = module.elf.file_offset(link_address)
+    if offset is None:
+        return None
+    function = function_at(module, offset, name_of)
+    return CodeName("", offset, name) if function is None else CodeName(function.name, offset - function.start, name)
+
+
+def _kept(names: dict[int, _Kept], address: int, find: Callable[[], _Kept]) -> _Kept:
+    if address not in names:
+        if len(names) >= _NAMES_MAX:
+            names.clear()
+        names[address] = find()
+    return names[address]

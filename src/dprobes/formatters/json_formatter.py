@@ -1,0 +1,320 @@
+"""
+JSON lines: one object for each record.
+
+Keys: ``major minor cpu pid tid uid name cs ip ss sp word_size time wall_time host program module symbol function
+at_return placed data``. Numbers are numbers, ``time`` is CLOCK_MONOTONIC in nanoseconds and ``wall_time`` the time of
+day. Many readers keep numbers as double floating-point ones, which are exact up to 2**53 only: so addresses are text,
+``"0x7f0000001234"``, also those of fields and faults, and any number of the data that is greater is a text, too, in
+decimal. Names are the same strings in all formats, with escapes for what cannot be printed. ``data`` is hexadecimal.
+``function`` is the function that the probepoint is in, or where a sampler or a watchpoint hit, as far as it is known;
+``at_return`` is there, and true, at its
+return; ``placed`` (a file offset) is there where the breakpoint is not at the place that was written.
+
+Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
+hexadecimal, what is in none of them. Without a template, names are those that are derived from what the handler logged.
+An address of code (``%a``, ``%k``) is ``{"address": ..., "name": ...}``, without a name where nobody knows one, and
+``{"end": ...}`` says why a stack ends early. A field may be null, if the data ended before it, ``{"fault": address}``,
+``{"selector_fault": selector}``, or ``{"entry_not_seen": true}`` where only the return of a call was seen. Where
+nothing names the data, ``items`` is there if it describes itself: a list of ``{"type": ..., "value": ...}``. A stack
+trace has ``"stack_trace": true``, and a record for which the log buffer had no room ``"cut": true``, and ``null`` in
+the place of each field that is not there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from dprobes.escapes import CUT, as_unicode, escaped, json_text
+from dprobes.formatters.address_fields import function_of
+from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields, fields_of, placeholders
+from dprobes.formatters.templates.template_model import Conversion
+from dprobes.formatters.templates.template_renderer import STACK_ENDS, render
+from dprobes.record.boot_clock import wall_time
+from dprobes.record.log_items import UNSEEN, LogItem, split_items
+from dprobes.record.log_record import decode_record
+from dprobes.rpn.instruction_set import StackEnd
+
+if TYPE_CHECKING:
+    from dprobes.formatters.address_names import Symboliser
+    from dprobes.formatters.templates.data_extraction import Field, Value
+    from dprobes.formatters.templates.template_collection import ProgramTemplates
+    from dprobes.formatters.templates.template_model import Template
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import Place
+
+__all__ = ["COLUMNS", "CsvFormatter", "JsonFormatter", "exact"]
+
+_UNICODE_MAX = 0x10FFFF
+
+PLACES_MAX = 1 << 16
+"""Places that are remembered at most."""
+
+_EXACT_MAX = (1 << 53) - 1
+"""Up to here each number is a double floating-point one; see RFC 8259, section 6."""
+
+
+def address_text(address: int | None) -> str | None:
+    """Return an address as formats with columns or names print it; None if there is none."""
+    return None if address is None else f"{address:#x}"
+
+
+def exact(value: Any) -> Any:
+    """Return a value of JSON with text, in decimal, for each number that readers may not keep exactly."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return value if -_EXACT_MAX <= value <= _EXACT_MAX else str(value)
+        case list() | tuple():
+            return [exact(each) for each in value]
+        case dict():
+            return {key: exact(each) for key, each in value.items()}
+    return value
+
+
+class JsonFormatter:
+    """Print a record as one line of JSON."""
+
+    heading = ""
+
+    def __init__(
+        self,
+        wall_offset: int,
+        templates: ProgramTemplates,
+        symboliser: Symboliser | None = None,
+        program: str = "",
+        host: str = "",
+    ) -> None:
+        self.wall_offset = wall_offset
+        self._templates = templates
+        self._symboliser = symboliser
+        self._program = as_unicode(program) or None
+        self._host = as_unicode(host) or None
+        self._known: dict[Place, dict[str, Any]] = {}
+
+    def __call__(self, record: LogRecord, place: Place) -> str:
+        """Return the text of a record."""
+        line: dict[str, Any] = {
+            "major": record.major,
+            "minor": record.minor,
+            "cpu": record.cpu,
+            "pid": record.pid,
+            "tid": record.tid,
+            "uid": record.uid,
+            "name": None if record.process_name is None else as_unicode(record.process_name),
+            "cs": record.cs,
+            "ip": address_text(record.ip),
+            "ss": record.ss,
+            "sp": address_text(record.sp),
+            "word_size": record.word_size,
+            "time": record.time,
+            "wall_time": wall_time(record.time, self.wall_offset),
+        }
+        known = self._known.get(place)
+        line |= self._know(place) if known is None else known
+        if not place.is_code:
+            line["function"] = as_unicode(function_of(record, place, self._symboliser)) or None
+        line["data"] = record.data.hex()
+        if record.is_stack_trace:
+            line["stack_trace"] = True
+        elif (template := self._templates.of(record)) is not None:
+            line |= self._data(template, record, place)
+        elif items := record.items():
+            line["items"] = [_item(item) for item in items]
+        if record.is_cut:
+            line["cut"] = True
+        return json_text({key: value for key, value in line.items() if value is not None})
+
+    def _know(self, place: Place) -> dict[str, Any]:
+        """Return what is the same in all records of a place."""
+        if len(self._known) >= PLACES_MAX:
+            self._known.clear()
+        self._known[place] = {
+            "host": self._host,
+            "program": self._program,
+            "module": as_unicode(place.module),
+            "symbol": as_unicode(place.symbol),
+            "function": as_unicode(place.routine) or None,
+            "at_return": place.at_return or None,
+            "placed": place.placed,
+        }
+        return self._known[place]
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        return self(decode_record(record), place)
+
+    def _data(self, template: Template, record: LogRecord, place: Place) -> dict[str, Any]:
+        decoded = decode_fields(template, record)
+        values: dict[str, Any] = {}
+        for field, value, part in zip(
+            fields_of(template, record.word_size), decoded.values, placeholders(template), strict=True
+        ):
+            if part.conversion is Conversion.REST and part.is_item and isinstance(value, bytes):
+                items = split_items(value, record.word_size, record.byte_order) or ()
+                values[field.name] = [_item(item) for item in items]
+            elif part.conversion is Conversion.ADDRESS and isinstance(value, int):
+                values[field.name] = self._code(value, record, place)
+            elif part.conversion is Conversion.ADDRESS and isinstance(value, tuple):
+                values[field.name] = [self._code(each, record, place) for each in value]
+            elif part.conversion is Conversion.STACK and isinstance(value, tuple):
+                values[field.name] = [self._frame(n, each, record, place) for n, each in enumerate(value)]
+            else:
+                values[field.name] = _value(field, value)
+        return {
+            "desc": template.desc or None,
+            "fields": values,
+            "rest": decoded.rest.hex() or None,
+        }
+
+    def _code(self, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
+        """Return an address of code with its name, as far as that is known."""
+        name = self._symboliser.name_of(address, record, place) if self._symboliser is not None and address else None
+        return {"address": address_text(address)} | ({} if name is None else {"name": as_unicode(name)})
+
+    def _frame(self, number: int, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
+        """Return a frame of a call stack; a return address may be that of the next function: the call is before it."""
+        if number and address in STACK_ENDS:
+            return {"end": STACK_ENDS[StackEnd(address)]}
+        found = None
+        if self._symboliser is not None:
+            find = self._symboliser.caller_name if number else self._symboliser.code_name
+            found = find(address, record, place)
+        inlined = (
+            {"inlined": [as_unicode(each) for each in found.inlined]} if found is not None and found.inlined else {}
+        )
+        if not number:
+            return self._code(address, record, place) | inlined
+        name = {} if found is None else {"name": as_unicode(found.text)}
+        return {"address": address_text(address)} | name | inlined
+
+
+def _value(field: Field, value: Value) -> Any:
+    match value:
+        case Fault(is_unseen=True):
+            return {"entry_not_seen": True}
+        case Fault(address, is_selector):
+            return {"selector_fault": address} if is_selector else {"fault": address_text(address)}
+        case bytes():
+            return value.hex()
+        case int() if field.kind is FieldKind.CHARACTER:
+            return _characters((value,))
+        case tuple() if field.kind is FieldKind.CHARACTER:
+            return _characters(value)
+        case int() if field.kind is FieldKind.ADDRESS:
+            return address_text(value)
+        case tuple() if field.kind is FieldKind.ADDRESS:
+            return [address_text(each) for each in value]
+    return exact(value)
+
+
+def _characters(codes: tuple[int, ...]) -> str:
+    return "".join(chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>" for code in codes)
+
+
+def _item(item: LogItem) -> dict[str, Any]:
+    match item.kind, item.value:
+        case (("string" | "cut"), bytes() as value):
+            return {"type": item.kind, "value": value.decode("utf-8", "backslashreplace")}
+        case kind, bytes() as value:
+            return {"type": kind, "value": value.hex()}
+        case "fault", int() as value:
+            return {"type": item.kind, "value": address_text(value)}
+        case kind, _ if kind == UNSEEN:
+            return {"type": kind, "value": None}
+        case kind, value:
+            return {"type": kind, "value": exact(value)}
+
+
+# CSV as RFC 4180 has it: a heading, then one line for each record.
+#
+# The columns are ``COLUMNS``, most of which JSON lines have, too, with the same values: addresses are hexadecimal.
+# ``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several
+# lines, or without one the values by the names that the handler tells. What a record lacks is empty.
+
+
+COLUMNS = (
+    "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "word_size", "time", "wall_time",
+    "host", "program", "module", "symbol", "function", "at_return", "placed", "stack_trace", "data", "text",
+)  # fmt: skip
+
+_FUNCTION = COLUMNS.index("function") - COLUMNS.index("host")
+"""Where the function is among the columns that tell of the place."""
+
+
+class CsvFormatter:
+    """Print a record as one line of CSV."""
+
+    heading = ",".join(COLUMNS) + "\r"
+
+    def __init__(
+        self,
+        wall_offset: int,
+        templates: ProgramTemplates,
+        symboliser: Symboliser | None = None,
+        program: str = "",
+        host: str = "",
+    ) -> None:
+        self.wall_offset = wall_offset
+        self._templates = templates
+        self._symboliser = symboliser
+        self._program, self._host = program, host
+        self._known: dict[Place, tuple[object, ...]] = {}
+        self._line = io.StringIO()
+        self._writer = csv.writer(self._line, lineterminator="\r\n")
+
+    def __call__(self, record: LogRecord, place: Place) -> str:
+        """Return the text of a record."""
+        template = self._templates.of(record)
+        text = ""
+        if template is not None:
+            text = render(template, record, place, wall_offset=self.wall_offset, symboliser=self._symboliser)
+        elif record.is_cut:
+            text = CUT
+        self._line.seek(0)
+        self._line.truncate()
+        self._writer.writerow(
+            (
+                record.major,
+                record.minor,
+                record.cpu,
+                record.pid,
+                record.tid,
+                record.uid,
+                escaped(record.process_name or ""),
+                record.cs,
+                address_text(record.ip),
+                record.ss,
+                address_text(record.sp),
+                record.word_size,
+                record.time,
+                wall_time(record.time, self.wall_offset),
+                *self._of_place(record, place),
+                1 if record.is_stack_trace else None,
+                record.data.hex(),
+                text,
+            )
+        )
+        return self._line.getvalue()[:-1]
+
+    def _of_place(self, record: LogRecord, place: Place) -> tuple[object, ...]:
+        known = self._known.get(place) or self._know(place)
+        if place.is_code:
+            return known
+        function = escaped(function_of(record, place, self._symboliser))
+        return (*known[:_FUNCTION], function, *known[_FUNCTION + 1 :])
+
+    def _know(self, place: Place) -> tuple[object, ...]:
+        """Return the columns that are the same in all records of a place of code."""
+        if len(self._known) >= PLACES_MAX:
+            self._known.clear()
+        at_return = 1 if place.at_return else None
+        names = (self._host, self._program, place.module, place.symbol, place.routine)
+        self._known[place] = (*map(escaped, names), at_return, place.placed)
+        return self._known[place]
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        return self(decode_record(record), place)

@@ -1,0 +1,168 @@
+"""
+The addresses in records that are to be named where they are shown, found while their processes may still run.
+
+These are the addresses that a template prints by name, those of call stacks, and where a sampler or a watchpoint hit.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import FormatError
+from dprobes.formatters.address_names import AddressSymboliser, names_itself
+from dprobes.formatters.templates.data_extraction import decode_fields, placeholders
+from dprobes.formatters.templates.template_collection import templates_in, templates_of
+from dprobes.formatters.templates.template_model import Conversion
+from dprobes.record.log_items import KERNEL_STACK, USER_STACK
+from dprobes.record.log_record import Item, decode_record, flag_word
+from dprobes.record.packed_records import PROBE_SIZE, PackedBytes, PackedPlaces, parts_of, rows_with_stacks
+from dprobes.rpn.instruction_set import StackEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.formatters.templates.template_model import Template, Value
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.target.code_names import LocatedCode
+
+__all__ = ["RecordedNames"]
+
+_CODES_END = 12
+"""Where the flag word, major and minor code of a record end."""
+
+_CODES = Item.MAJOR | Item.MINOR
+_WAYS_MAX = 1 << 12
+_STACKS = (KERNEL_STACK, USER_STACK)
+_NAMED = (Conversion.ADDRESS, Conversion.STACK)
+
+
+class _Way(NamedTuple):
+    """Say where addresses are in the data of records that begin alike: in fields of a template, or in its items."""
+
+    template: Template | None = None
+    fields: tuple[tuple[int, Conversion], ...] = ()
+    has_items: bool = False
+
+    @property
+    def has_addresses(self) -> bool:
+        return bool(self.fields) or self.has_items
+
+
+class RecordedNames:
+    """Locate the addresses in the records of one program."""
+
+    def __init__(self, source: RecordSource) -> None:
+        self._symboliser = AddressSymboliser(source, live=True)
+        self._ways: dict[bytes, _Way] = {}
+        self.know(source)
+
+    def know(self, source: RecordSource) -> None:
+        """Know more of the program."""
+        self._ways.clear()
+        self._written = templates_of(source.templates)
+        self._derived = {size: templates_in(text, source.major) for size, text in source.derived.items()}
+
+    def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
+        """Return where the addresses in records are that can be located; most programs have none."""
+        found: dict[int, LocatedCode] = {}
+        if isinstance(records, PackedBytes) and isinstance(places, PackedPlaces):
+            for part in parts_of(records.packed):
+                if part:
+                    self._locate(PackedBytes(part), PackedPlaces(part, places.table), found)
+        else:
+            self._locate(records, places, found)
+        return list(found.values())
+
+    def _locate(self, records: Sequence[bytes], places: Iterable[Place], found: dict[int, LocatedCode]) -> None:
+        ways = {begin: self._way(begin) for begin in _begins(records)}
+        odd = {id(place) for place in _distinct(places) if not names_itself(place)}
+        if not odd and not any(way.has_addresses for way in ways.values()):
+            return
+        if not odd and isinstance(records, PackedBytes) and not any(way.fields for way in ways.values()):
+            rows = rows_with_stacks(parts_of(records.packed)[0])
+            if not rows:
+                return
+            known = list(places)
+            records, places = [records[row] for row in rows], [known[row] for row in rows]
+        for encoded, place in zip(records, places, strict=True):
+            way = ways[encoded[:_CODES_END]]
+            if id(place) not in odd and not way.has_addresses:
+                continue
+            try:
+                record = decode_record(encoded)
+            except FormatError:
+                continue  # whoever reads it says so
+            for address, is_return in self._addresses(record, way, has_ip=id(place) in odd):
+                located = self._symboliser.located(address - is_return, record, place)
+                if is_return and (located is None or located.function is None):
+                    located = self._symboliser.located(address, record, place)
+                if located is not None:
+                    found[id(located)] = located
+
+    @staticmethod
+    def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:
+        """Give the addresses in a record, and whether each is a return address."""
+        if has_ip and record.ip is not None:
+            yield record.ip, False
+        if way.template is not None and way.fields and not record.is_stack_trace:
+            values = decode_fields(way.template, record).values
+            for number, conversion in way.fields:
+                yield from _of_value(values[number], conversion)
+        elif way.has_items:
+            for item in record.items():
+                if item.kind in _STACKS and isinstance(item.value, tuple):
+                    yield from _of_stack(item.value)
+
+    def _way(self, begin: bytes) -> _Way:
+        if begin not in self._ways:
+            if len(self._ways) >= _WAYS_MAX:
+                self._ways.clear()
+            self._ways[begin] = self._find_way(begin)
+        return self._ways[begin]
+
+    def _find_way(self, begin: bytes) -> _Way:
+        flags, byte_order = flag_word(begin.ljust(_CODES_END, b"\0"))
+        if len(begin) < _CODES_END or flags & _CODES != _CODES:
+            return _Way(has_items=True)
+        _, major, minor = struct.unpack("<III" if byte_order == "little" else ">III", begin)
+        template = self._written.find(major, minor)
+        if template is None:
+            derived = self._derived.get(8 if flags & Item.WIDE else 4, {}).get(minor)
+            template = derived if derived is not None and derived.major == major else None
+        if template is None:
+            return _Way(has_items=True)
+        conversions = enumerate(part.conversion for part in placeholders(template))
+        return _Way(template, tuple((n, conversion) for n, conversion in conversions if conversion in _NAMED))
+
+
+def _begins(records: Sequence[bytes]) -> set[bytes]:
+    if isinstance(records, PackedBytes):
+        (packed,) = parts_of(records.packed)
+        place = packed.shape.name
+        if (packed.row_size if place is None else place) >= PROBE_SIZE + _CODES_END:
+            return packed.begins(_CODES_END)
+    return {record[:_CODES_END] for record in records}
+
+
+def _distinct(places: Iterable[Place]) -> Iterable[Place]:
+    return places.distinct() if isinstance(places, PackedPlaces) else {id(place): place for place in places}.values()
+
+
+def _of_value(value: Value, conversion: Conversion) -> Iterator[tuple[int, bool]]:
+    match value:
+        case int():
+            yield value, False
+        case tuple() if conversion is Conversion.STACK:
+            yield from _of_stack(value)
+        case tuple():
+            yield from ((each, False) for each in value)
+
+
+def _of_stack(stack: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Give the addresses of a call stack, without what says why it ends: behind the first one are return addresses."""
+    yield from ((address, number > 0) for number, address in enumerate(stack) if address not in _ENDS)
+
+
+_ENDS = frozenset(StackEnd)

@@ -1,0 +1,112 @@
+"""Names for the addresses in keyed tables: of processes that ran, also of those that have ended, and of the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.keyed.key_parts import NO_NAMES, STACK_ENDS
+from dprobes.keyed.table_layout import row_parts
+from dprobes.record.log_record import LogRecord
+from dprobes.rpn.keyed_tables import KeyKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.formatters.address_names import AddressSymboliser
+    from dprobes.keyed.key_parts import Names
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.target.code_names import LocatedCode
+    from dprobes.target.process_images import ProcessImages
+    from dprobes.trace.carried_names import CarriedNames
+
+__all__ = ["ProcessAddresses", "has_addresses", "names_for"]
+
+_KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.USER_FRAMES, KeyKind.KERNEL_STACK, KeyKind.FRAMES)
+
+
+def has_addresses(tables: Sequence[Table]) -> bool:
+    """Return whether keys of tables, or what they keep, have names."""
+    return any(part.kind in _KINDS for table in tables for part in table.parts)
+
+
+def names_for(
+    source: RecordSource, tables: Sequence[Table], *, live: bool = True, carried: CarriedNames | None = None
+) -> Names:
+    """
+    Return what names the addresses in tables; nothing where there are none.
+
+    With ``live`` they are of processes of this machine; ``carried`` are the names that their trace file has.
+    """
+    if not has_addresses(tables):
+        return NO_NAMES
+    from dprobes.formatters.address_names import AddressSymboliser
+
+    symboliser = AddressSymboliser(source, live=live, carried=carried)
+    return ProcessAddresses(symboliser, source.images if carried is None else carried)
+
+
+class ProcessAddresses:
+    """
+    Name addresses of what the processes of a run map (``keyed.key_parts.Names``).
+
+    An address without a process is named by those that have, or have had, code there. Where they would give it
+    different names it has none.
+    """
+
+    def __init__(self, symboliser: AddressSymboliser, images: ProcessImages | CarriedNames | None) -> None:
+        self._symboliser = symboliser
+        self._images = images
+
+    def name_of(self, address: int, pid: int | None) -> str | None:
+        """Return the name of an address in a process, or in any one."""
+        return self._symboliser.name_of(address, self._record(address, pid), None)
+
+    def caller_name(self, address: int, pid: int | None) -> str | None:
+        """Return the name of a return address: that of the call before it."""
+        name = self._symboliser.caller_name(address, self._record(address - 1, pid), None)
+        return None if name is None else name.text
+
+    def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
+        """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
+        name = self._symboliser.code_name(address, self._record(address, pid), None)
+        return () if name is None else name.inlined_texts
+
+    def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
+        """Return where the addresses in tables are that can be located."""
+        found: dict[int, LocatedCode] = {}
+        for address, pid in dict.fromkeys(each for table in contents for each in _addresses(table)):
+            located = self._symboliser.located(address, self._record(address, pid), None)
+            if located is not None:
+                found[id(located)] = located
+        return list(found.values())
+
+    def _record(self, address: int, pid: int | None) -> LogRecord:
+        if pid is not None or self._images is None:
+            return LogRecord(pid=pid)
+        # By now a process may execute another program than the one that had code there.
+        records = [LogRecord(pid=pid, time=since) for pid, since in self._images.code_at(address)]
+        if len(records) > 1 and len({self._symboliser.code_name(address, each, None) for each in records}) > 1:
+            return LogRecord()
+        return records[0] if records else LogRecord()
+
+
+def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:
+    """Give the addresses in a table as they are named, each with its process if the key says it."""
+    table = contents.table
+    if not has_addresses([table]):
+        return
+    for row in contents.rows:
+        for key, part in zip(table.parts, row_parts(table, row.key, row.cells), strict=False):
+            match key.kind, part:
+                case KeyKind.ADDRESS, int():
+                    yield part, None
+                case ((KeyKind.USER_STACK | KeyKind.USER_FRAMES), tuple()) if part:
+                    yield from ((address, part[0]) for address in _frames(part[1:]))
+                case ((KeyKind.KERNEL_STACK | KeyKind.FRAMES), tuple()):
+                    yield from ((address, None) for address in _frames(part))
+
+
+def _frames(stack: Sequence[int]) -> Iterator[int]:
+    return (address - (number > 0) for number, address in enumerate(stack) if address not in STACK_ENDS)

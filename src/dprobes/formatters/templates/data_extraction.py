@@ -1,0 +1,487 @@
+"""
+A record's data, taken apart as its template says.
+
+The data may be anything: what it lacks, and what no place-holder takes, is kept as what it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.escapes import CUT, cut_text, escaped
+from dprobes.formatters.templates.template_model import (
+    AMOUNT,
+    Conversion,
+    Fault,
+    Placeholder,
+    Skip,
+    Text,
+    Value,
+    readable_number,
+)
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_items import ItemHead, is_unseen_entry, item_head
+from dprobes.rpn.instruction_set import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.formatters.templates.template_model import Template
+    from dprobes.record.log_record import ByteOrder, LogRecord
+
+__all__ = [
+    "CUT_OFF",
+    "NO_ROOM",
+    "Compiled",
+    "Decoded",
+    "Fault",
+    "Field",
+    "FieldKind",
+    "Taken",
+    "Value",
+    "compiled_of",
+    "data_parts",
+    "decode_fields",
+    "fields_of",
+    "fits",
+    "placeholders",
+    "read",
+    "stacks_in",
+]
+
+CUT_OFF = "the rest, which is longer"
+"""The problem of a dump that is cut: its other bytes are ``odd``, so that they are left over in formats with fields."""
+
+NO_ROOM = CUT
+"""The problem of what is not in the record because the log buffer had no room for it."""
+
+_IPV4, _IPV6 = 4, 16
+"""Bytes of addresses."""
+
+_FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
+
+
+class Taken(NamedTuple):
+    """
+    Hold what one part of a template has taken; a ``value`` of None was not there.
+
+    ``missing`` bytes of it are not in the data. ``odd`` are bytes of an item that make no whole number. ``problem``
+    says why there is no item.
+    """
+
+    value: Value
+    missing: int = 0
+    odd: bytes = b""
+    problem: str = ""
+
+
+_NO_ROOM = Taken(None, problem=NO_ROOM)
+
+
+@lru_cache(maxsize=4096)
+def data_parts(template: Template) -> tuple[Placeholder | Skip, ...]:
+    """Return what takes data in a template."""
+    return tuple(part for line in template.lines for part in line if isinstance(part, (Placeholder, Skip)))
+
+
+@lru_cache(maxsize=4096)
+def placeholders(template: Template) -> tuple[Placeholder, ...]:
+    """Return what gives values in a template."""
+    return tuple(part for part in data_parts(template) if isinstance(part, Placeholder))
+
+
+def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
+    """Return what each of ``data_parts`` takes of a record, and the bytes that are left over."""
+    reader = _Reader(record)
+    taken = [reader.take(part) for part in data_parts(template)]
+    if record.is_cut:
+        taken = [_NO_ROOM if each.value is None and not each.odd else each for each in taken]
+    return taken, record.data[reader.position :]
+
+
+def stacks_in(template: Template, record: LogRecord) -> dict[Token, tuple[int, ...]]:
+    """Return the addresses of the first call stack of each kind that a template takes of a record."""
+    reader = _Reader(record)
+    found: dict[Token, tuple[int, ...]] = {}
+    for part in data_parts(template):
+        at = reader.position
+        taken = reader.take(part)
+        if isinstance(part, Placeholder) and part.conversion is Conversion.STACK and isinstance(taken.value, tuple):
+            head = item_head(record.data, at, record.word_size, record.byte_order)
+            if head is not None:
+                found.setdefault(head.token, taken.value)
+    return found
+
+
+def fits(template: Template, record: LogRecord) -> bool:
+    """Return whether a template takes the data of a record exactly, but for what the log had no room for."""
+    taken, rest = read(template, record)
+    return not rest and not any(each.missing or each.odd or each.problem not in ("", NO_ROOM) for each in taken)
+
+
+class _Reader:
+    def __init__(self, record: LogRecord) -> None:
+        self.position = 0
+        self._data = record.data
+        self._word_size = record.word_size
+        self._order = record.byte_order
+        self._ended = False  # what comes behind something missing is not where it should be
+
+    def take(self, part: Placeholder | Skip) -> Taken:
+        if isinstance(part, Skip):
+            left = self._left
+            skipped = self._bytes(part.count)
+            return Taken(skipped) if skipped else Taken(None, part.count - left)
+        if part.conversion is Conversion.REST:
+            return Taken(b"" if self._ended else self._rest(only_items=part.is_item))
+        if part.is_item:
+            return self._item(part)
+        if part.conversion is Conversion.STRING:
+            return self._string(part.precision)
+        return self._number(part.conversion, part.size or self._word_size)
+
+    @property
+    def _left(self) -> int:
+        return 0 if self._ended else len(self._data) - self.position
+
+    def _bytes(self, count: int) -> bytes:
+        """Take bytes, or none if there are not so many."""
+        if self._ended or self.position + count > len(self._data):
+            self._ended = True
+            return b""
+        start = self.position
+        self.position += count
+        return self._data[start : self.position]
+
+    def _number(self, conversion: Conversion, size: int) -> Taken:
+        left = self._left
+        data = self._bytes(size)
+        if not data:
+            return Taken(None, size - left)
+        return Taken(int.from_bytes(data, self._order, signed=conversion.is_signed))
+
+    def _string(self, length: int | None) -> Taken:
+        left = self._left
+        if length is not None:
+            data = self._bytes(length)
+            return Taken(_text(data)) if len(data) == length else Taken(None, length - left)
+        if left == 0:
+            self._ended = True
+            return Taken(None, problem="string")
+        end = self._data.find(b"\0", self.position)
+        start, self.position = self.position, (end + 1 if end >= 0 else len(self._data))
+        return Taken(_text(self._data[start : self.position]))
+
+    def _rest(self, *, only_items: bool) -> bytes:
+        """Take all that is left, or the whole items at the beginning of it."""
+        start = self.position
+        while only_items and (end := self._item_end()) is not None:
+            self.position = end
+        if not only_items:
+            self.position = len(self._data)
+        return self._data[start : self.position]
+
+    def _item_end(self) -> int | None:
+        head = item_head(self._data, self.position, self._word_size, self._order)
+        if head is None or head.start + head.size > len(self._data):
+            return None
+        return None if head.token in _FAULTS and head.size != self._word_size else head.start + head.size
+
+    def _item(self, part: Placeholder) -> Taken:
+        if self._ended:
+            return Taken(None, problem="item")
+        head = item_head(self._data, self.position, self._word_size, self._order)
+        if head is None:
+            self._ended = True
+            left = len(self._data) - self.position
+            return Taken(None, problem=f"item: {self._data[self.position]:02x} begins none" if left else "item")
+        body = self._data[head.start : head.start + head.size]
+        self.position = head.start + len(body)
+        missing = head.size - len(body)
+        self._ended = missing > 0
+        if head.token in _FAULTS:
+            return self._fault(head, body, missing)
+        match part.conversion:
+            case Conversion.STRING:
+                text = self._in_order(head, body).partition(b"\0")[0]
+                if part.marks_cut and part.precision is not None and len(text) > part.precision:
+                    text = cut_text(text, part.precision)
+                return Taken(_text(text), missing)
+            case Conversion.DUMP if part.marks_cut and part.precision is not None and len(body) > part.precision:
+                return Taken(body[: part.precision], missing, body[part.precision :], problem=CUT_OFF)
+            case Conversion.DUMP:
+                return Taken(body, missing)
+            case Conversion.NETWORK:
+                return self._network(head, body, missing)
+        size = part.size or self._word_size
+        signed = part.conversion.is_signed
+        if not part.is_array:
+            value = int.from_bytes(body[:size], self._order, signed=signed) if len(body) >= size else None
+            return Taken(value, missing, body if value is None else body[size:])
+        end = len(body) // size * size
+        values = tuple(int.from_bytes(body[n : n + size], self._order, signed=signed) for n in range(0, end, size))
+        if part.conversion is Conversion.STACK and head.token is Token.STACK_COUNT:
+            values = _without_zeros(values)
+        return Taken(values, missing, body[end:])
+
+    def _network(self, head: ItemHead, body: bytes, missing: int) -> Taken:
+        """Take an address of the Internet, 4 or 16 bytes in the network's order, or a word as such bytes are read."""
+        if head.token is Token.STACK_COUNT and len(body) == self._word_size:
+            body = body[:_IPV4] if self._order == "little" else body[-_IPV4:]
+        if len(body) not in (_IPV4, _IPV6):
+            return Taken(None, missing, body)
+        from ipaddress import ip_address
+
+        return Taken(str(ip_address(body)), missing)
+
+    def _in_order(self, head: ItemHead, body: bytes) -> bytes:
+        """Return the bytes of a string; if it was logged as words, the first byte of each is in its low bits."""
+        if head.token is not Token.STACK_COUNT or self._order == "little":
+            return body
+        size = self._word_size
+        return b"".join(body[n : n + size][::-1] for n in range(0, len(body), size))
+
+    def _fault(self, head: ItemHead, body: bytes, missing: int) -> Taken:
+        if len(body) != self._word_size:
+            return Taken(None, missing, body, "address of a fault")
+        address, is_selector = int.from_bytes(body, self._order), head.token == Token.SELECTOR_FAULT
+        is_unseen = not is_selector and is_unseen_entry(address, self._word_size)
+        return Taken(Fault(address, is_selector, is_unseen))
+
+
+def _without_zeros(words: tuple[int, ...]) -> tuple[int, ...]:
+    """Return words up to the last one that is not 0: what a table keeps of a call stack has zeros behind it."""
+    count = len(words)
+    while count and not words[count - 1]:
+        count -= 1
+    return words[:count]
+
+
+def _text(data: bytes) -> str:
+    """Return the text of a string, which ends at its first NUL as in C."""
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+# The short way for the common template, whose place-holders are all numbers of fixed size.
+#
+# Its data is one structure, and its text one format string of Python, whose conversions are C's. What does not fit
+# exactly goes the long way, ``reading`` and ``rendering``, which says the same; a test compares them.
+
+
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_NUMBERS = {
+    Conversion.SIGNED: "d",
+    Conversion.UNSIGNED: "d",
+    Conversion.HEXADECIMAL: "x",
+    Conversion.OCTAL: "o",
+    Conversion.VALUE: "s",
+}
+
+
+class Compiled(NamedTuple):
+    """
+    Hold the structure of a record's data, and the format string that takes its values.
+
+    ``readable`` are the values that it takes as ``readable_number``, each with its size in bytes.
+    """
+
+    layout: struct.Struct
+    form: str
+    readable: tuple[tuple[int, int], ...]
+
+    def text_of(self, data: bytes, start: int) -> str:
+        """Return the text of what begins at ``start``, and is as long as the structure."""
+        values = self.layout.unpack_from(data, start)
+        if not self.readable or max(values) < AMOUNT:  # as most are
+            return self.form % values
+        shown: list[int | str] = [*values]
+        for at, size in self.readable:
+            shown[at] = readable_number(values[at], size)
+        return self.form % tuple(shown)
+
+
+@lru_cache(maxsize=4096)
+def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Compiled | None:
+    """Return the short way for a template, None if there is none."""
+    codes = "<" if byte_order == "little" else ">"
+    lines = [_literal(template.desc)] if template.desc else []
+    readable: list[tuple[int, int]] = []
+    count = 0
+    for parts in template.lines:
+        line = ""
+        for part in parts:
+            match part:
+                case Text(text):
+                    line += _literal(text)
+                case Skip(count):
+                    codes += f"{count}x"
+                case Placeholder() if not part.is_item and (conversion := _conversion(part)) is not None:
+                    size = part.size or word_size
+                    codes += _CODES[size].lower() if part.conversion is Conversion.SIGNED else _CODES[size]
+                    if part.conversion is Conversion.VALUE:
+                        readable.append((count, size))
+                    count += 1
+                    line += conversion
+                case _:
+                    return None
+        lines.append(line)
+    return Compiled(struct.Struct(codes), "\n".join(lines), tuple(readable))
+
+
+def _literal(text: str) -> str:
+    return escaped(text, "\n\t").replace("%", "%%")
+
+
+def _conversion(part: Placeholder) -> str | None:
+    """Return Python's conversion for a number, None if it has none that does the same."""
+    width = part.width
+    if part.conversion is Conversion.POINTER and not width.columns:
+        return "0x%x"
+    letter = _NUMBERS.get(part.conversion)
+    if letter is None or part.precision == 0 or width.has_prefix:  # of which C and Python make different things
+        return None
+    if width.in_capitals:
+        letter = letter.upper()
+    text = (
+        "%"
+        + width.plus * (part.conversion is Conversion.SIGNED)
+        + "-" * width.to_left
+        + "0" * (width.with_zeros and not width.to_left and part.precision is None)
+    )
+    text += str(width.columns) if width.columns else ""
+    return text + (f".{part.precision}" if part.precision is not None else "") + letter
+
+
+# The data of a template's records as named, typed fields, for formats that have columns or types.
+#
+# A place-holder says the name of its field, ``%(pid)d``, or the text before it does: ``pid=%d`` is ``pid``,
+# ``*arg0=%nv`` is ``at_arg0``. Fields are in the order of the place-holders, and there is one for each, but not for
+# header items and skipped bytes.
+
+
+_NAME = re.compile(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
+_EXPRESSION = re.compile(r"(?:^|\s)(?P<what>[^\s=]*[^\w\s=.][^\s=]*|\w+(?:\.\w+)+)=[\"']?\Z")
+"""What a derived template calls the content of memory, or a value that was worked out: ``*(8+arg0)=``."""
+_NAME_MAX = 64
+_NAME_REACH = 100
+"""How many characters before a place-holder its name is looked for in."""
+
+
+class FieldKind(enum.Enum):
+    """Tell the types of fields apart."""
+
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    CHARACTER = "character"
+    STRING = "string"
+    ADDRESS = "address"
+    BYTES = "bytes"
+
+
+_KINDS = {
+    Conversion.SIGNED: (FieldKind.SIGNED, 10),
+    Conversion.UNSIGNED: (FieldKind.UNSIGNED, 10),
+    Conversion.HEXADECIMAL: (FieldKind.UNSIGNED, 16),
+    Conversion.OCTAL: (FieldKind.UNSIGNED, 8),
+    Conversion.CHARACTER: (FieldKind.CHARACTER, 10),
+    Conversion.STRING: (FieldKind.STRING, 10),
+    Conversion.POINTER: (FieldKind.ADDRESS, 16),
+    Conversion.ADDRESS: (FieldKind.ADDRESS, 16),
+    Conversion.DUMP: (FieldKind.BYTES, 16),
+    Conversion.ERROR: (FieldKind.SIGNED, 10),
+    Conversion.REST: (FieldKind.BYTES, 16),
+    Conversion.VALUE: (FieldKind.UNSIGNED, 10),
+    Conversion.STACK: (FieldKind.ADDRESS, 16),
+    Conversion.ENUMERATION: (FieldKind.SIGNED, 10),
+    Conversion.UNSIGNED_ENUMERATION: (FieldKind.UNSIGNED, 10),
+    Conversion.DURATION: (FieldKind.SIGNED, 10),
+    Conversion.NETWORK: (FieldKind.STRING, 10),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """
+    Describe a field.
+
+    ``name`` is a C identifier that no other field of the template has. ``size`` is that of one element in bytes, 0 for
+    STRING and BYTES; ``base`` is how numbers are printed. The value of an array is a tuple.
+    """
+
+    name: str
+    kind: FieldKind
+    size: int
+    base: int
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """
+    Hold the values of a record's fields, and what is in none of them.
+
+    A value may be a ``Fault`` in place of what could not be read when the record was made, or None if the data ended
+    before. The value of a CHARACTER is its code.
+    """
+
+    values: tuple[Value, ...]
+    rest: bytes
+
+
+@lru_cache(maxsize=4096)
+def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
+    """Return the fields of the records that a template is for."""
+    fields: list[Field] = []
+    taken: set[str] = set()
+    for placeholder, before in _with_text_before(template):
+        kind, base = _KINDS[placeholder.conversion]
+        size = word_size if placeholder.size is None else placeholder.size
+        unnamed = "stack" if placeholder.conversion is Conversion.STACK else f"arg{len(fields)}"
+        name = placeholder.field or _name_in(before[-_NAME_REACH:]) or unnamed
+        joint = "" if placeholder.field and not name[-1].isdigit() else "_"
+        unique, number = name, 2
+        while unique in taken:
+            unique, number = f"{name}{joint}{number}", number + 1
+        taken.add(unique)
+        fields.append(Field(unique, kind, size, base, placeholder.is_array))
+    return tuple(fields)
+
+
+def _name_in(before: str) -> str:
+    """Return the name of what comes behind a text: ``*(8+arg0)=`` gives ``at_8_arg0``; nothing if there is none."""
+    if (expression := _EXPRESSION.search(before)) is not None:
+        words = expression["what"].replace("*", " at ").replace("~", " not ").replace("-", " minus ")
+        name = "_".join(re.findall(r"\w+", words))
+        if name and not name[0].isdigit():
+            return name[:_NAME_MAX]
+        return f"value_{name}"[:_NAME_MAX] if name else ""
+    match = _NAME.search(before)
+    return match.group(1)[:_NAME_MAX] if match is not None else ""
+
+
+def _with_text_before(template: Template) -> Iterator[tuple[Placeholder, str]]:
+    for line in template.lines:
+        before = ""
+        for part in line:
+            if isinstance(part, Placeholder):
+                yield part, before
+            before = part.text if isinstance(part, Text) else ""
+
+
+def decode_fields(template: Template, record: LogRecord) -> Decoded:
+    """Return the values of the fields in a record; never raises, whatever its data is."""
+    compiled = compiled_of(template, record.word_size, record.byte_order)
+    if compiled is not None and len(record.data) == compiled.layout.size and not record.is_cut:
+        return Decoded(compiled.layout.unpack(record.data), b"")
+    taken, rest = read(template, record)
+    values: list[Value] = []
+    left = b""
+    for part, one in zip(data_parts(template), taken, strict=True):
+        left += one.odd
+        if not isinstance(part, Skip):
+            values.append(one.value)
+    return Decoded(tuple(values), left + rest)

@@ -1,0 +1,215 @@
+"""Templates as data."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from dprobes.source_text import Span
+
+__all__ = [
+    "AMOUNT",
+    "ERROR_MAX",
+    "HEADER_ITEMS",
+    "Conversion",
+    "Fault",
+    "HeaderValue",
+    "Part",
+    "Placeholder",
+    "Skip",
+    "Template",
+    "Text",
+    "Value",
+    "Width",
+    "readable_number",
+]
+
+# The values that templates take out of records.
+
+
+ERROR_MAX = 4095
+"""MAX_ERRNO: what the kernel returns from here up to -1 is an error (include/linux/err.h)."""
+
+_AMOUNT_MAX = {4: 1 << 27, 8: 1 << 40}
+"""Below this, numbers of so many bytes are amounts rather than addresses: 32-bit programs begin behind the first."""
+
+_INT_END = 1 << 32
+
+_SMALL = {4: _AMOUNT_MAX[4], 8: _INT_END - ERROR_MAX}
+"""Below this they are nothing else."""
+
+AMOUNT = min(_SMALL.values())
+"""Below this a number of any size is an amount."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """
+    Data that could not be read: the address where that failed, or a selector.
+
+    With ``is_unseen`` it is of the entry of a call, of which only the return was seen.
+    """
+
+    address: int
+    is_selector: bool = False
+    is_unseen: bool = False
+
+    def __str__(self) -> str:
+        if self.is_unseen:
+            return "<entry not seen>"
+        return f"<{'selector ' if self.is_selector else ''}fault at {self.address:#x}>"
+
+
+Value = int | str | bytes | tuple[int, ...] | Fault | None
+"""The value of a field; None says that the data ended before it."""
+
+
+def readable_number(number: int, size: int) -> str:
+    """
+    Return an unsigned number of ``size`` bytes as people take it: amounts in decimal, what looks like an address not.
+
+    What may be an error, -4095 to -1, is negative; also as an ``int`` of 32 bits that stands in 8 bytes.
+    """
+    if size < 4 or number < _SMALL[size]:
+        return str(number)
+    if number >= (1 << 8 * size) - ERROR_MAX:
+        return str(number - (1 << 8 * size))
+    if number < _INT_END:
+        return str(number - _INT_END) if size == 8 else f"{number:#x}"
+    return str(number) if number < _AMOUNT_MAX[size] else f"{number:#x}"
+
+
+class Conversion(enum.Enum):
+    """Say what a place-holder makes of bytes; the value is its letter."""
+
+    SIGNED = "d"
+    UNSIGNED = "u"
+    HEXADECIMAL = "x"
+    OCTAL = "o"
+    CHARACTER = "c"
+    STRING = "s"
+    POINTER = "p"
+    ADDRESS = "a"
+    DUMP = "h"
+    REST = "r"
+    ERROR = "e"
+    VALUE = "v"
+    STACK = "k"
+    ENUMERATION = "E"
+    UNSIGNED_ENUMERATION = "U"
+    DURATION = "T"
+    NETWORK = "I"
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether numbers have a sign."""
+        return self in (Conversion.SIGNED, Conversion.ERROR, Conversion.ENUMERATION, Conversion.DURATION)
+
+
+HEADER_ITEMS = {
+    "major": "major",
+    "minor": "minor",
+    "cpu": "cpu",
+    "pid": "pid",
+    "tid": "tid",
+    "uid": "uid",
+    "name": "process_name",
+    "cs": "cs",
+    "ip": "ip",
+    "ss": "ss",
+    "sp": "sp",
+    "time": "time",
+}
+"""What may stand in ``%{...}``, with the fields of ``LogRecord`` that hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """
+    Say how wide a value is printed: at least so many characters, filled up on the left with blanks.
+
+    The other flags are C's: ``plus`` is what stands before a number with a sign that is not negative, ``+`` or a
+    blank; with ``has_prefix`` hexadecimal numbers have a ``0x`` and octal ones a ``0``; ``in_capitals`` is of ``%X``.
+    """
+
+    columns: int = 0
+    to_left: bool = False
+    with_zeros: bool = False
+    plus: str = ""
+    has_prefix: bool = False
+    in_capitals: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Print this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """
+    Take data, and print it.
+
+    ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
+    data is one prefixed item, else raw bytes. ``span`` is where it is written. ``names`` are those of the numbers of an
+    enumeration. ``field`` is the name of the field if the place-holder says it; then an item is one number, unless it
+    ``is_list``. With ``marks_cut`` a text longer than ``precision`` is cut in bytes, and has a mark behind it.
+    """
+
+    conversion: Conversion
+    size: int | None = None
+    is_item: bool = False
+    width: Width = Width()
+    precision: int | None = None
+    span: Span | None = None
+    names: tuple[tuple[int, str], ...] = ()
+    field: str = ""
+    is_list: bool = False
+    has_commas: bool = False
+    marks_cut: bool = False
+
+    @property
+    def is_array(self) -> bool:
+        """Whether its value is a list of numbers."""
+        if not self.is_item or self.size == 0:
+            return False
+        return self.is_list or not self.field or self.conversion is Conversion.STACK
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderValue:
+    """Print an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
+
+    name: str
+    width: Width = Width()
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Leave out bytes of the data."""
+
+    count: int
+
+
+Part = Text | Placeholder | HeaderValue | Skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """
+    Hold the template of the records with one major and minor code.
+
+    ``desc`` is printed first if it is not empty, then each of ``lines``. Templates are compared by identity, so that
+    what is worked out about one can be kept in a dictionary.
+    """
+
+    major: int
+    minor: int
+    desc: str = ""
+    lines: tuple[tuple[Part, ...], ...] = ()
+    span: Span | None = None

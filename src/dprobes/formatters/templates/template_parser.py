@@ -1,0 +1,683 @@
+r"""
+The string of a ``fmt`` statement to the parts of a template's line.
+
+::
+
+    %[field][*][flags][width][.precision][b|w|d|q|n]c      c = d u x X o c s p a e v T, with * also h k
+    %[field][*][-][width][b|w|d|q|n]E{NAME=number,...}     U instead of E for numbers without a sign
+    %[field]*[-][width].precision~s   a string with a mark where it is cut
+    %[field]r     %[field]*r     %+N     %[-][width]{item}     %%
+    field = (NAME) | (NAME[])     flags = C's, of - 0 + # and a blank; '%+' and a digit is the skip
+
+A letter ``d`` is a size if one of ``d u x X o c s p a h v``, ``E{`` or ``U{`` follows at once, and the conversion
+otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.diagnostics import Note, did_you_mean
+from dprobes.formatters.templates.template_directory import MAJOR_MAX, TokenKind, WordToken, statements
+from dprobes.formatters.templates.template_model import (
+    HEADER_ITEMS,
+    Conversion,
+    HeaderValue,
+    Part,
+    Placeholder,
+    Skip,
+    Template,
+    Text,
+    Width,
+)
+from dprobes.rpn.rpn_expressions import ExpressionError, parse_number
+from dprobes.source_text import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.formatters.templates.template_directory import Statement
+    from dprobes.source_text import SourceFile
+
+__all__ = ["parse_file"]
+
+_SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
+
+_NUMBERS = "duxXo"
+_ADDRESSES = "pa"
+_CONVERSIONS = "duxXocspahevkTEUI"
+_BEHIND_SIZE = "duxXocspahv"
+"""Before which conversions a letter d is a size: before others it is a conversion itself."""
+
+_FROM_C = {
+    "i": "write '%d'",
+    "l": "sizes are b (1), w (2), d (4), q (8) and n (word): '%qd'",
+    "z": "sizes are b (1), w (2), d (4), q (8) and n (word): '%nu'",
+    "f": "there are no floating-point numbers; '%qx' prints the bits of a double",
+    "*": "for an item '*' comes first: '%*8d'",
+}
+"""What to write for what C has."""
+
+_FIELD = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<list>\[,?\])?\Z")
+_NAMED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
+
+FIELD_MAX = 64
+"""Characters of the longest name of a field."""
+WIDTH_MAX = 4095
+"""Columns of the widest value, as many as every C library prints (C17 7.21.6.1, 15)."""
+
+PRECISION_MAX = 4095
+
+ARRAY_WIDTH_MAX = 80
+"""Columns, and digits, of an element of an array, of which an item may have very many."""
+
+BYTES_MAX = 65535
+"""The length of the longest log buffer: nothing can be longer, or further away."""
+
+
+class Character(NamedTuple):
+    """Hold one character of a string, after its escapes, and from where to where in the file's text it is written."""
+
+    text: str
+    start: int
+    end: int
+
+
+class _WrongError(Exception):
+    def __init__(self, span: Span, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.span = span
+        self.message = message
+        self.hint = hint
+
+
+def parse_parts(
+    characters: Sequence[Character], place: Callable[[int, int], Span], diagnostics: Diagnostics, limit: int
+) -> tuple[Part, ...]:
+    """
+    Return the parts of a line, or ``limit`` and some more if there are more; what is wrong goes to ``diagnostics``.
+
+    ``place`` gives the span from one place of the text to another one.
+    """
+    parts: list[Part] = []
+    text: list[str] = []
+    reader = _Reader(characters, place)
+    while not reader.at_end and len(parts) <= limit:
+        if reader.peek() != "%":
+            text.append(reader.take())
+            continue
+        start = reader.position
+        try:
+            part = _placeholder(reader)
+        except _WrongError as error:
+            diagnostics.error(error.span, error.message, hint=error.hint)
+            reader.position = max(reader.position, start + 1)
+            continue
+        if isinstance(part, str):
+            text.append(part)
+            continue
+        if text:
+            parts.append(Text("".join(text)))
+            text = []
+        parts.append(part)
+    if text:
+        parts.append(Text("".join(text)))
+    return tuple(parts)
+
+
+class _Reader:
+    def __init__(self, characters: Sequence[Character], place: Callable[[int, int], Span]) -> None:
+        self._characters = characters
+        self._place = place
+        self.position = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self.position >= len(self._characters)
+
+    def peek(self, ahead: int = 0) -> str:
+        """Return a character, or nothing behind the end."""
+        at = self.position + ahead
+        return self._characters[at].text if at < len(self._characters) else ""
+
+    def take(self) -> str:
+        text = self._characters[self.position].text
+        self.position += 1
+        return text
+
+    def takes(self, text: str) -> bool:
+        if self.peek() == text:
+            self.position += 1
+            return True
+        return False
+
+    def digits(self) -> str:
+        found = ""
+        while self.peek() and self.peek() in "0123456789":
+            found += self.take()
+        return found
+
+    def text_from(self, start: int) -> str:
+        """Return what was read from ``start`` on."""
+        return "".join(each.text for each in self._characters[start : self.position])
+
+    def since(self, start: int) -> Span:
+        """Return the place of what was read from ``start`` on, or of the character there if nothing was."""
+        return self.span(start, self.position)
+
+    def span(self, start: int, end: int) -> Span:
+        """Return the place of some characters, at least one."""
+        last = len(self._characters) - 1
+        start = min(start, last)
+        end = max(start, min(end - 1, last))
+        return self._place(self._characters[start].start, self._characters[end].end)
+
+    def here(self, start: int) -> Span:
+        """Return the place of the next character, or if there is none of all since ``start``."""
+        if self.at_end:
+            return self.since(start)
+        character = self._characters[self.position]
+        return self._place(character.start, character.end)
+
+
+def _placeholder(reader: _Reader) -> Part | str:
+    """Return the part for a place-holder, or a character that it stands for."""
+    start = reader.position
+    reader.take()
+    if reader.takes("%"):
+        return "%"
+    if reader.peek() == "+" and reader.peek(1) in "0123456789":  # also where the text ends
+        reader.take()
+        return _skip(reader, start)
+    field, brackets = _field(reader, start)
+    is_list = bool(brackets)
+    behind_field = reader.position
+    part = _behind_field(reader, start)
+    written = reader.since(start)
+    if not field:
+        return _checked(part, written)
+    if not isinstance(part, Placeholder):
+        raise _WrongError(written, "a name in brackets is for data; a header item has one")
+    part = replace(part, field=field, is_list=is_list, has_commas="," in brackets, span=written)
+    if is_list and (not part.is_item or part.size == 0 or part.conversion is Conversion.STACK):
+        hint = f"write '%({field}){reader.text_from(behind_field)}'"
+        raise _WrongError(written, f"'{brackets}' is for the numbers of an item", hint)
+    return _checked(part, written)
+
+
+def _behind_field(reader: _Reader, start: int) -> Part:
+    """Return the part for a place-holder whose percent sign, and name if it has one, were read."""
+    written = reader.position
+    is_item = reader.takes("*")
+    width_at = reader.position
+    width = _width(reader, start)
+    if reader.peek() == "{":
+        if is_item:
+            raise _WrongError(reader.since(start), "'*' is for data; a header item takes none")
+        return _header_value(reader, start, width)
+    precision_at = reader.position
+    precision = _precision(reader, start)
+    if precision is not None and reader.peek() not in ("s", "~", "h") and precision > PRECISION_MAX:
+        message = f"expected a precision of at most {PRECISION_MAX}, found {precision}"
+        raise _WrongError(reader.span(precision_at, reader.position), message)
+    marks_cut = precision is not None and reader.takes("~")
+    size_at = reader.position
+    size, has_size = _size(reader, is_item=is_item)
+    size_end = reader.position
+    letter = reader.peek()
+    if letter == "r" and not has_size:
+        reader.take()
+        if reader.position - written > 1 + is_item:
+            raise _WrongError(reader.since(start), f"'%{'*' * is_item}r' takes no width, precision or size")
+        return Placeholder(Conversion.REST, 0, is_item, span=reader.since(start))
+    if not letter or letter not in _CONVERSIONS:
+        raise _unknown(reader, start)
+    letter = reader.take()
+    if letter == "X":
+        width, letter = replace(width, in_capitals=True), "x"
+    conversion = Conversion(letter)
+    if conversion is Conversion.DUMP and marks_cut and is_item and not has_size and not width.columns:
+        return Placeholder(conversion, 0, is_item, width, precision, reader.since(start), marks_cut=True)
+    if conversion is Conversion.DUMP:
+        hint = "write '%*h', or '%r' for all the rest in hexadecimal"
+        _check_bare_item(reader, start, written, "h", "dumps", hint, is_item=is_item)
+        return Placeholder(conversion, 0, is_item, span=reader.since(start))
+    if conversion is Conversion.STACK:
+        _check_bare_item(reader, start, written, "k", "lists the addresses of", "write '%*k'", is_item=is_item)
+        return Placeholder(conversion, None, is_item, span=reader.since(start))
+    if conversion is Conversion.NETWORK:
+        if not is_item or has_size or precision is not None:
+            raise _WrongError(
+                reader.since(start), "'I' prints an item as a network address", "write '%*I', or '%*-15I'"
+            )
+        return Placeholder(conversion, 0, is_item, width, span=reader.since(start))
+    is_errno = conversion is Conversion.ERROR  # of which '#' leaves -1 a number
+    flag = _flag_of_numbers(replace(width, has_prefix=False) if is_errno else width)
+    if conversion.value not in _NUMBERS and flag:
+        raise _WrongError(reader.span(width_at, precision_at), f"flag '{flag}' is for numbers")
+    if conversion is Conversion.STRING:
+        if has_size:
+            is_ambiguous = size == _SIZES["d"]
+            hint = "write '%nds' for a number and the letter 's'" if is_ambiguous else "'%.16s' takes 16 characters"
+            raise _WrongError(reader.span(size_at, size_end), "conversion 's' takes no size", hint)
+        size = 0
+    elif precision is not None and conversion.value not in _NUMBERS:
+        raise _WrongError(reader.span(precision_at, size_at), f"conversion '{conversion.value}' takes no precision")
+    elif conversion.value in _ADDRESSES and has_size and size in (1, 2):
+        message = f"an address has no {size} byte{'s' * (size > 1)}; sizes are d (4), q (8), n (word)"
+        raise _WrongError(reader.span(size_at, size_end), message)
+    elif conversion is Conversion.CHARACTER and is_item and not has_size:
+        size = 1
+    is_named = conversion in (Conversion.ENUMERATION, Conversion.UNSIGNED_ENUMERATION)
+    names = _names(reader, start, letter) if is_named else ()
+    if marks_cut and (conversion is not Conversion.STRING or not is_item):
+        raise _WrongError(reader.since(start), "'~' is for the string of an item: '%*.200~s'")
+    span = reader.since(start)
+    return Placeholder(conversion, size, is_item, width, precision, span, names, marks_cut=marks_cut)
+
+
+def _checked(part: Part, written: Span) -> Part:
+    """Refuse elements of an array that are as wide as other values may be."""
+    if isinstance(part, Placeholder) and part.is_array:
+        found = max(part.width.columns, part.precision or 0)
+        if found > ARRAY_WIDTH_MAX:
+            message = f"expected a width and precision of at most {ARRAY_WIDTH_MAX} for elements, found {found}"
+            raise _WrongError(written, message)
+    return part
+
+
+def _field(reader: _Reader, start: int) -> tuple[str, str]:
+    """Return the name of a field, empty if none is written, and the brackets of a list."""
+    if not reader.takes("("):
+        return "", ""
+    at = reader.position
+    while not reader.at_end and reader.peek() != ")":
+        reader.take()
+    text = reader.text_from(at)
+    if not reader.takes(")"):
+        raise _WrongError(reader.since(start), "'%(' without its ')'", "'%(size)d' is a number whose field is 'size'")
+    match = _FIELD.match(text)
+    if match is None:
+        message = f"expected the name of a field, found '{text}'"
+        raise _WrongError(reader.since(start), message, "names are of letters, digits and underscores: '%(size)d'")
+    if len(match["name"]) > FIELD_MAX:
+        message = f"expected a name of at most {FIELD_MAX} characters, found {len(match['name'])}"
+        raise _WrongError(reader.since(start), message)
+    return match["name"], match["list"] or ""
+
+
+def _flag_of_numbers(width: Width) -> str:
+    """Return a flag that only numbers take, nothing if there is none."""
+    return "0" if width.with_zeros else "#" if width.has_prefix else width.plus
+
+
+def _names(reader: _Reader, start: int, letter: str) -> tuple[tuple[int, str], ...]:
+    """Return the numbers of an enumeration with their names."""
+    hint = "write the names: '%dE{IDLE=0,BUSY=7}'"
+    if not reader.takes("{"):
+        raise _WrongError(reader.since(start), f"conversion '{letter}' prints the name of a number", hint)
+    at = reader.position
+    text = ""
+    while not reader.at_end and reader.peek() != "}":
+        text += reader.take()
+    if reader.at_end:
+        raise _WrongError(reader.since(start), f"'{letter}{{' without its '}}'")
+    span = reader.since(at)
+    reader.take()
+    found = []
+    for each in text.split(","):
+        match = _NAMED.match(each)
+        if match is None:
+            raise _WrongError(span, f"expected NAME=number, found '{each}'", hint)
+        found.append((int(match["number"]), match["name"]))
+    return tuple(found)
+
+
+def _check_bare_item(
+    reader: _Reader, start: int, written: int, letter: str, what: str, hint: str, *, is_item: bool
+) -> None:
+    """Refuse anything but ``*``, which stands at ``written``, and the letter."""
+    if not is_item:
+        raise _WrongError(reader.since(start), f"'{letter}' {what} an item", hint)
+    if reader.position - written > len("*h"):
+        raise _WrongError(reader.since(start), f"'%*{letter}' takes no width, precision or size")
+
+
+def _skip(reader: _Reader, start: int) -> Skip:
+    digits = reader.digits()
+    if not digits:
+        raise _WrongError(reader.since(start), "'%+' needs the number of bytes to skip", "'%+4' skips 4 bytes")
+    if len(digits) > len(str(BYTES_MAX)) or not 0 < int(digits) <= BYTES_MAX:
+        raise _WrongError(reader.since(start), f"expected 1 to {BYTES_MAX} bytes to skip, found {digits}")
+    return Skip(int(digits))
+
+
+def _width(reader: _Reader, start: int) -> Width:
+    flags = ""
+    while (flag := reader.peek()) and flag in "-0+ #'":
+        at = reader.position
+        flags += reader.take()
+        if flag == "'":
+            raise _WrongError(reader.since(at), 'unknown flag "\'"', "flags are '-', '0', '+', '#' and a blank")
+    at = reader.position
+    width = Width(
+        to_left="-" in flags,
+        with_zeros="0" in flags,
+        plus="+" if "+" in flags else " " if " " in flags else "",
+        has_prefix="#" in flags,
+    )
+    if digits := reader.digits():
+        if len(digits) > len(str(WIDTH_MAX)) or int(digits) > WIDTH_MAX:
+            raise _WrongError(reader.since(at), f"expected a width of at most {WIDTH_MAX}, found {digits}")
+        return replace(width, columns=int(digits))
+    if width.to_left or width.with_zeros:
+        raise _WrongError(reader.since(start), "a flag needs a width", "'%-8d', '%08x'")
+    return width
+
+
+def _precision(reader: _Reader, start: int) -> int | None:
+    if not reader.takes("."):
+        return None
+    at = reader.position - 1
+    digits = reader.digits()
+    if not digits:
+        raise _WrongError(reader.since(start), "'.' needs a precision", "'%.8x', '%.16s'")
+    if len(digits) > len(str(BYTES_MAX)) or int(digits) > BYTES_MAX:
+        raise _WrongError(reader.since(at), f"expected a precision of at most {BYTES_MAX}, found {digits}")
+    return int(digits)
+
+
+def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
+    """Return a size in bytes, None for the word, and whether one is written."""
+    letter, after = reader.peek(), reader.peek(1)
+    if not letter or letter not in _SIZES:
+        return None, False
+    begins_names = after + reader.peek(2) in ("E{", "U{")
+    if (
+        letter == "d"
+        and not begins_names
+        and (not after or after not in _BEHIND_SIZE or (after == "h" and not is_item))
+    ):
+        return None, False
+    reader.take()
+    return _SIZES[letter], True
+
+
+def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
+    reader.take()
+    at = reader.position
+    name = ""
+    while not reader.at_end and reader.peek() != "}":
+        name += reader.take()
+    if reader.at_end:
+        raise _WrongError(reader.since(start), "'%{' without its '}'")
+    span = reader.since(at) if name else reader.since(start)
+    reader.take()
+    if name not in HEADER_ITEMS:
+        hint = did_you_mean(name, HEADER_ITEMS) or f"header items are {', '.join(HEADER_ITEMS)}"
+        raise _WrongError(span, f"there is no header item '{name}'", hint)
+    if flag := _flag_of_numbers(width):
+        raise _WrongError(reader.since(start), f"flag '{flag}' is for numbers")
+    return HeaderValue(name, width)
+
+
+def _unknown(reader: _Reader, start: int) -> _WrongError:
+    """Return what is wrong where the letter of a conversion should be; the reader goes past it."""
+    letter = reader.peek()
+    if not letter:
+        hint = "'%%' prints a percent sign" if reader.position - start == 1 else None
+        return _WrongError(reader.since(start), "a place-holder without its conversion at the end of the text", hint)
+    hint = _FROM_C.get(letter, f"conversions are {' '.join(_CONVERSIONS)} r; '%%' prints a percent sign")
+    span = reader.here(start)
+    reader.take()
+    return _WrongError(span, f"unknown conversion '{letter}'", hint)
+
+
+# A template file to templates.
+#
+# ::
+#
+#     major = 1                        the file's; it stands first
+#     minor = 1                        begins a template, which ends where the next one begins
+#     desc  = "kill_proc entry"        printed first, as it is
+#     fmt   = "pid=%d sig=%d"          a line; strings that follow each other are one, as in C
+#
+# A statement ends with its line. Case does not matter in the words on the left. C comments.
+
+
+LINES_MAX = 1000
+"""How many lines a template has at most."""
+
+PARTS_MAX = 1000
+"""How many parts all its lines have together."""
+
+COLUMNS_MAX = 80_000
+"""How wide all its place-holders are together."""
+
+_KEYWORDS = ("major", "minor", "desc", "fmt")
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]{1,3})|(.))", re.DOTALL)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"} | {c: c for c in "\\\"'?"}
+_BYTE_MAX = 0xFF
+
+
+class TemplateFile:
+    """Hold the templates of one file by their minor codes; ``major`` is None if the file does not say it."""
+
+    def __init__(self) -> None:
+        self.major: int | None = None
+        self.templates: dict[int, Template] = {}
+
+
+def parse_file(source: SourceFile, major: int | None, diagnostics: Diagnostics) -> TemplateFile:
+    """
+    Return the templates of a file that the directory names for ``major`` (None: no directory does).
+
+    What is wrong goes to ``diagnostics``. A template that has an error is left out, and so are all of a file for
+    another major code.
+    """
+    return _Parser(source, major, diagnostics).parse()
+
+
+class _Draft:
+    """A template that is being read."""
+
+    def __init__(self, minor: int | None, span: Span) -> None:
+        self.minor = minor
+        self.span = span
+        self.desc: str | None = None
+        self.lines: list[tuple[Part, ...]] = []
+        self.parts = 0
+        self.columns = 0
+
+
+def _columns(part: Part) -> int:
+    """Return how wide a part is at least, whatever it shows."""
+    match part:
+        case Placeholder(conversion=Conversion.STRING, width=width) | HeaderValue(width=width):
+            return width.columns
+        case Placeholder(width=width, precision=precision):
+            return max(width.columns, precision or 0)
+    return 0
+
+
+class _Parser:
+    def __init__(self, source: SourceFile, major: int | None, diagnostics: Diagnostics) -> None:
+        self._expected = major
+        self._diagnostics = diagnostics
+        self._errors_at_start = self._errors_before = diagnostics.error_count
+        self._source = source
+        self._file = TemplateFile()
+        self._draft: _Draft | None = None
+        self._major_span: Span | None = None
+        self._major_is_other = False
+
+    def parse(self) -> TemplateFile:
+        last: Statement = []
+        for statement in statements(self._source, self._diagnostics):
+            # Strings on lines of their own go on with the one before.
+            if statement[0].kind is TokenKind.STRING and last:
+                last += statement
+                continue
+            if last:
+                self._statement(last)
+            last = statement
+        if last:
+            self._statement(last)
+        self._end_template()
+        if self._major_span is None and not self._has_errors:
+            hint = f"major = {self._expected}" if self._expected is not None else "major = 1"
+            self._error(Span(self._source, 0, 0), "the file does not say its major code", hint)
+        if self._major_is_other:
+            self._file.templates.clear()
+        return self._file
+
+    @property
+    def _has_errors(self) -> bool:
+        return self._diagnostics.error_count > self._errors_at_start
+
+    def _place(self, start: int, end: int) -> Span:
+        return Span(self._source, start, end)
+
+    def _span(self, first: WordToken, last: WordToken | None = None) -> Span:
+        return Span(self._source, first.start, (last or first).end)
+
+    def _error(self, span: Span | None, message: str, hint: str | None = None) -> None:
+        self._diagnostics.error(span, message, hint=hint)
+
+    def _statement(self, statement: Statement) -> None:
+        first, *rest = statement
+        keyword = first.word
+        if keyword not in _KEYWORDS or first.kind is not TokenKind.NAME:
+            hint = did_you_mean(keyword, _KEYWORDS) or f"keywords are {', '.join(_KEYWORDS)}"
+            return self._error(self._span(first), f"unknown keyword '{first.text}'", hint)
+        if not rest or not rest[0].is_punctuation("="):
+            return self._error(self._span(first), f"expected '=' after '{first.text}'")
+        values = rest[1:]
+        if not values:
+            return self._error(self._span(first, rest[0]), f"expected a value after '{first.text} ='")
+        match keyword:
+            case "major":
+                return self._major(first, values)
+            case "minor":
+                self._end_template()
+                return self._minor(first, values)
+        return self._text(first, values)
+
+    def _major(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
+        span = self._span(keyword, values[-1])
+        if self._major_span is not None:
+            note = Note("the first one is here", self._major_span)
+            self._diagnostics.error(span, "a file has the templates of one major code", notes=(note,))
+            return
+        self._major_span = span
+        if self._draft is not None:
+            self._error(span, "'major =' comes before the first 'minor ='")
+        value = self._code("major", values)
+        if value is None:
+            return
+        self._file.major = value
+        if self._expected is not None and value != self._expected:
+            message = f"the file is for major {value}, but the directory names it for {self._expected}"
+            self._error(self._span(values[0]), message)
+            self._major_is_other = True
+
+    def _minor(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
+        value = self._code("minor", values)
+        self._draft = _Draft(value, self._span(keyword, values[-1]))
+
+    def _code(self, what: str, values: Sequence[WordToken]) -> int | None:
+        if len(values) > 1:
+            self._error(self._span(values[1]), f"expected the end of the line after the {what} code")
+            return None
+        token = values[0]
+        span = self._span(token)
+        if token.kind is not TokenKind.NUMBER:
+            self._error(span, f"expected a {what} code, found '{token.text}'")
+            return None
+        try:
+            value = parse_number(token)
+        except ExpressionError as error:
+            self._error(span, error.message, error.hint)
+            return None
+        if value > MAJOR_MAX:
+            self._error(span, f"expected a {what} code from 0 to {MAJOR_MAX}, found {token.text}")
+            return None
+        return value
+
+    def _text(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
+        draft = self._draft
+        if draft is None:
+            hint = "a template begins with 'minor ='"
+            return self._error(self._span(keyword), f"'{keyword.text}' outside of a template", hint)
+        if (bad := next((token for token in values if token.kind is not TokenKind.STRING), None)) is not None:
+            hint = f'{keyword.text} = "..."'
+            return self._error(self._span(bad), f"expected a string, found '{bad.text}'", hint)
+        characters = [character for token in values for character in self._characters(token)]
+        if keyword.word == "desc":
+            if draft.desc is not None:
+                return self._error(self._span(keyword), "a template has one 'desc'")
+            draft.desc = "".join(character.text for character in characters)
+            return None
+        parts = parse_parts(characters, self._place, self._diagnostics, PARTS_MAX - draft.parts)
+        draft.parts += len(parts)
+        if draft.parts > PARTS_MAX or len(draft.lines) >= LINES_MAX:
+            if draft.parts <= PARTS_MAX or draft.parts - len(parts) <= PARTS_MAX:
+                message = f"a template has at most {LINES_MAX} lines, and {PARTS_MAX} strings and place-holders in them"
+                self._error(self._span(keyword), message)
+            return None
+        draft.columns += sum(map(_columns, parts))
+        if draft.columns > COLUMNS_MAX:
+            message = f"the widths and precisions of a template are at most {COLUMNS_MAX} together"
+            return self._error(self._span(keyword), message)
+        draft.lines.append(parts)
+        return None
+
+    def _characters(self, token: WordToken) -> list[Character]:
+        """Return the characters of a string, each with its place."""
+        found: list[Character] = []
+        body = token.text[1:-1]
+        position = 0
+        while position < len(body):
+            escape = _ESCAPE.match(body, position)
+            end = escape.end() if escape is not None else position + 1
+            first = token.start + 1
+            text = body[position] if escape is None else self._escaped(escape, first)
+            if text is not None:
+                found.append(Character(text, first + position, first + end))
+            position = end
+        return found
+
+    def _escaped(self, escape: re.Match[str], first: int) -> str | None:
+        """Return what an escape stands for; ``first`` is where its string starts in the text."""
+        hexadecimal, octal, simple = escape.groups()
+        span = self._place(first + escape.start(), first + escape.end())
+        if simple is not None:
+            if simple not in _SIMPLE:
+                self._error(span, f"unknown escape '{escape.group()}'", "escapes are those of C")
+            return _SIMPLE.get(simple)
+        value = int(hexadecimal, 16) if hexadecimal is not None else int(octal, 8)
+        if value > _BYTE_MAX:
+            self._error(span, f"'{escape.group()}' is not a byte")
+            return None
+        return chr(value)
+
+    def _end_template(self) -> None:
+        draft, self._draft = self._draft, None
+        has_error = self._diagnostics.error_count > self._errors_before
+        self._errors_before = self._diagnostics.error_count
+        if draft is None or draft.minor is None or has_error:
+            return
+        first = self._file.templates.get(draft.minor)
+        if first is not None:
+            note = Note("the first one is here", first.span)
+            message = f"minor {draft.minor} is there already; the first template is taken"
+            self._diagnostics.warning(draft.span, message, notes=(note,))
+            return
+        major = self._file.major if self._file.major is not None else self._expected or 0
+        self._file.templates[draft.minor] = Template(
+            major, draft.minor, draft.desc or "", tuple(draft.lines), draft.span
+        )

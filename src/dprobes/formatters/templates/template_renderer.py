@@ -1,0 +1,292 @@
+"""
+The text of a record as its template says.
+
+Nothing is hidden: what the data lacks, and what no place-holder takes, is shown in angle brackets.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.escapes import CUT, escaped
+from dprobes.formatters.templates.data_extraction import CUT_OFF, NO_ROOM, compiled_of, read
+from dprobes.formatters.templates.template_model import (
+    ERROR_MAX,
+    HEADER_ITEMS,
+    Conversion,
+    Fault,
+    HeaderValue,
+    Placeholder,
+    Skip,
+    Text,
+    readable_number,
+)
+from dprobes.record.log_items import split_items
+from dprobes.rpn.instruction_set import StackEnd
+
+if TYPE_CHECKING:
+    from dprobes.formatters.address_names import Symboliser
+    from dprobes.formatters.templates.data_extraction import Taken
+    from dprobes.formatters.templates.template_model import Template, Width
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import Place
+    from dprobes.target.code_names import CodeName
+
+__all__ = ["STACK_ENDS", "hex_dump", "render"]
+
+# Data as a dump, in the original's form (recovered reference 3.1).
+
+
+def hex_dump(data: bytes) -> str:
+    """Return data 16 bytes a line, with offset, groups of four bytes, and the ASCII column, which ignores bit 7."""
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        groups = " ".join(row[n : n + 4].hex() for n in range(0, len(row), 4))
+        characters = "".join(chr(code) if 0x20 <= (code := byte & 0x7F) < 0x7F else "." for byte in row)
+        lines.append(f"{start:#010x} : {groups:<35} : {characters}")
+    return "\n".join(lines)
+
+
+_NANOSECONDS = 1_000_000_000
+_UNICODE_MAX = 0x10FFFF
+_HEXADECIMAL_ITEMS = ("cs", "ip", "ss", "sp")
+
+
+def render(
+    template: Template,
+    record: LogRecord,
+    place: Place | None = None,
+    *,
+    wall_offset: int = 0,
+    symboliser: Symboliser | None = None,
+) -> str:
+    """
+    Return the text of a record, without a final line end; never raises, whatever the data is.
+
+    ``wall_offset`` is added to the record's time to get nanoseconds since 1970. Without ``symboliser``, addresses are
+    numbers.
+    """
+    compiled = compiled_of(template, record.word_size, record.byte_order)
+    if compiled is not None and len(record.data) == compiled.layout.size and not record.is_cut:
+        return compiled.text_of(record.data, 0)
+    names = _Names(symboliser, record, place)
+    taken, rest = read(template, record)
+    following = iter(taken)
+    lines = [escaped(template.desc, "\n\t")] if template.desc else []
+    for parts in template.lines:
+        text = ""
+        follows_dump = False
+        for part in parts:
+            if follows_dump:
+                text += "\n"
+            follows_dump = False
+            match part:
+                case Text(literal):
+                    text += escaped(literal, "\n\t")
+                case HeaderValue(name, width):
+                    text += _padded(_header_item(name, record, wall_offset), width)
+                case Skip():
+                    text += _remarks(next(following))
+                case Placeholder(conversion=Conversion.DUMP):
+                    dump = _dump(next(following))
+                    follows_dump = dump.startswith(_DUMP_START)
+                    text += "\n" + dump if text and follows_dump else dump
+                case Placeholder(conversion=Conversion.STACK):
+                    frames = _stack(next(following), names)
+                    follows_dump = bool(frames)
+                    text += "\n" + frames if text and frames else frames
+                case Placeholder():
+                    text += _value(part, next(following), names)
+        if text or not parts or not all(map(_is_stack, parts)):  # the kernel's is empty where a program was running
+            lines.append(text)
+    if record.is_cut and all(each.problem != NO_ROOM for each in taken):
+        lines.append(f"{lines.pop()} {CUT}" if lines else CUT)
+    if rest:
+        lines.append(_left(rest))
+    return "\n".join(lines)
+
+
+class _Names(NamedTuple):
+    """Bundle what names the addresses of one record."""
+
+    symboliser: Symboliser | None
+    record: LogRecord
+    place: Place | None
+
+    def of(self, address: int) -> str:
+        name = self.symboliser.name_of(address, self.record, self.place) if self.symboliser is not None else None
+        return f"{address:#x}" if name is None else escaped(name)
+
+    def of_frame(self, number: int, address: int) -> list[str]:
+        """Return the names of a frame by its number, before it those of the calls there that were inlined."""
+        if self.symboliser is None:
+            return [f"{address:#x}"]
+        if not number:
+            name = self.symboliser.code_name(address, self.record, self.place)
+            return [*_inlined(name), self.of(address)]
+        name = self.symboliser.caller_name(address, self.record, self.place)
+        return [f"{address:#x}"] if name is None else [*_inlined(name), escaped(name.text)]
+
+
+def _inlined(name: CodeName | None) -> list[str]:
+    return [] if name is None else [escaped(each) for each in name.inlined_texts]
+
+
+def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
+    value = getattr(record, HEADER_ITEMS[name])
+    if value is None:
+        return f"<no {name}>"
+    if name == "time":
+        seconds, nanoseconds = divmod(value + wall_offset, _NANOSECONDS)
+        return f"{seconds}.{nanoseconds // 1000:06}"
+    if name in _HEXADECIMAL_ITEMS:
+        return f"{value:#x}"
+    return escaped(str(value))
+
+
+def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
+    match taken.value:
+        case None:
+            text = ""
+        case Fault() as fault:
+            text = _padded(str(fault), part.width)
+        case str() as string:
+            if part.is_item and part.precision is not None and not part.marks_cut:
+                string = string[: part.precision]
+            text = _padded(escaped(string), part.width)
+        case bytes() as data if part.is_item:
+            items = split_items(data, names.record.word_size, names.record.byte_order) or ()
+            text = " ".join(escaped(item.text) for item in items)
+        case bytes() as data:
+            text = data.hex(" ")
+        case int() as number:
+            text = _padded(_number(part, number, names), part.width)
+        case numbers if part.conversion is Conversion.CHARACTER:
+            text = _padded("".join(_character(number) for number in numbers), part.width)
+        case numbers:
+            between = ", " if part.has_commas else " "
+            text = between.join(_padded(_number(part, number, names), part.width) for number in numbers)
+    return text + _remarks(taken)
+
+
+def _number(part: Placeholder, number: int, names: _Names) -> str:
+    match part.conversion:
+        case Conversion.HEXADECIMAL:
+            digits = f"{number:X}" if part.width.in_capitals else f"{number:x}"
+        case Conversion.OCTAL:
+            digits = f"{number:o}"
+        case Conversion.CHARACTER:
+            return _character(number)
+        case Conversion.POINTER:
+            return f"{number:#x}"
+        case Conversion.ADDRESS:
+            return names.of(number)
+        case Conversion.VALUE:
+            return readable_number(number, part.size or names.record.word_size)
+        case Conversion.DURATION:
+            from dprobes.keyed.table_text import quantity
+            from dprobes.rpn.keyed_tables import Unit
+
+            return quantity(number, Unit.NANOSECONDS)
+        case Conversion.ENUMERATION | Conversion.UNSIGNED_ENUMERATION if (
+            name := dict(part.names).get(number)
+        ) is not None:
+            return name
+        case Conversion.ERROR if number == -1 and part.width.has_prefix:
+            return "-1"
+        case Conversion.ERROR if -ERROR_MAX <= number < 0 and -number in errno.errorcode:
+            return f"-{errno.errorcode[-number]}"
+        case _:
+            digits = str(abs(number))
+    width = part.width
+    before = "-" if number < 0 else width.plus if part.conversion is Conversion.SIGNED else ""
+    if part.precision is not None:
+        # Zero with a precision of zero has no digits (C17, 7.21.6.1, paragraph 8).
+        digits = digits.zfill(part.precision) if number or part.precision else ""
+    if width.has_prefix and part.conversion is Conversion.HEXADECIMAL and number:
+        before = "0X" if width.in_capitals else "0x"
+    if width.has_prefix and part.conversion is Conversion.OCTAL and not digits.startswith("0"):
+        digits = f"0{digits}"
+    if width.with_zeros and not width.to_left and part.precision is None:
+        digits = digits.zfill(width.columns - len(before))
+    return before + digits
+
+
+def _character(code: int) -> str:
+    return escaped(chr(code)) if code <= _UNICODE_MAX else f"<no character: {code:#x}>"
+
+
+def _padded(text: str, width: Width) -> str:
+    if not width.columns:
+        return text
+    return text.ljust(width.columns) if width.to_left else text.rjust(width.columns)
+
+
+_DUMP_START = "0x"
+
+
+def _dump(taken: Taken) -> str:
+    """Return a dump, which has lines of its own, or what stands for it."""
+    match taken.value:
+        case bytes() as data:
+            text = hex_dump(data)
+        case Fault() as fault:
+            text = str(fault)
+        case _:
+            text = ""
+    return text + _remarks(taken)
+
+
+STACK_ENDS = {
+    StackEnd.NO_TABLE: "no unwind table goes on from here",
+    StackEnd.BAD_TABLE: "the unwind table cannot be understood here",
+    StackEnd.UNREADABLE: "the stack cannot be read here",
+    StackEnd.NOT_RISING: "the stack does not rise here",
+    StackEnd.GONE: "the process had ended before its stack was followed",
+    StackEnd.NO_COPY: "there was no room for a copy of the stack",
+}
+"""What to say of a stack that could not be followed to its end."""
+
+
+def _is_stack(part: object) -> bool:
+    return isinstance(part, Placeholder) and part.conversion is Conversion.STACK
+
+
+def _stack(taken: Taken, names: _Names) -> str:
+    """Return the frames of a call stack, a line for each."""
+    frames = taken.value if isinstance(taken.value, tuple) else ()
+    lines: list[str] = []
+    for number, each in enumerate(frames):
+        if number and each in STACK_ENDS:
+            lines.append(f"<{STACK_ENDS[StackEnd(each)]}>")
+        else:
+            lines += names.of_frame(number, each)
+    if isinstance(taken.value, Fault):
+        lines.append(str(taken.value))
+    if remarks := _remarks(taken):
+        lines.append(remarks.strip())
+    return "\n".join(lines)
+
+
+def _remarks(taken: Taken) -> str:
+    """Return what is to be said about data that is not as the template has it."""
+    if taken.problem == NO_ROOM:
+        return CUT
+    parts = []
+    if taken.odd and taken.problem != CUT_OFF:
+        parts.append(_left(taken.odd))
+    if taken.problem:
+        parts.append(f"<missing {taken.problem}>")
+    elif taken.missing:
+        parts.append(f"<missing {_bytes(taken.missing)}>")
+    return (" " if taken.value is not None and parts else "") + " ".join(parts)
+
+
+def _left(data: bytes) -> str:
+    return f"<{_bytes(len(data))} left: {data.hex(' ')}>"
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte{'s' * (count != 1)}"

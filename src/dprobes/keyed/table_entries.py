@@ -1,0 +1,200 @@
+"""
+The entries of a table in memory that one process writes, and others may read at the same time.
+
+::
+
+    u64 tallies that found no room | u64 entries that were ever in use
+    for each entry: u64 whether it is in use | key | value, ``layout`` has them
+
+Who reads needs nobody's help: a key stands there before its entry is in use, and each cell changes by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, Self
+
+from dprobes.keyed.table_layout import Change, TableContents, TableRow, changes, hist_bucket, lhist_bucket, shown_value
+from dprobes.rpn.keyed_tables import TableKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.rpn.keyed_tables import Table
+
+__all__ = ["KeyedStore", "TableReader", "TableStore", "cells_of", "stores_of"]
+
+_HEAD = 2
+_LOST, _USED = 0, 1
+_MASK = (1 << 64) - 1
+
+
+def cells_of(table: Table) -> int:
+    """Return how many 64-bit cells of memory a table takes."""
+    return _HEAD + table.memory // 8
+
+
+class KeyedStore(Protocol):
+    """A table as handlers use it, wherever it is kept."""
+
+    table: Table
+
+    def tally(self, key: bytes, value: int = 0) -> None:
+        """Take a signed number in."""
+
+    def value(self, key: bytes) -> int:
+        """Return the number under a key (``layout.shown_value``), 0 if there is nothing."""
+
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Take in what is kept, a string or a call stack."""
+
+    def kept(self, key: bytes) -> bytes:
+        """Return what is kept under a key, zeros if there is nothing."""
+
+    def delete(self, key: bytes) -> None:
+        """Take a key out, if it is there."""
+
+    def clear(self) -> None:
+        """Take all keys out, and forget what was lost."""
+
+    def contents(self) -> TableContents:
+        """Return what is there now."""
+
+
+class TableReader:
+    """Read a table; ``cells`` is its memory, as ``cells_of`` says."""
+
+    def __init__(self, table: Table, cells: memoryview) -> None:
+        self.table = table
+        self._cells = cells
+        self._key_cells = table.key_size // 8
+        self._stride = 1 + self._key_cells + table.value_cells
+
+    def __repr__(self) -> str:
+        contents = self.contents()
+        return f"{type(self).__name__}({contents.table}, {sorted(contents.rows)}, lost={contents.lost})"
+
+    def contents(self) -> TableContents:
+        """Return what is there now."""
+        rows = []
+        for entry in range(self._cells[_USED]):
+            start = _HEAD + entry * self._stride
+            if not self._cells[start]:
+                continue
+            value = start + 1 + self._key_cells
+            key = self._cells[start + 1 : value].tobytes()
+            rows.append(TableRow(key, tuple(self._cells[value : start + self._stride])))
+        return TableContents(self.table, tuple(rows), self._cells[_LOST])
+
+
+class TableStore(TableReader):
+    """Write a table; only one of them may write to a memory, which is its own by default."""
+
+    def __init__(self, table: Table, cells: memoryview | None = None) -> None:
+        if cells is None:
+            cells = memoryview(bytearray(8 * cells_of(table))).cast("Q")
+        super().__init__(table, cells)
+        self._values: dict[bytes, int] = {}
+        self._free: list[int] = []
+
+    @classmethod
+    def taken_over(cls, table: Table, cells: memoryview) -> Self:
+        """Return the store of a memory that another one has written, which does so no more."""
+        store = cls(table, cells)
+        for entry in range(cells[_USED]):
+            start = _HEAD + entry * store._stride
+            value = start + 1 + store._key_cells
+            if cells[start]:
+                store._values[cells[start + 1 : value].tobytes()] = value
+            else:
+                store._free.append(start)
+        return store
+
+    def tally(self, key: bytes, value: int = 0) -> None:
+        """Take a signed number in."""
+        place = self._values.get(key)
+        if place is None:
+            place = self._enter(key)
+            if place is None:
+                self._cells[_LOST] += 1
+                return
+        cells, table = self._cells, self.table
+        match table.kind:  # the common kinds, which have one cell to change, without a detour
+            case TableKind.COUNT:
+                cells[place] += 1
+            case TableKind.HIST:
+                cells[place + hist_bucket(value)] += 1
+            case TableKind.LHIST:
+                assert table.range is not None
+                cells[place + lhist_bucket(value, table.range)] += 1
+            case _:
+                self._change(place, value)
+
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Take in what is kept, a string or a call stack."""
+        place = self._values.get(key)
+        if place is None:
+            place = self._enter(key)
+            if place is None:
+                self._cells[_LOST] += 1
+                return
+        self._cells[place : place + self.table.value_cells] = memoryview(value).cast("Q")
+
+    def kept(self, key: bytes) -> bytes:
+        """Return what is kept under a key, zeros if there is nothing."""
+        place, cells = self._values.get(key), self.table.value_cells
+        return bytes(8 * cells) if place is None else self._cells[place : place + cells].tobytes()
+
+    def _change(self, place: int, value: int) -> None:
+        cells = self._cells
+        for cell, change, number in changes(self.table, value):
+            match change:
+                case Change.ADD:
+                    cells[place + cell] = cells[place + cell] + number & _MASK
+                case Change.GREATEST:
+                    cells[place + cell] = max(cells[place + cell], number)
+                case Change.SET:
+                    cells[place + cell] = number
+
+    def value(self, key: bytes) -> int:
+        """Return the number under a key (``layout.shown_value``), 0 if there is nothing."""
+        place = self._values.get(key)
+        if place is None:
+            return 0
+        return shown_value(self.table, self._cells[place : place + self.table.value_cells])
+
+    def delete(self, key: bytes) -> None:
+        """Take a key out, if it is there."""
+        place = self._values.pop(key, None)
+        if place is not None:
+            start = place - self._key_cells - 1
+            self._cells[start] = 0
+            self._free.append(start)
+
+    def clear(self) -> None:
+        """Take all keys out, and forget what was lost."""
+        for key in list(self._values):
+            self.delete(key)
+        self._cells[_LOST] = 0
+
+    def _enter(self, key: bytes) -> int | None:
+        """Return where the value of a new key is; None if there is no room for it."""
+        cells = self._cells
+        if self._free:
+            start = self._free.pop()
+        elif cells[_USED] < self.table.capacity:
+            start = _HEAD + cells[_USED] * self._stride
+            cells[_USED] += 1
+        else:
+            return None
+        place = start + 1 + self._key_cells
+        cells[start + 1 : place] = memoryview(key).cast("Q")
+        for cell in range(place, start + self._stride):
+            cells[cell] = 0
+        cells[start] = 1
+        self._values[key] = place
+        return place
+
+
+def stores_of(tables: Sequence[Table]) -> list[TableStore]:
+    """Return the tables of a program in memory of their own."""
+    return [TableStore(table) for table in tables]

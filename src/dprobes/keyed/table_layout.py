@@ -1,0 +1,286 @@
+"""
+How keys and values of a table lie in memory, and what a value does to them: the definition, which every engine follows.
+
+A key is the bytes of its parts, each a multiple of 8, numbers in the machine's byte order::
+
+    word, address   the cell as 64 bits, without a sign
+    str[N]          the string up to its NUL, at most N bytes, and zeros, at least one
+    comm            16 bytes: the thread's name, and zeros
+    ustack[N]       the process id, and N addresses, the innermost first, and zeros
+    kstack[N]       N addresses, and zeros
+    long            64 bits, without a sign
+    slong           64 bits with a sign
+    cutstr[N]       as str[N]; one of N bytes is shown as N - 1 of them and a mark
+    cuttext[N]      as text[N] and cutstr[N]
+    text[N]         as str[N], the bytes of the cells as they are
+    frames[N]       as kstack[N]
+    uframes[N]      as ustack[N]
+
+A value is 64-bit cells, all 0 at first; what is taken in is a signed word ``v``::
+
+    count           n                               n += 1
+    sum             sum                             sum += v, modulo 2**64
+    min             BIAS + ...                      see below
+    avg             n | sum
+    stats           n | sum | least | largest
+    hist            128 counts: ... -3 to -2; -1; 0; 1; 2 to 3; 4 to 7; ...
+    lhist           a count below ``low``, one for each bucket, one from ``high`` on
+    last            v, or with ``value =`` the bytes of a string or a call stack, as a key's
+
+``largest`` is kept as v + 2**63 and ``least`` as 2**63 - 1 - v: of both the greater unsigned number wins, and the 0 of
+a new cell never does. So cells of several CPUs are merged by one rule each: adding, or taking the greater number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import sys
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.escapes import cut_text
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.keyed_tables import HIST_BUCKETS, KeyKind, TableKind
+from dprobes.rpn.word_arithmetic import signed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.rpn.keyed_tables import Key, Range, Table
+
+__all__ = [
+    "BIAS",
+    "HIST_ZERO",
+    "Bucket",
+    "Change",
+    "TableContents",
+    "TableRow",
+    "bucket_of",
+    "buckets_of",
+    "changed",
+    "changes",
+    "count_cells",
+    "hist_bucket",
+    "key_parts",
+    "lhist_bucket",
+    "merged",
+    "quotient",
+    "row_parts",
+    "shown_value",
+]
+
+# What a table says at a moment, for all who show it.
+
+
+class TableRow(NamedTuple):
+    """A key, and the cells of its value (``layout``)."""
+
+    key: bytes
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableContents:
+    """A table with its rows in no order; ``lost`` tallies found no room for their keys, or could not be carried."""
+
+    table: Table
+    rows: tuple[TableRow, ...] = ()
+    lost: int = 0
+
+
+BIAS = 1 << 63
+_MASK = (1 << 64) - 1
+
+HIST_ZERO = HIST_BUCKETS // 2
+"""The cell of a histogram by powers of two that counts zeros."""
+
+
+RawPart = int | bytes | tuple[int, ...]
+"""A part of a key: a number, a string, or the addresses of a stack."""
+
+
+class Change(Enum):
+    """Name the ways in which a cell takes a number in."""
+
+    ADD = "add"
+    GREATEST = "the greater one, unsigned"
+    SET = "set"
+
+
+def hist_bucket(value: int) -> int:
+    """Return the number of the cell for a signed number in a histogram by powers of two."""
+    return HIST_ZERO + bucket_of(value)
+
+
+def bucket_of(number: int) -> int:
+    """
+    Return the bucket of a number.
+
+    Bucket 0 is for 0; bucket n > 0 holds the numbers from 2**(n-1) to 2**n - 1, and bucket -n their negatives.
+    """
+    return number.bit_length() if number >= 0 else -(-number).bit_length()
+
+
+def lhist_bucket(value: int, bounds: Range) -> int:
+    """Return the number of the bucket that a signed number is in, of a linear histogram."""
+    if value < bounds.low:
+        return 0
+    if value >= bounds.high:
+        return 1 + bounds.buckets
+    return 1 + (value - bounds.low) // bounds.step
+
+
+def count_cells(table: Table) -> range:
+    """Return the numbers of the cells of a value that count what was taken in."""
+    match table.kind:
+        case TableKind.COUNT | TableKind.AVG | TableKind.STATS:
+            return range(1)
+        case TableKind.HIST | TableKind.LHIST:
+            return range(table.value_cells)
+        case TableKind.SUM | TableKind.MIN | TableKind.MAX | TableKind.LAST:
+            return range(0)
+
+
+def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
+    """Iterate over what a signed number does to the value of its keys: number of a cell, how, with what number."""
+    match table.kind:
+        case TableKind.COUNT:
+            yield 0, Change.ADD, 1
+        case TableKind.SUM:
+            yield 0, Change.ADD, value
+        case TableKind.MIN:
+            yield 0, Change.GREATEST, BIAS - 1 - value
+        case TableKind.MAX:
+            yield 0, Change.GREATEST, BIAS + value
+        case TableKind.AVG | TableKind.STATS:
+            yield 0, Change.ADD, 1
+            yield 1, Change.ADD, value
+            if table.kind is TableKind.STATS:
+                yield 2, Change.GREATEST, BIAS - 1 - value
+                yield 3, Change.GREATEST, BIAS + value
+        case TableKind.HIST:
+            yield hist_bucket(value), Change.ADD, 1
+        case TableKind.LHIST:
+            assert table.range is not None
+            yield lhist_bucket(value, table.range), Change.ADD, 1
+        case TableKind.LAST:
+            yield 0, Change.SET, value & _MASK
+
+
+def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
+    """Return the cells of a value that has taken a number in, with a sign or as its bits."""
+    found = list(cells)
+    for cell, change, number in changes(table, value):
+        match change:
+            case Change.ADD:
+                found[cell] = found[cell] + number & _MASK
+            case Change.GREATEST:
+                found[cell] = max(found[cell], number)
+            case Change.SET:
+                found[cell] = number
+    return found
+
+
+def merges_by_adding(table: Table, cell: int) -> bool:
+    """Return whether the cells of several CPUs are added; else the greatest of them counts."""
+    return table.kind not in (TableKind.MIN, TableKind.MAX) and not (table.kind is TableKind.STATS and cell > 1)
+
+
+def merged(table: Table, parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the cells of a value from those that CPUs have kept each."""
+    columns = zip(*parts, strict=True)
+    return tuple(
+        sum(column) & _MASK if merges_by_adding(table, cell) else max(column) for cell, column in enumerate(columns)
+    )
+
+
+def quotient(total: int, count: int) -> int:
+    """Return an average: the whole number towards zero, 0 of nothing."""
+    if not count:
+        return 0
+    return -(-total // count) if total < 0 else total // count
+
+
+def shown_value(table: Table, cells: Sequence[int]) -> int:
+    """Return the one number that ``push table`` gives of a value, with its sign; 1 of what is no number."""
+    if table.keeps_bytes:
+        return 1
+    match table.kind:
+        case TableKind.COUNT | TableKind.STATS:
+            return cells[0]
+        case TableKind.SUM | TableKind.LAST:
+            return signed(cells[0], 64)
+        case TableKind.MIN:
+            return BIAS - 1 - cells[0]
+        case TableKind.MAX:
+            return cells[0] - BIAS
+        case TableKind.AVG:
+            return quotient(signed(cells[1], 64), cells[0])
+        case _:
+            return sum(cells)
+
+
+class Bucket(NamedTuple):
+    """A bucket of a histogram: from ``low`` up to ``high``, which is not in it; None where it has no bound."""
+
+    low: int | None
+    high: int | None
+
+
+@cache
+def buckets_of(table: Table) -> tuple[Bucket, ...]:
+    """Return the buckets of a histogram, in the order of their cells; none of another table."""
+    match table.kind:
+        case TableKind.HIST:
+            above = [Bucket(1 << n, 2 << n) for n in range(HIST_BUCKETS - HIST_ZERO - 1)]
+            below = [Bucket(1 - (2 << n), 1 - (1 << n)) for n in range(HIST_ZERO)]
+            return *reversed(below), Bucket(0, 1), *above
+        case TableKind.LHIST:
+            assert table.range is not None
+            low, high, step = table.range.low, table.range.high, table.range.step
+            edges = [*range(low, high, step), high]
+            return Bucket(None, low), *(Bucket(a, b) for a, b in itertools.pairwise(edges)), Bucket(high, None)
+        case _:
+            return ()
+
+
+def row_parts(table: Table, key: bytes, cells: Sequence[int]) -> tuple[RawPart, ...]:
+    """Return the parts of a key, and behind them what is kept, if it is no number."""
+    found = key_parts(table.keys, key)
+    if table.value is None or not table.keeps_bytes:
+        return found
+    return *found, *key_parts((table.value,), struct.pack(f"{len(cells)}Q", *cells))
+
+
+_SIGNED = (KeyKind.SIGNED, KeyKind.SIGNED_LONG)
+
+
+def key_parts(keys: Sequence[Key], data: bytes) -> tuple[RawPart, ...]:
+    """
+    Return the parts of a key: numbers, bytes, or the addresses of a stack.
+
+    The first one of a ``ustack`` or ``uframes`` is its process id.
+    """
+    parts: list[RawPart] = []
+    position = 0
+    for key in keys:
+        field = data[position : position + key.bytes]
+        position += key.bytes
+        match key.kind:
+            case KeyKind.STRING | KeyKind.COMM | KeyKind.TEXT:
+                parts.append(field.partition(b"\0")[0])
+            case KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
+                text = field[: key.size].partition(b"\0")[0]
+                parts.append(text if len(text) < key.size else cut_text(text, key.size - 1))
+            case KeyKind.BYTES:
+                parts.append(field[: key.size])
+            case KeyKind.USER_STACK | KeyKind.USER_FRAMES | KeyKind.KERNEL_STACK | KeyKind.FRAMES:
+                words = list(memoryview(field).cast("Q"))
+                while words and not words[-1]:
+                    words.pop()
+                parts.append(tuple(words))
+            case _:
+                parts.append(int.from_bytes(field, sys.byteorder, signed=key.kind in _SIGNED))
+    return tuple(parts)

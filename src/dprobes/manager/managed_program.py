@@ -1,0 +1,232 @@
+"""The answers of ``query`` and ``manager_verbs``: programs and variables as ``results``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, assert_never
+
+from dprobes.engines.engine_interface import Counts
+from dprobes.engines.followed_program import FollowedProgram
+from dprobes.manager.manager_messages import (
+    LeftOutPlace,
+    ManagedHeader,
+    ManagedProbepoint,
+    ManagedProgram,
+    ManagedScope,
+    ProgramVariables,
+    Selection,
+)
+from dprobes.resolve.probepoints import ProbeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.engine_interface import ControlledSession, Scope
+    from dprobes.manager.recorder import ProgramRecords
+    from dprobes.resolve.probe_state import ProbeState
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.rpn_program import Program
+
+__all__ = ["InsertedProgram", "describe_program", "describe_scope", "describe_variables"]
+
+# A program that the manager has inserted, with where it came from and where its records go.
+
+
+class InsertedProgram(FollowedProgram):
+    """
+    Own a session that has been entered; ``start`` begins to follow it.
+
+    ``name`` is what the user calls it, ``data`` the PPDF that it came from, ``groups`` and ``types`` what was selected
+    of that, ``filters`` are those in front of its handlers. ``targets`` are the log targets that it brought along.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        session: ControlledSession,
+        records: ProgramRecords,
+        *,
+        engine: str,
+        scope: Scope,
+        data: bytes,
+        groups: Sequence[str] = (),
+        types: Sequence[str] = (),
+        filters: Sequence[str] = (),
+        targets: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name, program, session)
+        self.engine = engine
+        self.scope = scope
+        self.data = data
+        self.groups = tuple(groups)
+        self.types = tuple(types)
+        self.filters = tuple(filters)
+        self.targets = tuple(targets)
+        self.since = time.time()
+        self._records = records
+        self._counting = threading.Lock()
+        self._unwritten: Counter[int] = Counter()
+        """The records of probepoints that the trace file has not taken."""
+
+    def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Write records to the trace file and the targets."""
+        if not self._records.write(self.probes, list(records)):
+            with self._counting:
+                self._unwritten.update(probe for probe, _ in records)
+
+    def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
+        """Return the counts, where records that are not in the trace file are lost ones."""
+        with self._counting:
+            unwritten = self._unwritten.copy()
+        if not unwritten:
+            return counts
+        return tuple(
+            replace(each, records=each.records - unwritten[probe], lost=each.lost + unwritten[probe])
+            for probe, each in enumerate(counts)
+        )
+
+    @property
+    def unwritten(self) -> int:
+        """How many records the trace file has not taken."""
+        with self._counting:
+            return self._unwritten.total()
+
+    def take_end(self, lost: int) -> None:
+        """Note the end, how many records were lost, and what keyed tables hold."""
+        self._records.end(lost, self.session.tables() if self.program.tables else ())
+
+
+def describe_program(
+    inserted: InsertedProgram,
+    counts: Sequence[Counts] | None = None,
+    pending: int = 0,
+    *,
+    extended: bool = False,
+) -> ManagedProgram:
+    """
+    Return what ``query`` shows of a program; ``counts`` are of now by default, ``pending`` records on their way.
+
+    With ``extended`` it has the compiled program.
+    """
+    program = inserted.program
+    states = inserted.states()
+    if counts is None:
+        counts = inserted.counts()
+    return ManagedProgram(
+        name=inserted.name,
+        module=program.name,
+        engine=inserted.engine,
+        scope=describe_scope(inserted.scope),
+        since=inserted.since,
+        ended=inserted.has_ended,
+        problem=inserted.problem,
+        header=_describe_header(program),
+        groups=tuple(program.groups),
+        types=tuple(program.types),
+        probepoints=tuple(
+            _describe_probe(program.major, probe, state, counts[number] if number < len(counts) else Counts())
+            for number, (probe, state) in enumerate(zip(inserted.probes, states, strict=False))
+        ),
+        not_resolved=tuple(sorted(set(range(len(program.definitions))) - {probe.number for probe in inserted.probes})),
+        left_out=tuple(LeftOutPlace(each.number, each.path, each.name, each.reason) for each in inserted.left_out),
+        notices=tuple(notice.text for notice in inserted.notices()),
+        local_variables=tuple(inserted.session.local_variables()),
+        pending=pending,
+        unwritten=inserted.unwritten,
+        filters=inserted.filters,
+        ppdf=inserted.data if extended else None,
+        selected=Selection(inserted.groups, inserted.types) if extended else None,
+    )
+
+
+def _describe_header(program: Program) -> ManagedHeader:
+    return ManagedHeader(
+        modtype=program.modtype.value,
+        major=program.major,
+        id=program.id,
+        jmpmax=program.jmpmax,
+        logmax=program.logmax,
+        ex_logmax=program.ex_logmax,
+        heapmax=program.heapmax,
+        vars=program.vars,
+        gvars=program.gvars,
+        cvars=program.cvars,
+        tvars=program.tvars,
+        autostacktrace=program.autostacktrace,
+        logonfault=program.logonfault,
+    )
+
+
+def describe_scope(scope: Scope) -> ManagedScope:
+    """Return which processes a scope is about."""
+    if scope.pid is not None:
+        return ManagedScope(pid=scope.pid, follow=scope.follow, endpoint=scope.endpoint)
+    uid = None if scope.cgroup is not None else scope.uid
+    return ManagedScope(cgroup=scope.cgroup, uid=uid, endpoint=scope.endpoint)
+
+
+def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str], counts: Counts) -> ManagedProbepoint:
+    definition = probe.definition
+    own: dict[str, Any]
+    match probe.kind:
+        case ProbeKind.BREAKPOINT | ProbeKind.RETURN:
+            own = {
+                "kind": "breakpoint",
+                "offset": probe.offset,
+                "placed": probe.placed,
+                "opcode": probe.instruction.opcode_byte,
+                "instruction": probe.instruction.text,
+            }
+        case ProbeKind.WATCHPOINT:
+            own = {
+                "kind": "watchpoint",
+                "address": probe.memory.address,
+                "length": probe.memory.length,
+                "access": probe.memory.access.value,
+            }
+        case ProbeKind.SAMPLER:
+            own = {"kind": "sampler", "frequency": probe.clock.frequency}
+        case ProbeKind.TRACEPOINT:
+            own = {"kind": "tracepoint"}
+        case kind:
+            assert_never(kind)
+    return ManagedProbepoint(
+        definition=probe.number,
+        major=major,
+        minor=definition.minor,
+        state=state[0],
+        detail=state[1],
+        where=probe.where,
+        path=probe.path,
+        group=definition.group,
+        types=tuple(definition.types),
+        passcount=definition.passcount,
+        maxhits=definition.maxhits,
+        at_return=probe.at_return,
+        counts=counts,
+        **own,
+    )
+
+
+def describe_variables(inserted: InsertedProgram, first: int, last: int) -> ProgramVariables:
+    """Return the variables that only one program has, those with the indices from ``first`` to ``last``."""
+    some = slice(first, last + 1)
+    return ProgramVariables(
+        inserted.name,
+        tuple(inserted.session.local_variables()[some]),
+        tuple(tuple(values[some]) for values in inserted.session.cpu_variables()),
+        _tables_of(inserted),
+    )
+
+
+def _tables_of(inserted: InsertedProgram) -> bytes | None:
+    contents = inserted.session.tables()
+    if not contents:
+        return None
+    from dprobes.keyed.table_codec import encode_tables
+
+    return encode_tables(contents)

@@ -1,0 +1,384 @@
+"""
+What the manager answers (``schema``); docs/manager.md says what the fields mean.
+
+``answer`` is the object itself as a client has received it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from dprobes.engines.engine_interface import Counts
+from dprobes.lazy_dataclass import dataclass
+from dprobes.manager.wire_protocol import LEFT_OUT, NOT_SENT, Codes, Range, wire
+from dprobes.resolve.probe_state import ProbeState  # noqa: TC001 - the schema looks its fields' types up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.keyed.table_text import KeyedTable
+
+__all__ = [
+    "VERBS",
+    "AddTargetArguments",
+    "GetvarsArguments",
+    "GlobalValues",
+    "InsertArguments",
+    "InsertedPrograms",
+    "Insertion",
+    "Killed",
+    "LeftOutPlace",
+    "ManagedHeader",
+    "ManagedProbepoint",
+    "ManagedProgram",
+    "ManagedScope",
+    "ManagedVariables",
+    "ManagerStatus",
+    "ProgramVariables",
+    "QueryArguments",
+    "Removal",
+    "RemoveArguments",
+    "RemoveTargetArguments",
+    "ScopeArguments",
+    "Selection",
+    "StopArguments",
+    "Stopped",
+]
+
+# The arguments of the manager's verbs, as they are sent (``schema``); docs/manager.md says what they mean.
+
+
+@dataclass(frozen=True, slots=True)
+class NoArguments:
+    """The arguments of verbs that have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeArguments:
+    """The processes that an insertion is about; the fields are those of ``Scope``."""
+
+    pid: int | None = field(default=None, metadata=wire(bounds=(1, 1 << 22)))
+    cgroup: str | None = None
+    uid: int | None = field(default=None, metadata=wire(bounds=(0, 0xFFFF_FFFF)))
+    follow: bool = True
+    program: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InsertArguments:
+    """The arguments of ``insert``."""
+
+    ppdf: bytes
+    name: str | None = field(default=None, metadata=wire("as"))
+    merge: bool = False
+    replace: bool = False
+    groups: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    scope: ScopeArguments = field(default_factory=ScopeArguments)
+    engine: str = "auto"
+    items: int = field(default=3, metadata=wire(bounds=(0, 0xFFFF)))
+    allow_write: bool = False
+    verify_opcodes: bool = True
+    verify_build_id: bool = True
+    own_symbols: bool = False
+    exact: bool = False
+    pid_namespace: bool = False
+    ring_size: int | None = field(default=None, metadata=wire(bounds=(1 << 12, 1 << 30)))
+    overhead: str | None = None
+    core_directory: str = "."
+    directory: str = "/"
+    targets: tuple[str, ...] = ()
+    format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveArguments:
+    """The arguments of ``remove``."""
+
+    name: str | None = None
+    all: bool = False
+    probe: Codes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryArguments:
+    """The arguments of ``query``."""
+
+    name: str | None = None
+    extended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GetvarsArguments:
+    """The arguments of ``manager_verbs``."""
+
+    name: str | None = None
+    local: bool = False
+    wants_globals: bool = field(default=False, metadata=wire("global"))
+    index: Range | None = None
+    reset: bool = False
+    clear: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddTargetArguments:
+    """The arguments of ``add-target``."""
+
+    target: str
+    name: str | None = None
+    format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTargetArguments:
+    """The arguments of ``remove-target``."""
+
+    target: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopArguments:
+    """The arguments of ``stop``."""
+
+    manager: bool = False
+
+
+VERBS: dict[str, type] = {
+    "status": NoArguments,
+    "insert": InsertArguments,
+    "remove": RemoveArguments,
+    "query": QueryArguments,
+    "getvars": GetvarsArguments,
+    "add-target": AddTargetArguments,
+    "remove-target": RemoveTargetArguments,
+    "targets": NoArguments,
+    "stop": StopArguments,
+}
+"""The verbs, in the order of docs/manager.md, with their arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerStatus:
+    """Say which manager answers: its version and process, since when, its trace file, and how much is inserted."""
+
+    version: str
+    pid: int
+    since: float
+    trace: str
+    programs: int
+    probepoints: int
+    trace_problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedProbepoint:
+    """
+    Say what is known of one place; ``where`` is it for people, ``path`` the file.
+
+    ``definition`` is the number of its probe definition. ``at_return`` says that it is hit just after the function's
+    return. What follows ``kind`` is there for some kinds only.
+    """
+
+    definition: int
+    major: int
+    minor: int
+    state: ProbeState
+    detail: str
+    where: str
+    path: str
+    group: str | None
+    types: tuple[str, ...]
+    passcount: int
+    maxhits: int
+    at_return: bool = field(metadata=wire("return"))
+    kind: str
+    offset: int | None = field(default=None, metadata=LEFT_OUT)
+    placed: int | None = field(default=None, metadata=LEFT_OUT)
+    opcode: int | None = field(default=None, metadata=LEFT_OUT)
+    instruction: str | None = field(default=None, metadata=LEFT_OUT)
+    address: int | None = field(default=None, metadata=LEFT_OUT)
+    length: int | None = field(default=None, metadata=LEFT_OUT)
+    access: str | None = field(default=None, metadata=LEFT_OUT)
+    frequency: int | None = field(default=None, metadata=LEFT_OUT)
+    counts: Counts = field(default_factory=Counts)
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedScope:
+    """Say which processes a program is about: those of one of these, or all; behind an endpoint if there is one."""
+
+    pid: int | None = field(default=None, metadata=LEFT_OUT)
+    follow: bool | None = field(default=None, metadata=LEFT_OUT)
+    cgroup: str | None = field(default=None, metadata=LEFT_OUT)
+    uid: int | None = field(default=None, metadata=LEFT_OUT)
+    endpoint: str | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedHeader:
+    """Hold statements of a program's file header."""
+
+    modtype: str
+    major: int
+    id: int
+    jmpmax: int
+    logmax: int
+    ex_logmax: int
+    heapmax: int
+    vars: int
+    gvars: int
+    cvars: int
+    tvars: int
+    autostacktrace: bool
+    logonfault: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Say which groups and types of a compiled program were inserted."""
+
+    groups: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutPlace:
+    """Say why what the pattern of a definition matches has no probepoint; ``number`` is the definition's."""
+
+    number: int
+    path: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedProgram:
+    """
+    Say what is known of a program that is inserted.
+
+    ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
+    it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
+    ``pending`` of the records that are counted are not in the trace file yet. ``unwritten`` could not be written to it:
+    they are among those that are lost. Its handlers are executed for the hits that all ``filters`` hold for. ``ppdf``
+    and ``selected`` are there if they were asked for.
+    """
+
+    name: str
+    module: str
+    engine: str
+    scope: ManagedScope
+    since: float
+    ended: bool
+    problem: str | None
+    header: ManagedHeader
+    groups: tuple[str, ...]
+    types: tuple[str, ...]
+    probepoints: tuple[ManagedProbepoint, ...] = field(metadata=wire("probes"))
+    not_resolved: tuple[int, ...]
+    left_out: tuple[LeftOutPlace, ...]
+    notices: tuple[str, ...]
+    local_variables: tuple[int, ...] = field(metadata=wire("locals"))
+    pending: int = 0
+    unwritten: int = 0
+    filters: tuple[str, ...] = ()
+    ppdf: bytes | None = field(default=None, metadata=LEFT_OUT)
+    selected: Selection | None = field(default=None, metadata=LEFT_OUT)
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Say what was inserted, what it replaced, and why its engine was chosen (None: it was asked for)."""
+
+    program: ManagedProgram
+    replaced: tuple[ManagedProgram, ...]
+    reason: str | None
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Say what was removed: programs, or how many of their probepoints."""
+
+    removed: tuple[ManagedProgram, ...] | None = field(default=None, metadata=LEFT_OUT)
+    probepoints: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedPrograms:
+    """Hold the programs that are inserted."""
+
+    programs: tuple[ManagedProgram, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalValues:
+    """Say how many global variables are in use, and hold the values of those that were asked for."""
+
+    count: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramVariables:
+    """
+    Hold the variables that a program has for itself; ``cpu`` has a list for each CPU.
+
+    ``tables`` are its keyed tables as bytes (``keyed.table_codec``), None if it has none.
+    """
+
+    name: str
+    local: tuple[int, ...] = field(metadata=wire("locals"))
+    cpu: tuple[tuple[int, ...], ...]
+    tables: bytes | None = field(default=None, metadata=LEFT_OUT)
+
+    def keyed_tables(self) -> dict[str, KeyedTable]:
+        """Return the keyed tables by their names."""
+        from dprobes.keyed.table_codec import decode_tables
+        from dprobes.keyed.table_text import KeyedTable
+
+        return {each.table.name: KeyedTable(each) for each in decode_tables(self.tables or bytes(4))}
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedVariables:
+    """
+    Hold variables, those from index ``first`` on.
+
+    ``globals`` is None if they were not asked for. ``programs`` are those that have variables of their own.
+    """
+
+    first: int
+    globals_in_use: GlobalValues | None = field(default=None, metadata=wire("globals", is_left_out=True))
+    own: tuple[ProgramVariables, ...] | None = field(default=None, metadata=wire("programs", is_left_out=True))
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+    @property
+    def globals(self) -> tuple[int, ...] | None:
+        """The values of the global variables."""
+        return None if self.globals_in_use is None else self.globals_in_use.values
+
+    @property
+    def programs(self) -> tuple[ProgramVariables, ...]:
+        """The programs that have variables of their own; none if they were not asked for."""
+        return self.own or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Say how many programs were stopped, and which of them have not ended yet."""
+
+    count: int = field(metadata=wire("stopped"))
+    unfinished: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """Say which process was the manager, and whether it had to be killed because it did not end when asked to."""
+
+    pid: int
+    by_force: bool

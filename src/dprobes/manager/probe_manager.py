@@ -1,0 +1,319 @@
+"""
+The manager itself: the programs that are inserted, by name, and what may be done to them.
+
+Each verb is a method that takes its arguments (``requests``) and returns what is answered (``results``); ``server``
+calls them, each connection in a thread of its own.
+What changes programs is done by one thread at a time; looking at them waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from dprobes.engines.engine_interface import TableChange
+from dprobes.engines.followed_program import GONE, settled_counts
+from dprobes.engines.shared_globals import GlobalVariables
+from dprobes.errors import ManagerError
+from dprobes.globs import compile_glob
+from dprobes.manager.inserter import Inserter, check_format, checked_insertion
+from dprobes.manager.managed_program import describe_program, describe_variables
+from dprobes.manager.manager_messages import (
+    VERBS,
+    AddTargetArguments,
+    GetvarsArguments,
+    GlobalValues,
+    InsertArguments,
+    InsertedPrograms,
+    Insertion,
+    ManagedProgram,
+    ManagedVariables,
+    ManagerStatus,
+    QueryArguments,
+    Removal,
+    RemoveArguments,
+    RemoveTargetArguments,
+    StopArguments,
+    Stopped,
+)
+from dprobes.manager.recorder import TRACE_LIMIT, Recording
+from dprobes.manager.wire_protocol import decode_arguments, encode
+from dprobes.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from dprobes.engines.engine_interface import Notice
+    from dprobes.manager.managed_program import InsertedProgram
+    from dprobes.sinks.sink_thread import TargetStatus
+
+__all__ = ["GLOBALS_MAX", "Manager"]
+
+GLOBALS_MAX = 65536
+"""How many global variables there are: as many as a program may ask for."""
+
+_RECORDS_PATIENCE = 1.0
+"""Seconds that ``query`` waits for the records that it counts to be written."""
+
+_PATIENCE = 5.0
+"""Seconds that the end waits for a verb."""
+
+_STOPPING_LIMIT = 3.0
+"""Seconds that log targets have to write what waits when everything is stopped at once."""
+
+
+class Manager:
+    """Own programs, global variables, and where records go; leaving the context manager removes everything."""
+
+    def __init__(self, trace: Path, trace_limit: int = TRACE_LIMIT) -> None:
+        self._recording = Recording(trace, trace.parent, trace_limit)
+        self._globals = GlobalVariables(GLOBALS_MAX)
+        self._cells = self._globals.cells()
+        self._programs: dict[str, list[InsertedProgram]] = {}
+        self._changing = threading.Lock()
+        self._inserter = Inserter(self._recording, self._globals)
+        self._since = time.time()
+        self.is_over = False
+        self.wake_up, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def close(self) -> None:
+        """Remove every probepoint, and release everything."""
+        self.is_over = True
+        # A verb that is changing something had better end before that; the end of the process ends it else.
+        is_free = self._changing.acquire(timeout=_PATIENCE)
+        self._take_away(self._all())
+        self._programs.clear()
+        if is_free:
+            self._changing.release()
+        self._recording.close()
+        self._cells.close()
+        self._globals.close()
+        os.close(self.wake_up)
+        os.close(self._waking)
+
+    def end(self, *_: object) -> None:
+        """Have the server end, which looks at ``is_over`` when ``wake_up`` can be read; may be a signal handler."""
+        self.is_over = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waking, b"e")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody would miss the manager: it has no program, and no global variable holds anything."""
+        return not self._programs and not any(self._cells.view())
+
+    def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
+        """Carry out a verb; raise an error of ours if that is refused, or there is none of that name."""
+        if verb not in VERBS:
+            raise ManagerError(f"the manager (dprobes {__version__}) knows no verb '{verb}'")
+        match decode_arguments(VERBS[verb], verb, arguments):
+            case InsertArguments() as given:
+                return encode(self._insert(given, notify))
+            case RemoveArguments() as given:
+                return encode(self._remove(given))
+            case QueryArguments() as given:
+                return encode(self._query(given))
+            case GetvarsArguments() as given:
+                return encode(self._getvars(given))
+            case AddTargetArguments() as given:
+                return self._add_target(given)
+            case RemoveTargetArguments() as given:
+                return _answer_targets(self._recording.remove_target(given.target, given.name))
+            case StopArguments() as given:
+                return encode(self._stop(given))
+            case _ if verb == "targets":
+                return _answer_targets(self._recording.targets())
+        return encode(self._status())
+
+    # Verbs
+
+    def _status(self) -> ManagerStatus:
+        programs = self._all()
+        return ManagerStatus(
+            version=__version__,
+            pid=os.getpid(),
+            since=self._since,
+            trace=str(self._recording.trace),
+            trace_problem=self._recording.problem,
+            programs=sum(not inserted.has_ended for inserted in programs),
+            probepoints=sum(len(inserted.probes) for inserted in programs if not inserted.has_ended),
+        )
+
+    def _insert(self, given: InsertArguments, notify: Callable[[Notice], None]) -> Insertion:
+        request = checked_insertion(given)
+        with self._changing:
+            if self.is_over:
+                raise ManagerError("the probe manager is ending", hint="try again")
+            name = request.name or request.ppdf.program.name
+            present = [inserted for inserted in self._programs.get(name, ()) if not inserted.has_ended]
+            if present and not (request.merges or request.replaces):
+                raise ManagerError(
+                    f"a program for '{name}' is inserted already",
+                    hint="--merge adds to it, --replace replaces it, --as NAME inserts another one",
+                )
+            for ended in self._programs.get(name, ()):
+                if ended.has_ended:  # by itself: its log targets are not for this program
+                    self._recording.forget_targets(ended.targets, name)
+            added: list[str] = []
+            try:
+                # First, so that nothing is inserted whose records cannot go where they are to go.
+                for target in request.targets:
+                    if self._recording.add_target(target, name, request.format):
+                        added.append(target)  # noqa: PERF401 - those before one that fails are to be known
+                beside = [inserted for inserted in self._all() if not inserted.has_ended]
+                inserted = self._inserter.insert(name, request, present, beside, notify)
+            except BaseException:
+                self._recording.forget_targets(added, name)
+                raise
+            replaced: tuple[ManagedProgram, ...] = ()
+            if request.replaces:
+                self._take_away(present)
+                replaced, present = tuple(describe_program(each) for each in present), []
+            self._programs[name] = [*present, inserted]
+        for notice in inserted.notices():
+            notify(notice)
+        return Insertion(describe_program(inserted), replaced, request.reason)
+
+    def _remove(self, given: RemoveArguments) -> Removal:
+        name, codes = given.name, given.probe
+        with self._changing:
+            chosen = self._chosen(name, everything=given.all or (codes is not None and name is None))
+            if codes is not None:
+                return self._remove_probe(chosen, *codes)
+            unfinished = self._take_away(chosen)
+            removed = tuple(describe_program(inserted) for inserted in chosen)
+            for inserted in chosen:
+                parts = self._programs[inserted.name]
+                parts.remove(inserted)
+                if not parts:
+                    del self._programs[inserted.name]
+                    self._recording.forget_targets_of(inserted.name)
+        if unfinished:
+            raise ManagerError(f"the program '{unfinished[0].name}' has not ended yet, but is going to")
+        return Removal(removed=removed)
+
+    def _remove_probe(self, chosen: list[InsertedProgram], major: int, minor: int) -> Removal:
+        found = {inserted: inserted.probes_at(major, minor) for inserted in chosen}
+        if not any(found.values()):
+            raise ManagerError(f"no inserted program has a probepoint {major},{minor}")
+        count = 0
+        for inserted, probes in found.items():
+            states = inserted.states()
+            there = [probe for probe in probes if states[probe][0] not in GONE]
+            inserted.session.remove(there)
+            count += len(there)
+        if not count:
+            raise ManagerError(f"the probepoint {major},{minor} is removed already")
+        return Removal(probepoints=count)
+
+    def _query(self, given: QueryArguments) -> InsertedPrograms:
+        chosen = self._chosen(given.name, everything=given.name is None)
+        settled = settled_counts(chosen, time.monotonic() + _RECORDS_PATIENCE)
+        return InsertedPrograms(
+            tuple(
+                describe_program(inserted, counts, pending, extended=given.extended)
+                for inserted, (counts, pending) in zip(chosen, settled, strict=True)
+            )
+        )
+
+    def _getvars(self, given: GetvarsArguments) -> ManagedVariables:
+        first, last = given.index or (0, GLOBALS_MAX - 1)
+        last = min(last, GLOBALS_MAX - 1)
+        chosen = self._chosen(given.name, everything=given.name is None) if given.local else []
+        own = [describe_variables(inserted, first, last) for inserted in chosen]
+        result = ManagedVariables(
+            first,
+            self._describe_globals(first, last) if given.wants_globals else None,
+            tuple(each for each in own if each.local or any(each.cpu) or each.tables) if given.local else None,
+        )
+        if given.reset and given.wants_globals:
+            for index in range(first, last + 1):
+                self._cells[index] = 0
+        if given.reset:
+            for inserted in chosen:
+                inserted.session.reset_variables(first, last)
+        self._clear_tables(given.clear, chosen)
+        return result
+
+    @staticmethod
+    def _clear_tables(patterns: Sequence[str], chosen: Sequence[InsertedProgram]) -> None:
+        """Empty tables of programs; raise ``ManagerError`` before that if none has a name that a pattern matches."""
+        for pattern in patterns:
+            matches = compile_glob(pattern).match
+            if not any(matches(table.name) for inserted in chosen for table in inserted.program.tables):
+                names = dict.fromkeys(table.name for inserted in chosen for table in inserted.program.tables)
+                hint = f"there are: {', '.join(names)}" if names else "no program that is meant has any"
+                raise ManagerError(f"no keyed table is called '{pattern}'", hint=hint)
+        for inserted in chosen:
+            for pattern in patterns:
+                matches = compile_glob(pattern).match
+                tables = inserted.program.tables
+                cleared = [TableChange(number) for number, table in enumerate(tables) if matches(table.name)]
+                inserted.session.change(cleared)
+
+    def _describe_globals(self, first: int, last: int) -> GlobalValues:
+        """Return as many of the global variables as a program has asked for, or as hold something."""
+        count = max((inserted.program.gvars for inserted in self._all()), default=0)
+        values = self._cells.view().tolist()
+        # What programs have left that were removed is shown as well.
+        count = max(count, next((n for n in range(len(values), count, -1) if values[n - 1]), 0))
+        return GlobalValues(count, tuple(values[first : min(last + 1, count)]))
+
+    def _add_target(self, given: AddTargetArguments) -> dict[str, Any]:
+        check_format(given.format)
+        if given.name is not None:
+            self._chosen(given.name, everything=False)
+        self._recording.add_target(given.target, given.name, given.format)
+        return _answer_targets(self._recording.targets())
+
+    def _stop(self, given: StopArguments) -> Stopped:
+        # Nobody waits for a verb that takes its time: this is for emergencies.
+        chosen = self._all()
+        for inserted in chosen:
+            inserted.stop()
+        with self._changing:
+            unfinished = self._take_away(self._all())
+            names = list(self._programs)
+            self._programs.clear()
+            self._recording.forget_targets_of(*names, limit=_STOPPING_LIMIT)
+        if given.manager:
+            self.end()
+        return Stopped(len(chosen), tuple(inserted.name for inserted in unfinished))
+
+    # Programs
+
+    def _all(self) -> list[InsertedProgram]:
+        return [inserted for parts in list(self._programs.values()) for inserted in parts]
+
+    def _chosen(self, name: str | None, *, everything: bool) -> list[InsertedProgram]:
+        if name is None:
+            if not everything:
+                raise ManagerError("nothing is chosen: expected the name of a program, or all of them")
+            return self._all()
+        if (chosen := self._programs.get(name)) is None:
+            from dprobes.diagnostics import did_you_mean
+
+            known = list(self._programs)
+            hint = did_you_mean(name, known) or f"inserted are: {', '.join(known) or 'none'}"
+            raise ManagerError(f"no program '{name}' is inserted", hint=hint)
+        return list(chosen)
+
+    def _take_away(self, chosen: list[InsertedProgram]) -> list[InsertedProgram]:
+        """End programs, all at the same time; return those that have not ended."""
+        for inserted in chosen:
+            inserted.stop()
+        return [inserted for inserted in chosen if not inserted.wait()]
+
+
+def _answer_targets(statuses: Iterable[TargetStatus]) -> dict[str, Any]:
+    return {"targets": [encode(status) for status in statuses]}

@@ -1,0 +1,118 @@
+"""
+The units with which systemd starts the probe manager: where they are, and where they belong.
+
+A wheel installs them below the installation prefix, where systemd does not look, and with a command that systemd does
+not find (``docs/manager.md``). An *installed* unit has the path of the command in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import ManagerError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["UNIT_NAMES", "InstalledUnit", "manager_command", "unit_directory", "units"]
+
+UNIT_NAMES = ("dprobes.service", "dprobes.socket")
+_SYSTEM_DIRECTORY = Path("/etc/systemd/system")
+_START, _OURS = "ExecStart=", "Documentation=man:dprobes(8)"
+_SPECIAL = {"\\": "\\\\", '"': '\\"', "$": "$$", "%": "%%"}
+"""What systemd gives a meaning in a command line (systemd.service(5), systemd.unit(5), "Specifiers")."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledUnit:
+    """A unit file with its text as it is to be installed at ``path``."""
+
+    path: Path
+    text: str
+
+    def write(self) -> bool:
+        """
+        Write the file if it is not there as it should be, and return whether that was so.
+
+        Raise ``ManagerError`` for a file that is there and was not made by us, or if it cannot be written.
+        """
+        if self._present_text() == self.text:
+            return False
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(self.text, encoding="utf-8")
+        except OSError as error:
+            raise ManagerError(f"cannot write '{self.path}': {error.strerror}") from None
+        return True
+
+    def remove(self) -> bool:
+        """Remove the file, and return whether it was there; raise ``ManagerError`` as ``write``."""
+        if self._present_text() is None:
+            return False
+        try:
+            self.path.unlink()
+        except OSError as error:
+            raise ManagerError(f"cannot remove '{self.path}': {error.strerror}") from None
+        return True
+
+    def _present_text(self) -> str | None:
+        try:
+            present = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ManagerError(f"cannot read '{self.path}': {error.strerror}") from None
+        if _OURS not in present.splitlines():
+            raise ManagerError(
+                f"'{self.path}' is there already, and is none of dprobes's units", hint="move it away, or remove it"
+            )
+        return present
+
+
+def unit_directory(environment: Mapping[str, str], *, of_user: bool) -> Path:
+    """Return the directory of units that an administrator, or a user, adds (systemd.unit(5), "Unit File Load Path")."""
+    if not of_user:
+        return _SYSTEM_DIRECTORY
+    configuration = environment.get("XDG_CONFIG_HOME", "")
+    return (Path(configuration) if configuration.startswith("/") else Path.home() / ".config") / "systemd" / "user"
+
+
+def manager_command() -> Path:
+    """Return the path of ``dprobes-manager`` that belongs to this Python; raise ``ManagerError`` if there is none."""
+    path = Path(sysconfig.get_path("scripts")) / "dprobes-manager"
+    if not path.is_file():
+        raise ManagerError(
+            f"the command of the manager is not at '{path}'",
+            hint="install dprobes with pip, pipx or uv: units start it",
+        )
+    return path
+
+
+def units(directory: Path, command: Path, *, of_user: bool) -> tuple[InstalledUnit, ...]:
+    """Return the units that start ``command``; raise ``ManagerError`` if this installation has none."""
+    source = _source("user" if of_user else "system")
+    quoted = "".join(_SPECIAL.get(character, character) for character in str(command))
+    start = f'{_START}"{quoted}"' if any(c.isspace() for c in quoted) else _START + quoted
+    return tuple(
+        InstalledUnit(
+            directory / name,
+            (source / name).read_text(encoding="utf-8").replace(f"{_START}dprobes-manager", start),
+        )
+        for name in UNIT_NAMES
+    )
+
+
+def _source(kind: str) -> Path:
+    checkout, wheel = Path(__file__).parents[3] / "packaging", Path(sys.prefix) / "lib"
+    for root in (checkout, wheel):
+        directory = root / "systemd" / kind
+        if all((directory / name).is_file() for name in UNIT_NAMES):
+            return directory
+    raise ManagerError(
+        f"the units are neither in '{checkout / 'systemd' / kind}' nor in '{wheel / 'systemd' / kind}'",
+        hint="install dprobes again: its wheel has them",
+    )

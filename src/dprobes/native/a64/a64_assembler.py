@@ -1,0 +1,419 @@
+"""
+An assembler for the A64 instructions that generated code consists of.
+
+::
+
+    asm = A64Assembler(address)
+    done = asm.label()
+    asm.load(Gpr.X7, Memory(Gpr.X0, 112))
+    asm.compare(Gpr.X7, 0)
+    asm.jump_if(Condition.EQ, done)
+    asm.place(done)
+    asm.ret()
+    code = asm.assemble()
+
+All instructions have 32 bits (Arm ARM, chapter C4); most of those here are laid out as::
+
+     31   30                      21   20-16   15-10   9-5   4-0
+    | sf | opcode                    |  Rm   |  imm  | Rn  | Rd |
+
+``sf`` asks for 64 bits, which instructions that are ``wide`` have; the others clear the upper half of Rd. Register 31
+is the stack pointer or zero, whichever an instruction takes it for.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from dprobes.errors import NotSupportedError
+
+__all__ = [
+    "CALL_CHANGED",
+    "FRAME",
+    "RESULT",
+    "SCRATCH_1",
+    "SCRATCH_2",
+    "SCRATCH_3",
+    "A64Assembler",
+    "Condition",
+    "Gpr",
+    "Label",
+    "Memory",
+    "Operation",
+    "Shift",
+    "SystemRegister",
+    "gpr",
+]
+
+Label = int
+
+
+class Gpr(enum.IntEnum):
+    """Number the general registers; SP and ZR are the same number."""
+
+    X0, X1, X2, X3, X4, X5, X6, X7 = range(8)
+    X8, X9, X10, X11, X12, X13, X14, X15 = range(8, 16)
+    X16, X17, X18, X19, X20, X21, X22, X23 = range(16, 24)
+    X24, X25, X26, X27, X28, X29, X30 = range(24, 31)
+    SP = 31
+    ZR = 31
+
+
+class Condition(enum.IntEnum):
+    """Number the conditions of branches; HS, LO, HI and LS compare unsigned numbers."""
+
+    EQ = 0
+    NE = 1
+    HS = 2
+    LO = 3
+    MI = 4
+    PL = 5
+    HI = 8
+    LS = 9
+    GE = 10
+    LT = 11
+    GT = 12
+    LE = 13
+
+
+class Operation(enum.IntEnum):
+    """Have the opcodes of operations on two registers, of 32 bits."""
+
+    ADD = 0x0B00_0000
+    SUB = 0x4B00_0000
+    SUBS = 0x6B00_0000
+    AND = 0x0A00_0000
+    ORR = 0x2A00_0000
+    EOR = 0x4A00_0000
+    ANDS = 0x6A00_0000
+    MUL = 0x1B00_7C00
+    """A multiplication whose result is added to the zero register."""
+    UDIV = 0x1AC0_0800
+    """Division by zero gives 0."""
+    LSLV = 0x1AC0_2000
+    LSRV = 0x1AC0_2400
+    ASRV = 0x1AC0_2800
+    """Shifts by a register, of which 6 bits count, or 5 where they are not wide."""
+
+
+class Shift(enum.Enum):
+    """Name the shifts by a number."""
+
+    LSL = "lsl"
+    LSR = "lsr"
+    ASR = "asr"
+
+
+class SystemRegister(enum.IntEnum):
+    """Have the fields of MRS and MSR that name a register: op0, op1, CRn, CRm, op2 in bits 19 to 5."""
+
+    NZCV = 0x5A10 << 5
+    TPIDR_EL0 = 0x5E82 << 5
+    """The thread pointer."""
+    CNTVCT_EL0 = 0x5F02 << 5
+    """The counter of the system's timer."""
+
+
+class Memory(NamedTuple):
+    """Name memory at a register plus a displacement."""
+
+    base: Gpr
+    displacement: int = 0
+
+
+_WIDE = 1 << 31
+_FLAG_SETTING = (Operation.SUBS, Operation.ANDS)
+_IMMEDIATE = {Operation.ADD: 0x1100_0000, Operation.SUB: 0x5100_0000, Operation.SUBS: 0x7100_0000}
+"""Of these there is a form with 12 bits, which may be shifted by 12."""
+_IMMEDIATE_BITS = 12
+_MOVN, _MOVZ, _MOVK = 0x9280_0000, 0xD280_0000, 0xF280_0000
+_MASK_16, _MASK_64 = 0xFFFF, (1 << 64) - 1
+_CHUNKS = range(0, 64, 16)
+
+_SIZE_BITS = {1: 0, 2: 1 << 30, 4: 2 << 30, 8: 3 << 30}
+_LOAD, _STORE = 0x3940_0000, 0x3900_0000
+_LOAD_UNSCALED, _STORE_UNSCALED = 0x3840_0000, 0x3800_0000
+_LOAD_INDEXED, _STORE_INDEXED = 0x3860_6800, 0x3820_6800
+_LOAD_ACQUIRE, _STORE_RELEASE = 0x08DF_FC00, 0x089F_FC00
+_LOAD_EXCLUSIVE, _STORE_EXCLUSIVE = 0x085F_FC00, 0x0800_FC00
+_UNSCALED = range(-256, 256)
+
+_UBFM, _SBFM = 0x5300_0000, 0x1300_0000
+_WIDE_BITFIELD = _WIDE | 1 << 22
+_MSUB, _UMULH, _SMULH, _EXTR = 0x1B00_8000, 0x9BC0_7C00, 0x9B40_7C00, 0x93C0_0000
+_B, _BL, _B_IF, _TBZ, _BR, _RET = 0x1400_0000, 0x9400_0000, 0x5400_0000, 0x3600_0000, 0xD61F_0000, 0xD65F_03C0
+_SVC, _DMB_ISH, _ISB, _MRS, _MSR = 0xD400_0001, 0xD503_3BBF, 0xD503_3FDF, 0xD530_0000, 0xD510_0000
+_WORD = struct.Struct("<I")
+
+_NEAR, _FAR = 19, 26
+"""How many bits there are for the distance of a branch with a condition, and of others, in instructions."""
+
+
+class A64Assembler:
+    """
+    Collect instructions that will stand at ``address``; ``wide`` operations work on 64 bits.
+
+    ``changed`` are the registers that they change, and ``changes_flags`` says whether NZCV is one of them. X16 holds
+    what does not fit into an instruction.
+    """
+
+    def __init__(self, address: int = 0) -> None:
+        self.address = address
+        self.changed: set[Gpr] = set()
+        self.changes_flags = False
+        self._code: list[int] = []
+        self._places: list[int | None] = []
+        self._fixups: list[tuple[int, Label, int]] = []
+
+    def __len__(self) -> int:
+        return 4 * len(self._code)
+
+    @property
+    def here(self) -> int:
+        """The address of the next instruction."""
+        return self.address + len(self)
+
+    # Labels
+
+    def label(self) -> Label:
+        """Return a new label, which is still to be placed."""
+        self._places.append(None)
+        return len(self._places) - 1
+
+    def place(self, label: Label) -> None:
+        """Let a label stand for the next instruction."""
+        assert self._places[label] is None, "a label is placed twice"
+        self._places[label] = len(self._code)
+
+    def address_of(self, label: Label) -> int:
+        """Return where a label was placed."""
+        place = self._places[label]
+        assert place is not None, "a label is used that was never placed"
+        return self.address + 4 * place
+
+    # Encoding
+
+    def word(self, instruction: int) -> None:
+        """Append an instruction as it is."""
+        self._code.append(instruction)
+
+    def _encode(self, opcode: int, dst: int, first: int = 0, second: int = 0, *, wide: bool = False) -> None:
+        self.word(opcode | (_WIDE if wide else 0) | second << 16 | first << 5 | dst)
+
+    def _set(self, opcode: int, dst: Gpr, first: int = 0, second: int = 0, *, wide: bool = False) -> None:
+        """Append an instruction that changes ``dst``."""
+        self.changed.add(dst)
+        self._encode(opcode, dst, first, second, wide=wide)
+
+    # Moves
+
+    def mov(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
+        """Copy a register, which is not the stack pointer; what is not wide clears the upper half."""
+        self._set(Operation.ORR, dst, Gpr.ZR, src, wide=wide)
+
+    def mov_number(self, dst: Gpr, value: int) -> None:
+        """Set a register to a number of 64 bits, signed or unsigned, in as few instructions as move 16 bits each."""
+        value &= _MASK_64
+        chunks = [value >> shift & _MASK_16 for shift in _CHUNKS]
+        is_inverse = chunks.count(_MASK_16) > chunks.count(0)
+        filling = _MASK_16 if is_inverse else 0
+        places = [place for place, chunk in enumerate(chunks) if chunk != filling] or [0]
+        first, *others = places
+        start = chunks[first] ^ _MASK_16 if is_inverse else chunks[first]
+        self._set((_MOVN if is_inverse else _MOVZ) | first << 21 | start << 5, dst)
+        for place in others:
+            self._set(_MOVK | place << 21 | chunks[place] << 5, dst)
+
+    def load(self, dst: Gpr, memory: Memory, size: int = 8) -> None:
+        """Load 1, 2, 4 or 8 bytes; the rest of the register is cleared."""
+        self.changed.add(dst)
+        self._access(_LOAD, _LOAD_UNSCALED, _LOAD_INDEXED, dst, memory, size)
+
+    def store(self, memory: Memory, src: Gpr, size: int = 8) -> None:
+        """Store the low 1, 2, 4 or 8 bytes of a register."""
+        self._access(_STORE, _STORE_UNSCALED, _STORE_INDEXED, src, memory, size)
+
+    def _access(self, scaled: int, unscaled: int, indexed: int, register: Gpr, memory: Memory, size: int) -> None:
+        base, displacement = memory
+        bits = _SIZE_BITS[size]
+        if not displacement % size and 0 <= displacement // size < 1 << _IMMEDIATE_BITS:
+            self.word(scaled | bits | displacement // size << 10 | base << 5 | register)
+        elif displacement in _UNSCALED:
+            self.word(unscaled | bits | (displacement & 0x1FF) << 12 | base << 5 | register)
+        else:
+            self.mov_number(Gpr.X16, displacement)
+            self.word(indexed | bits | Gpr.X16 << 16 | base << 5 | register)
+
+    # Arithmetic
+
+    def calculate(self, operation: Operation, dst: Gpr, src: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
+        """Calculate with a register and another one or a number; of both, only ADD and SUB take the stack pointer."""
+        if operation in _FLAG_SETTING:
+            self.changes_flags = True
+        if isinstance(operand, Gpr):
+            self._set(operation, dst, src, operand, wide=wide)
+            return
+        if operation in _IMMEDIATE and abs(operand) < 1 << _IMMEDIATE_BITS * 2:
+            opposite = {Operation.ADD: Operation.SUB, Operation.SUB: Operation.ADD}
+            if operand < 0 and operation in opposite:
+                operation, operand = opposite[operation], -operand
+            is_shifted = not operand & (1 << _IMMEDIATE_BITS) - 1 and operand > 0
+            if is_shifted or 0 <= operand < 1 << _IMMEDIATE_BITS:
+                number = (operand >> _IMMEDIATE_BITS | 1 << _IMMEDIATE_BITS) if is_shifted else operand
+                self._set(_IMMEDIATE[operation] | number << 10, dst, src, wide=wide)
+                return
+        assert Gpr.SP not in (dst, src) or operation in _FLAG_SETTING, "the number is small"
+        self.mov_number(Gpr.X16, operand)
+        self._set(operation, dst, src, Gpr.X16, wide=wide)
+
+    def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
+        """Compare for a branch."""
+        self.calculate(Operation.SUBS, Gpr.ZR, register, operand, wide=wide)
+
+    def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
+        """Compare the bits that both have with zero for a branch."""
+        self.calculate(Operation.ANDS, Gpr.ZR, register, operand, wide=wide)
+
+    def shift(self, shift: Shift, dst: Gpr, src: Gpr, count: int, *, wide: bool = True) -> None:
+        """Shift by a number that is smaller than the width."""
+        width = 64 if wide else 32
+        opcode = (_SBFM if shift is Shift.ASR else _UBFM) | (_WIDE_BITFIELD if wide else 0)
+        rotation, last = (count, width - 1) if shift is not Shift.LSL else (-count % width, width - 1 - count)
+        self._set(opcode | rotation << 16 | last << 10, dst, src)
+
+    def neg(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
+        """Negate a register."""
+        self._set(Operation.SUB, dst, Gpr.ZR, src, wide=wide)
+
+    def multiply_subtract(self, dst: Gpr, first: Gpr, second: Gpr, minuend: Gpr, *, wide: bool = True) -> None:
+        """Subtract a product from a register."""
+        self._set(_MSUB | minuend << 10, dst, first, second, wide=wide)
+
+    def multiply_high(self, dst: Gpr, first: Gpr, second: Gpr, *, is_signed: bool) -> None:
+        """Let a register be the upper half of the product of two."""
+        self._set(_SMULH if is_signed else _UMULH, dst, first, second)
+
+    def extract(self, dst: Gpr, high: Gpr, low: Gpr, count: int) -> None:
+        """Shift two registers to the right, as one of 128 bits; the lower half is the result."""
+        self._set(_EXTR | count << 10, dst, high, low)
+
+    # Memory that others change too
+
+    def load_acquire(self, dst: Gpr, base: Gpr, size: int = 8) -> None:
+        """Load so that what follows is not done before."""
+        self._set(_LOAD_ACQUIRE | _SIZE_BITS[size], dst, base)
+
+    def store_release(self, base: Gpr, src: Gpr, size: int = 8) -> None:
+        """Store so that what comes before is done before."""
+        self._encode(_STORE_RELEASE | _SIZE_BITS[size], src, base)
+
+    def load_exclusive(self, dst: Gpr, base: Gpr, size: int = 8) -> None:
+        """Load, and watch whether somebody stores there; acquires."""
+        self._set(_LOAD_EXCLUSIVE | _SIZE_BITS[size], dst, base)
+
+    def store_exclusive(self, status: Gpr, base: Gpr, src: Gpr, size: int = 8) -> None:
+        """Store if nobody else did since the load; ``status`` is 0 then; releases."""
+        self.changed.add(status)
+        self._encode(_STORE_EXCLUSIVE | _SIZE_BITS[size], src, base, status)
+
+    def barrier(self) -> None:
+        """Keep the order of all accesses before and behind."""
+        self.word(_DMB_ISH)
+
+    # Control
+
+    def jump(self, target: Label) -> None:
+        """Jump to a label."""
+        self._fix(_B, target, _FAR)
+
+    def jump_if(self, condition: Condition, target: Label) -> None:
+        """Jump to a label under a condition."""
+        self._fix(_B_IF | condition, target, _NEAR)
+
+    def jump_if_bit(self, register: Gpr, bit: int, target: Label) -> None:
+        """Jump to a label if a bit of the lower half is set; leaves flags alone."""
+        self.word(_TBZ | bit << 19 | 2 << 5 | register)
+        self.jump(target)
+
+    def jump_to(self, address: int) -> None:
+        """Jump to an address within 128 MiB."""
+        self.word(_B | _distance(address - self.here, _FAR))
+
+    def call_at(self, address: int) -> None:
+        """Call an address within 128 MiB."""
+        self.changed.add(Gpr.X30)
+        self.word(_BL | _distance(address - self.here, _FAR))
+
+    def jump_by(self, register: Gpr) -> None:
+        """Jump to the address in a register."""
+        self._encode(_BR, 0, register)
+
+    def ret(self) -> None:
+        """Return to the address in x30."""
+        self.word(_RET)
+
+    # The system
+
+    def system_call(self) -> None:
+        """Enter the kernel: x8 is the number; x0 is changed, and nothing else."""
+        self.changed.add(Gpr.X0)
+        self.word(_SVC)
+
+    def read_system(self, dst: Gpr, register: SystemRegister) -> None:
+        """Read a system register."""
+        self._set(_MRS | register, dst)
+
+    def write_flags(self, src: Gpr) -> None:
+        """Set NZCV."""
+        self._encode(_MSR | SystemRegister.NZCV, src)
+
+    def synchronize(self) -> None:
+        """Finish what comes before: so that a counter is not read early."""
+        self.word(_ISB)
+
+    def _fix(self, opcode: int, target: Label, bits: int) -> None:
+        self._fixups.append((len(self._code), target, bits))
+        self.word(opcode)
+
+    def assemble(self) -> bytes:
+        """Return the code, all labels being placed; raise ``NotSupportedError`` if a branch does not reach its."""
+        code = list(self._code)
+        for at, label, bits in self._fixups:
+            place = self._places[label]
+            assert place is not None, "a label is used that was never placed"
+            code[at] |= _distance(4 * (place - at), bits)
+        return b"".join(map(_WORD.pack, code))
+
+
+def _distance(distance: int, bits: int) -> int:
+    """Return the field of a branch: a signed number of instructions."""
+    count = distance >> 2
+    if not -1 << bits - 1 <= count < 1 << bits - 1:
+        raise NotSupportedError(f"a branch of AArch64 does not reach {distance:+#x} bytes")
+    field = count & (1 << bits) - 1
+    return field << 5 if bits == _NEAR else field
+
+
+# Where the registers of eBPF are: as in the kernel's JIT (arch/arm64/net/bpf_jit_comp.c), so that calls fit.
+
+
+_REGISTERS = (
+    Gpr.X7, Gpr.X0, Gpr.X1, Gpr.X2, Gpr.X3, Gpr.X4, Gpr.X19, Gpr.X20, Gpr.X21, Gpr.X22, Gpr.X25,
+)  # fmt: skip
+
+RESULT, FRAME = Gpr.X7, Gpr.X25
+SCRATCH_1, SCRATCH_2, SCRATCH_3 = Gpr.X9, Gpr.X10, Gpr.X11
+"""Registers that eBPF has no use for; an instruction may change them, and so may calls."""
+
+CALL_CHANGED = frozenset({
+    Gpr.X0, Gpr.X1, Gpr.X2, Gpr.X3, Gpr.X4, Gpr.X7, Gpr.X8, SCRATCH_1, SCRATCH_2, SCRATCH_3, Gpr.X16, Gpr.X17,
+    Gpr.X30,
+})  # fmt: skip
+"""What routines may change: arguments and the result, and what is nothing of eBPF's."""
+
+
+def gpr(number: int) -> Gpr:
+    """Return the register in which eBPF register ``number`` is."""
+    return _REGISTERS[number]

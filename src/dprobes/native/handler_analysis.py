@@ -1,0 +1,419 @@
+"""
+Code without what nobody looks at: calculations and loads whose results are not used, on any way.
+
+The kernel needs them: for arguments of helpers that routines here do not have, and for what a program returns. Each
+register less is one less to be saved for the probed program.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembled, MapReference
+from dprobes.bpf.bpf_instructions import (
+    WIDE_LOAD,
+    Alu,
+    Atomic,
+    CallKind,
+    Class,
+    Helper,
+    Jump,
+    LoadImmediate,
+    Mode,
+    Register,
+    Size,
+    X,
+)
+from dprobes.errors import NotSupportedError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.bpf.bpf_instructions import Insn
+
+__all__ = [
+    "CONTEXT_WORDS",
+    "FRAME_MAX",
+    "Footprint",
+    "budget_place",
+    "check_code",
+    "footprint",
+    "frame_size",
+    "is_first_argument_used",
+    "trimmed",
+    "uses_budget",
+]
+
+# What eBPF must be like to become machine code, whichever processor it is for.
+#
+# Nobody verifies it behind us, as the kernel does: so what is not known by its opcode, goes elsewhere than to the start
+# of an instruction, or reaches beyond the frame by a constant, is refused here. What registers point to is not
+# followed.
+
+
+FRAME_MAX = 512
+"""The most that the kernel lets a program have (MAX_BPF_STACK)."""
+
+_CLASS, _OPERATION, _MODE, _SIZE = 0x07, 0xF0, 0xE0, 0x18
+_FRAME = Register.R10.value
+_LAST = max(register.value for register in Register)
+
+_FETCHING = {operation | Atomic.FETCH for operation in (Atomic.ADD, Atomic.OR, Atomic.AND, Atomic.XOR)}
+_ATOMIC = {Atomic.ADD, Atomic.OR, Atomic.AND, Atomic.XOR, Atomic.XCHG, Atomic.CMPXCHG, *_FETCHING}
+
+_CALCULATIONS = {kind | operation | x for kind in (Class.ALU, Class.ALU64) for operation in Alu for x in (0, X)} - {
+    kind | Alu.NEG | X for kind in (Class.ALU, Class.ALU64)
+}
+_PLAIN = (Jump.JA, Jump.CALL, Jump.EXIT, Jump.MAY_GOTO)
+_BRANCHES = {
+    kind | condition | x
+    for kind in (Class.JMP, Class.JMP32)
+    for condition in Jump
+    if condition not in _PLAIN
+    for x in (0, X)
+}
+_GOES = {*_BRANCHES, Class.JMP | Jump.JA, Class.JMP | Jump.MAY_GOTO}
+_CALL, _EXIT = Class.JMP | Jump.CALL, Class.JMP | Jump.EXIT
+_LOADS = {Class.LDX | Mode.MEM | size for size in Size}
+_STORES = {kind | Mode.MEM | size for kind in (Class.ST, Class.STX) for size in Size}
+_ATOMICS = {Class.STX | Mode.ATOMIC | size for size in (Size.W, Size.DW)}
+_KNOWN = {*_CALCULATIONS, *_GOES, *_LOADS, *_STORES, *_ATOMICS, _CALL, _EXIT, WIDE_LOAD}
+_WITH_OFFSET = {*_GOES, *_LOADS, *_STORES, *_ATOMICS}
+_DATA = (LoadImmediate.NUMBER, LoadImmediate.MAP, LoadImmediate.MAP_VALUE)
+
+
+@lru_cache(64)
+def check_code(assembled: Assembled) -> None:
+    """Raise ``NotSupportedError`` for code that cannot be translated, or that must not be."""
+    if len(assembled.functions) > 1:
+        raise NotSupportedError("a handler with functions of its own cannot be translated to machine code")
+    code = assembled.code
+    starts = set()
+    index = 0
+    while index < len(code):
+        starts.add(index)
+        insn = code[index]
+        _check_opcode(insn)
+        _check_registers(insn)
+        _check_frame(code, index)
+        if insn.opcode == WIDE_LOAD:
+            index += 1
+            if index == len(code) or code[index].opcode or code[index].dst or code[index].src or code[index].off:
+                raise NotSupportedError("a load of 64 bits lacks its second half")
+        index += 1
+    for index in starts:
+        insn = code[index]
+        if insn.opcode in _GOES and index + 1 + insn.off not in starts:
+            raise NotSupportedError(f"the eBPF instruction {index} goes to {index + 1 + insn.off}, where none begins")
+    if not code or code[-1].opcode not in (_EXIT, Class.JMP | Jump.JA):
+        raise NotSupportedError("the eBPF code runs off its end")
+
+
+def _check_opcode(insn: Insn) -> None:
+    if insn.opcode not in _KNOWN or (insn.off and insn.opcode not in _WITH_OFFSET):
+        with_offset = f" with the offset {insn.off}" if insn.off else ""
+        raise NotSupportedError(f"there is no machine code for the eBPF opcode {insn.opcode:#04x}{with_offset}")
+    if insn.opcode in _ATOMICS and insn.imm not in _ATOMIC:
+        raise NotSupportedError(f"there is no machine code for the atomic operation {insn.imm:#04x}")
+    if insn.opcode == WIDE_LOAD and insn.src not in _DATA:
+        raise NotSupportedError("there is no machine code for the address of a function")
+    if insn.opcode == _CALL:
+        if insn.src != CallKind.HELPER:
+            raise NotSupportedError("there is no machine code for calls of kernel functions")
+        if insn.imm not in Helper.__members__.values():
+            raise NotSupportedError(f"there is no routine for helper {insn.imm} of the kernel")
+
+
+def _check_registers(insn: Insn) -> None:
+    kind = insn.opcode & _CLASS
+    if insn.dst > _LAST or (insn.src > _LAST):
+        raise NotSupportedError(f"there is no eBPF register {max(insn.dst, insn.src)}")
+    writes = kind in (Class.ALU, Class.ALU64, Class.LDX) or insn.opcode == WIDE_LOAD
+    changes = {insn.dst} if writes else set()
+    if insn.opcode in _ATOMICS and insn.imm & Atomic.FETCH and insn.imm != Atomic.CMPXCHG:
+        changes = {insn.src}
+    if _FRAME in changes:
+        raise NotSupportedError("eBPF code may not change R10")
+
+
+def _check_frame(code: tuple[Insn, ...], index: int) -> None:
+    """Refuse accesses outside of the frame: by R10, or by a copy to which a number is added at once."""
+    insn = code[index]
+    kind = insn.opcode & _CLASS
+    if (kind == Class.LDX and insn.src == _FRAME) or (kind in (Class.ST, Class.STX) and insn.dst == _FRAME):
+        size = Size(insn.opcode & _SIZE).bytes
+        if not -FRAME_MAX <= insn.off <= -size:
+            raise NotSupportedError(f"eBPF code has no frame at R10{insn.off:+d}")
+    elif insn.opcode == Class.ALU64 | Alu.MOV | X and insn.src == _FRAME and index + 1 < len(code):
+        following = code[index + 1]
+        is_moved = following.opcode == Class.ALU64 | Alu.ADD and following.dst == insn.dst
+        if is_moved and not -FRAME_MAX <= following.imm <= 0:
+            raise NotSupportedError(f"eBPF code has no frame at R10{following.imm:+d}")
+
+
+# How much of a stack frame the code of a handler uses, below R10.
+
+
+_FRAME_CLASS = 0x07
+_LOAD, _FRAME_STORES, _FRAME_CALCULATIONS = Class.LDX, (Class.ST, Class.STX), (Class.ALU64, Class.ALU)
+_COPY, _ADDITION, _MAY_GOTO = Class.ALU64 | Alu.MOV | X, Class.ALU64 | Alu.ADD, Class.JMP | Jump.MAY_GOTO
+_BUDGET_SIZE, _ALIGNMENT = 8, 16
+
+
+def uses_budget(code: tuple[Insn, ...]) -> bool:
+    """Return whether code counts how often MAY_GOTO goes on, which takes a word of its frame."""
+    return any(insn.opcode == _MAY_GOTO for insn in code)
+
+
+def budget_place(code: tuple[Insn, ...]) -> int:
+    """Return where that word is, in bytes from R10."""
+    return -_depth(code) - _BUDGET_SIZE
+
+
+def frame_size(assembled: Assembled) -> int:
+    """Return how many bytes below R10 the code of a handler needs: a multiple of 16."""
+    code = assembled.code
+    return -(-(_depth(code) + (_BUDGET_SIZE if uses_budget(code) else 0)) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _depth(code: tuple[Insn, ...]) -> int:
+    """Return how far below its end the frame is used by the code itself, in bytes."""
+    frame = Register.R10.value
+    lowest = 0
+    for index, insn in enumerate(code):
+        if frame not in (insn.src, insn.dst):
+            continue
+        kind = insn.opcode & _FRAME_CLASS
+        if (kind == _LOAD and insn.src == frame) or (kind in _FRAME_STORES and insn.dst == frame):
+            lowest = min(lowest, insn.off)
+        elif insn.src == frame and insn.opcode == _COPY:
+            following = code[index + 1]
+            if following.opcode != _ADDITION or following.dst != insn.dst:
+                return FRAME_MAX
+            lowest = min(lowest, following.imm)
+        elif insn.src == frame and insn.opcode & X and kind in _FRAME_CALCULATIONS:
+            return FRAME_MAX
+    return -lowest
+
+
+_TRIM_CLASS, _TRIM_OPERATION, _TRIM_MODE = 0x07, 0xF0, 0xE0
+_TRIM_CALL, _TRIM_EXIT, _JUMP = Class.JMP | Jump.CALL, Class.JMP | Jump.EXIT, Class.JMP | Jump.JA
+_TRIM_BRANCHES = (Class.JMP, Class.JMP32)
+_SETTING = (Class.ALU, Class.ALU64, Class.LDX)
+_NONE = 0
+_FIRST_ARGUMENT = 0b10
+_CALLED = 0b11_1111
+"""The registers that a call changes: R0 to R5, as bits."""
+
+_ARGUMENTS = {
+    Helper.MAP_LOOKUP_ELEM: 2,
+    Helper.MAP_DELETE_ELEM: 2,
+    Helper.KTIME_GET_NS: 0,
+    Helper.GET_SMP_PROCESSOR_ID: 0,
+    Helper.GET_CURRENT_PID_TGID: 0,
+    Helper.GET_CURRENT_UID_GID: 0,
+    Helper.GET_CURRENT_COMM: 1,
+    Helper.GET_CURRENT_TASK: 1,
+    Helper.SEND_SIGNAL: 1,
+    Helper.PROBE_READ_USER: 3,
+    Helper.PROBE_READ_USER_STR: 3,
+    Helper.PROBE_WRITE_USER: 3,
+    Helper.RINGBUF_OUTPUT: 3,
+}
+"""How many arguments routines look at; others may look at five."""
+
+
+@lru_cache(64)  # the probepoints of a definition have the same code, at different addresses
+def trimmed(assembled: Assembled) -> Assembled:
+    """Return the code of a handler without what is not needed; it is well formed, and nobody looks at its result."""
+    code = assembled.code
+    live = _live(code)
+    dropped = {index for index, insn in _instructions(code) if _is_pure(insn) and not live[index] >> insn.dst & 1}
+    dropped |= {index + 1 for index in dropped if code[index].opcode == WIDE_LOAD}
+    return _without(assembled, dropped) if dropped else assembled
+
+
+def is_first_argument_used(code: tuple[Insn, ...]) -> bool:
+    """Return whether anybody looks at what R1 is at the beginning."""
+    looked_at, changed = _effect(code[0])
+    behind = _live(code)[0]
+    is_needed = not _is_pure(code[0]) or behind >> code[0].dst & 1
+    return bool((behind & ~changed | (looked_at if is_needed else _NONE)) & _FIRST_ARGUMENT)
+
+
+def _instructions(code: tuple[Insn, ...]) -> Iterator[tuple[int, Insn]]:
+    """Iterate over instructions with their places; second halves are none."""
+    index = 0
+    while index < len(code):
+        yield index, code[index]
+        index += 2 if code[index].opcode == WIDE_LOAD else 1
+
+
+def _is_pure(insn: Insn) -> bool:
+    """Return whether an instruction does nothing but set its register."""
+    return insn.opcode & _TRIM_CLASS in _SETTING or insn.opcode == WIDE_LOAD
+
+
+def _live(code: tuple[Insn, ...]) -> list[int]:
+    """Return for each instruction the registers, as bits, that somebody looks at behind it."""
+    before, behind = [_NONE] * (len(code) + 1), [_NONE] * len(code)
+    order = [
+        (
+            index,
+            len(code) if insn.opcode in (_TRIM_EXIT, _JUMP) else index + (2 if insn.opcode == WIDE_LOAD else 1),
+            index + 1 + insn.off if _goes(insn) else len(code),
+            *_effect(insn),
+            1 << insn.dst if _is_pure(insn) else _NONE,
+        )
+        for index, insn in _instructions(code)
+    ]
+    order.reverse()
+    is_stable = False
+    while not is_stable:
+        is_stable = True
+        for index, following, target, looked_at, changed, wanted in order:
+            live = behind[index] = before[following] | before[target]
+            if not wanted or live & wanted:
+                live = live & ~changed | looked_at
+            if live != before[index]:
+                before[index] = live
+                is_stable = False
+    return behind
+
+
+def _goes(insn: Insn) -> bool:
+    return insn.opcode & _TRIM_CLASS in _TRIM_BRANCHES and insn.opcode not in (_TRIM_CALL, _TRIM_EXIT)
+
+
+def _effect(insn: Insn) -> tuple[int, int]:
+    """Return the registers, as bits, that an instruction looks at, and those that it changes."""
+    dst, src = 1 << insn.dst, 1 << insn.src
+    kind = insn.opcode & _TRIM_CLASS
+    if insn.opcode == _TRIM_CALL:
+        count = _ARGUMENTS.get(Helper(insn.imm), 5)
+        return (1 << count + 1) - 2, _CALLED
+    if insn.opcode == WIDE_LOAD:
+        return _NONE, dst
+    if kind == Class.LDX:
+        return src, dst
+    if kind in (Class.ALU, Class.ALU64):
+        operand = src if insn.opcode & X else _NONE
+        return operand | (_NONE if insn.opcode & _TRIM_OPERATION == Alu.MOV else dst), dst
+    if kind == Class.ST:
+        return dst, _NONE
+    if kind == Class.STX and insn.opcode & _TRIM_MODE == Mode.ATOMIC:
+        looks_at = dst | src | (1 if insn.imm == Atomic.CMPXCHG else _NONE)
+        return looks_at, _NONE  # what it changes, it has looked at
+    if kind == Class.STX:
+        return dst | src, _NONE
+    if insn.opcode in (_TRIM_EXIT, _JUMP, Class.JMP | Jump.MAY_GOTO):
+        return _NONE, _NONE
+    return dst | (src if insn.opcode & X else _NONE), _NONE
+
+
+def _without(assembled: Assembled, dropped: set[int]) -> Assembled:
+    code = assembled.code
+    places, count = [], 0
+    for index in range(len(code) + 1):
+        places.append(count)
+        count += index not in dropped
+    halves = {index + 1 for index, insn in _instructions(code) if insn.opcode == WIDE_LOAD}
+    kept = []
+    for index, insn in enumerate(code):
+        if index in dropped:
+            continue
+        is_going = index not in halves and _goes(insn)
+        distance = places[index + 1 + insn.off] - places[index] - 1 if is_going else insn.off
+        kept.append(insn._replace(off=distance))
+    return Assembled(
+        tuple(kept),
+        tuple(
+            MapReference(places[reference.index], reference.map, reference.is_value)
+            for reference in assembled.maps
+            if reference.index not in dropped
+        ),
+        tuple(origin for index, origin in enumerate(assembled.origins) if index not in dropped),
+        assembled.functions,
+    )
+
+
+# What the code of a handler touches: eBPF registers, and the registers of the hit that it reads and writes.
+
+
+CONTEXT_WORDS = range(0, 168, 8)
+"""Where ``struct pt_regs`` of x86-64 has its words."""
+
+_FOOTPRINT_CLASS, _FOOTPRINT_OPERATION, _FOOTPRINT_SIZE = 0x07, 0xF0, 0x18
+_FOOTPRINT_ARGUMENTS = range(6)
+_MOVE = Class.ALU64 | Alu.MOV | X
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """
+    Hold the numbers of the eBPF registers that are used, and the words of the context that are read and written.
+
+    ``calls`` says whether helpers are called, which may change all registers that calls do not keep.
+    """
+
+    registers: frozenset[int]
+    reads: frozenset[int]
+    writes: frozenset[int]
+    calls: bool
+
+
+@lru_cache(64)
+def footprint(assembled: Assembled, context: range = CONTEXT_WORDS) -> Footprint:
+    """Return what code touches; where it passes the context on, that is all of it, which has words at ``context``."""
+    code = assembled.code
+    contexts = {Register.R1.value} if is_first_argument_used(code) else set()
+    registers: set[int] = set()
+    reads: set[int] = set()
+    writes: set[int] = set()
+    escapes = calls = False
+    knows_first = bool(contexts)
+    for index, insn in enumerate(code):
+        kind = insn.opcode & _FOOTPRINT_CLASS
+        registers |= {insn.dst} | ({insn.src} if _has_source(insn) else set())
+        if kind in (Class.JMP, Class.JMP32) and insn.opcode & _FOOTPRINT_OPERATION == Jump.CALL:
+            calls = True
+            escapes |= knows_first  # the context may be an argument
+            registers |= set(_FOOTPRINT_ARGUMENTS)
+            continue
+        if not index and insn.opcode == _MOVE and (insn.dst, insn.src) == (Register.R6.value, Register.R1.value):
+            contexts, knows_first = {Register.R6.value}, False
+            continue
+        if kind == Class.LDX and insn.src in contexts:
+            reads |= _words(insn)
+        elif kind in (Class.ST, Class.STX) and insn.dst in contexts:
+            writes |= _words(insn)
+            is_whole = insn.opcode == kind | Mode.MEM | Size.DW and not insn.off & 7
+            if not is_whole:
+                reads |= _words(insn)
+            escapes |= kind == Class.STX and insn.src in contexts
+        elif kind == Class.STX:
+            escapes |= insn.src in contexts
+        elif kind in (Class.ALU64, Class.ALU):
+            escapes |= insn.dst in contexts or (bool(insn.opcode & X) and insn.src in contexts)
+        elif kind == Class.LDX or insn.opcode == WIDE_LOAD:
+            escapes |= insn.dst in contexts
+    words = set(context)
+    if escapes:
+        reads |= words
+        writes |= words
+    return Footprint(frozenset(registers), frozenset(reads & words), frozenset(writes & words), calls)
+
+
+def _words(insn: Insn) -> set[int]:
+    """Return the words of the context that an access touches."""
+    size = Size(insn.opcode & _FOOTPRINT_SIZE).bytes
+    return {insn.off & ~7, insn.off + size - 1 & ~7}
+
+
+def _has_source(insn: Insn) -> bool:
+    kind = insn.opcode & _FOOTPRINT_CLASS
+    if kind in (Class.LDX, Class.STX):
+        return True
+    return kind in (Class.ALU, Class.ALU64, Class.JMP, Class.JMP32) and bool(insn.opcode & X)

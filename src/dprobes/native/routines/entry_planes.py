@@ -1,0 +1,216 @@
+"""
+Routines that make packed records (``packed_records``) of the entries that the lines of an index (``entry_walk``) name.
+
+The places of the entries of one group are listed first; then it is found out in which bytes they differ; then those
+bytes are put together, for each place in an entry those of all. Some hundreds of entries are gone through at a time,
+again and again as long as the processor's cache has them.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Alu, Jump, Register, Size
+from dprobes.native.routines.entry_walk import LINE_SIZE
+from dprobes.native.routines.handler_ring import ENTRY_HEADER
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Assembled, Label
+
+__all__ = [
+    "PACKING_SIZE",
+    "PLACE_SIZE",
+    "Packing",
+    "copy_routine",
+    "difference_routine",
+    "order_routine",
+    "places_routine",
+    "planes_routine",
+]
+
+_R = Register
+
+PLACE_SIZE = 4
+"""Bytes of a place in a list: how far behind the base an entry begins."""
+
+_TOGETHER = 192 * PLACE_SIZE
+
+
+class Packing(enum.IntEnum):
+    """Give the offsets of the words that tell the routines what to pack, and where to put it: addresses, but COUNT."""
+
+    PLACES = 0
+    PLACES_END = 8
+    BASE = 16
+    FIRST = 24
+    """The first entry, with which all others are compared."""
+    DIFFERENCES = 32
+    """Where the differences of an entry's words go, all bits of them."""
+    DIFFERENCES_END = 40
+    WHICH = 48
+    """A list of places in an entry, whose bytes are wanted."""
+    WHICH_END = 56
+    OUT = 64
+    COUNT = 72
+    """How many entries there are."""
+
+
+PACKING_SIZE = 80
+
+
+def places_routine() -> Assembled:
+    """Return the routine that lists at R4 the places of the lines from R1 to R2 that are of group R3; R0 is its end."""
+    asm = Assembler()
+    again, following, done = asm.label(), asm.label(), asm.label()
+    asm.mov(_R.R0, _R.R4)
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R1, _R.R2, done)
+    asm.load(_R.R5, _R.R1, 8)
+    asm.alu(Alu.ADD, _R.R1, LINE_SIZE)
+    asm.mov(_R.R4, _R.R5)
+    asm.alu(Alu.RSH, _R.R4, 32)
+    asm.jump_if(Jump.JNE, _R.R4, _R.R3, following)
+    asm.store(_R.R0, 0, _R.R5, Size.W)
+    asm.alu(Alu.ADD, _R.R0, PLACE_SIZE)
+    asm.place(following)
+    asm.jump(again)
+    asm.place(done)
+    asm.exit()
+    return asm.assemble()
+
+
+def order_routine() -> Assembled:
+    """Return the routine that puts at R3 a byte for each line from R1 to R2: its group."""
+    asm = Assembler()
+    again, done = asm.label(), asm.label()
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R1, _R.R2, done)
+    asm.load(_R.R0, _R.R1, 12, Size.W)
+    asm.store(_R.R3, 0, _R.R0, Size.B)
+    asm.alu(Alu.ADD, _R.R1, LINE_SIZE)
+    asm.alu(Alu.ADD, _R.R3, 1)
+    asm.jump(again)
+    asm.place(done)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return asm.assemble()
+
+
+def difference_routine() -> Assembled:
+    """Return the routine that finds out in which bits of their words entries differ; R1 is a ``Packing``."""
+    asm = Assembler()
+    batch, word, again, following, done = (asm.label() for _ in range(5))
+    _begin(asm, batch, done)
+    asm.load(_R.R6, _R.R1, Packing.BASE)
+    asm.load(_R.R7, _R.R1, Packing.FIRST)
+    asm.load(_R.R8, _R.R1, Packing.DIFFERENCES)
+    asm.place(word)
+    asm.load(_R.R0, _R.R7, 0)
+    asm.load(_R.R9, _R.R8, 0)
+    asm.mov(_R.R4, _R.R2)
+    asm.place(again)
+    asm.load(_R.R5, _R.R4, 0, Size.W)
+    asm.alu(Alu.ADD, _R.R4, PLACE_SIZE)
+    asm.alu(Alu.ADD, _R.R5, _R.R6)
+    asm.load(_R.R5, _R.R5, 0)
+    asm.alu(Alu.XOR, _R.R5, _R.R0)
+    asm.alu(Alu.OR, _R.R9, _R.R5)
+    asm.jump_if(Jump.JLT, _R.R4, _R.R3, again)
+    asm.store(_R.R8, 0, _R.R9)
+    asm.alu(Alu.ADD, _R.R6, 8)
+    asm.alu(Alu.ADD, _R.R7, 8)
+    asm.alu(Alu.ADD, _R.R8, 8)
+    asm.load(_R.R0, _R.R1, Packing.DIFFERENCES_END)
+    asm.jump_if(Jump.JLT, _R.R8, _R.R0, word)
+    asm.place(following)
+    asm.mov(_R.R2, _R.R3)
+    asm.jump(batch)
+    asm.place(done)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return asm.assemble()
+
+
+def planes_routine() -> Assembled:
+    """Return the routine that puts the wanted bytes of entries together, COUNT for each place; R1 is a ``Packing``."""
+    asm = Assembler()
+    batch, plane, again, done = (asm.label() for _ in range(4))
+    _begin(asm, batch, done)
+    asm.load(_R.R7, _R.R1, Packing.WHICH)
+    asm.load(_R.R8, _R.R1, Packing.OUT)
+    asm.load(_R.R0, _R.R1, Packing.PLACES)
+    asm.mov(_R.R9, _R.R2)
+    asm.alu(Alu.SUB, _R.R9, _R.R0)
+    asm.alu(Alu.RSH, _R.R9, PLACE_SIZE.bit_length() - 1)
+    asm.alu(Alu.ADD, _R.R8, _R.R9)  # where the bytes of these entries go
+    asm.place(plane)
+    asm.load(_R.R6, _R.R7, 0, Size.W)
+    asm.load(_R.R0, _R.R1, Packing.BASE)
+    asm.alu(Alu.ADD, _R.R6, _R.R0)
+    asm.mov(_R.R4, _R.R2)
+    asm.mov(_R.R9, _R.R8)
+    asm.place(again)
+    asm.load(_R.R5, _R.R4, 0, Size.W)
+    asm.alu(Alu.ADD, _R.R4, PLACE_SIZE)
+    asm.alu(Alu.ADD, _R.R5, _R.R6)
+    asm.load(_R.R5, _R.R5, 0, Size.B)
+    asm.store(_R.R9, 0, _R.R5, Size.B)
+    asm.alu(Alu.ADD, _R.R9, 1)
+    asm.jump_if(Jump.JLT, _R.R4, _R.R3, again)
+    asm.load(_R.R0, _R.R1, Packing.COUNT)
+    asm.alu(Alu.ADD, _R.R8, _R.R0)
+    asm.alu(Alu.ADD, _R.R7, PLACE_SIZE)
+    asm.load(_R.R0, _R.R1, Packing.WHICH_END)
+    asm.jump_if(Jump.JLT, _R.R7, _R.R0, plane)
+    asm.mov(_R.R2, _R.R3)
+    asm.jump(batch)
+    asm.place(done)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return asm.assemble()
+
+
+def _begin(asm: Assembler, batch: Label, done: Label) -> None:
+    """Begin with the places from R2 to R3, some of them at a time; go to ``done`` behind the last. Takes R0."""
+    whole = asm.label()
+    asm.load(_R.R2, _R.R1, Packing.PLACES)
+    asm.place(batch)
+    asm.load(_R.R0, _R.R1, Packing.PLACES_END)
+    asm.jump_if(Jump.JGE, _R.R2, _R.R0, done)
+    asm.mov(_R.R3, _R.R2)
+    asm.alu(Alu.ADD, _R.R3, _TOGETHER)
+    asm.jump_if(Jump.JLE, _R.R3, _R.R0, whole)
+    asm.mov(_R.R3, _R.R0)
+    asm.place(whole)
+
+
+def copy_routine() -> Assembled:
+    """
+    Return the routine that copies the entries which the lines from R1 to R2 name, behind R3, to R4; R0 is their end.
+
+    They stand one behind the other then.
+    """
+    asm = Assembler()
+    again, word, done = asm.label(), asm.label(), asm.label()
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R1, _R.R2, done)
+    asm.load(_R.R5, _R.R1, 8, Size.W)
+    asm.alu(Alu.ADD, _R.R1, LINE_SIZE)
+    asm.alu(Alu.ADD, _R.R5, _R.R3)
+    asm.load(_R.R6, _R.R5, 0, Size.W)
+    asm.alu(Alu.ADD, _R.R6, ENTRY_HEADER + 7)
+    asm.alu(Alu.AND, _R.R6, ~7)
+    asm.alu(Alu.ADD, _R.R6, _R.R4)
+    asm.place(word)
+    asm.load(_R.R0, _R.R5, 0)
+    asm.store(_R.R4, 0, _R.R0)
+    asm.alu(Alu.ADD, _R.R5, 8)
+    asm.alu(Alu.ADD, _R.R4, 8)
+    asm.jump_if(Jump.JLT, _R.R4, _R.R6, word)
+    asm.jump(again)
+    asm.place(done)
+    asm.mov(_R.R0, _R.R4)
+    asm.exit()
+    return asm.assemble()

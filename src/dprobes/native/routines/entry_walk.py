@@ -1,0 +1,500 @@
+"""
+Routines of the reader of rings: how far entries are complete, and which there are in a copy of a ring.
+
+The copy is walked once. What is found of each entry is a line of an index, in which entries can be sorted without
+moving them::
+
+    line     0 u64 time     that of its record; an entry without one has that of the entry before it
+             8 u32 place    where in the copies it begins
+            12 u32 group    the number of its group: entries of one kind and length
+
+    group    0 u64 key      length, and the kind in the upper half
+             8 u64 count    how many there are of it
+
+Probed processes can write whatever they like into rings. What can be no work of a handler of the program is skipped,
+and counted: entries of other kinds, for probepoints that there are not, too short ones, and records with other items or
+from the future.
+
+A record says of its thread what it is to be found by (``Abilities.named_later``): what a table of threads has of that
+one is written into the record, and the thread id is taken from the entry's head. A record whose handler did not know
+the id of its thread is called as the first thread of its process. The walk stops at a thread that the table does not
+have, and can go on there; if what the table has is that nobody knows, the record stays as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
+from dprobes.lazy_dataclass import dataclass
+from dprobes.native.routines.handler_ring import BUSY, DISCARDED, ENTRY_HEADER
+from dprobes.native.routines.shared_hash_table import TableShape
+from dprobes.record.log_record import Item
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Assembled, Label
+
+__all__ = [
+    "GROUPS_MAX",
+    "GROUP_SIZE",
+    "LINE_SIZE",
+    "NAMES",
+    "NOBODY_KNOWS",
+    "RECORD_PLACE",
+    "WALK_SIZE",
+    "RecordPlaces",
+    "Walk",
+    "WalkResult",
+    "complete_routine",
+    "insertion_routine",
+    "merge_routine",
+    "walk_routine",
+]
+
+_R = Register
+_NOT_CUT = ~int(Item.CUT)
+
+LINE_SIZE = 16
+GROUP_SIZE = 16
+GROUPS_MAX = 256
+RECORD_PLACE = ENTRY_HEADER + ENTRY_HEAD.size
+"""Where in an entry its record begins."""
+
+NAMES = TableShape(8, 24, 4096, forgets=True)
+"""The table of threads: u64 process and thread id (lower half) to name, u32 user id, u32 reading of its last record."""
+THREAD_NAME, THREAD_UID, THREAD_READING = 0, NAME_SIZE, NAME_SIZE + 4
+NOBODY_KNOWS = (1 << 32) - 1
+"""What stands in the place of the reading for threads of which nothing is known yet."""
+
+_HEAD, _TID, _KIND_BYTE = ENTRY_HEADER, ENTRY_HEADER + 4, ENTRY_HEADER + KIND_SHIFT // 8
+_PROBE_MASK = (1 << KIND_SHIFT) - 1
+_ENDED_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlaces:
+    """
+    Say where in the records of a program things are, in bytes; None where they lack them.
+
+    All have the ``flags``, unless that is None, and at least ``size`` bytes.
+    """
+
+    time: int | None
+    uid: int | None
+    name: int | None
+    flags: int | None = None
+    size: int = 0
+
+    @property
+    def process(self) -> int | None:
+        """Where the process id stands until the walk has been there; None if nothing is to be added to records."""
+        return self.uid if self.name is None else self.name
+
+
+class Walk(enum.IntEnum):
+    """Give the offsets of the words that tell a walk what it needs, and keep how far it has come."""
+
+    AT = 0
+    END = 8
+    BASE = 16
+    """What places are counted from."""
+    LINE = 24
+    """Where the next line goes."""
+    TIME = 32
+    """The time of the last record."""
+    GROUPS = 40
+    GROUPS_END = 48
+    GROUP = 56
+    """The group of the last entry, 0 before the first one."""
+    COUNTS = 64
+    """A word for each probepoint, to count its records."""
+    PROBES = 72
+    """How many probepoints there are."""
+    THREADS = 80
+    """The table of threads."""
+    THREAD = 88
+    """The key of the thread that was looked up last, and at which the walk may have stopped."""
+    FOUND = 96
+    """What the table has of it; 0: nothing is known."""
+    READING = 104
+    SEEN = 112
+    """Where the key of the next thread goes that is seen the first time in this reading."""
+    SEEN_END = 120
+    NAMELESS = 128
+    """How many records were left as they are."""
+    LATEST = 136
+    """The latest time that a record can have."""
+    REFUSED = 144
+    """How many entries were skipped that are no work of a handler."""
+
+
+WALK_SIZE = 152
+
+
+class WalkResult(enum.IntEnum):
+    """Say why a walk has ended."""
+
+    DONE = 0
+    THREAD = 1
+    """The table does not have a thread."""
+    GROUPS = 2
+    """There are no more groups."""
+    NONSENSE = 3
+    """What is there is no entry."""
+
+
+def complete_routine() -> Assembled:
+    """
+    Return the routine that returns where the complete entries from R1 on end, at most R2: addresses.
+
+    An entry that would reach beyond R2 is not complete. Where one has the length of the one before, the place of the
+    next one does not depend on what was loaded: so the processor need not wait for one after the other, which are not
+    in its cache.
+    """
+    asm = Assembler()
+    again, alike, done = asm.label(), asm.label(), asm.label()
+    asm.mov(_R.R0, _R.R1)
+    asm.mov(_R.R4, -1)
+    asm.mov(_R.R5, 0)
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R0, _R.R2, done)
+    asm.load(_R.R3, _R.R0, 0, Size.W)
+    asm.jump_if(Jump.JEQ, _R.R3, _R.R4, alike)
+    asm.jump_if(Jump.JEQ, _R.R3, 0, done)
+    asm.mov(_R.R4, BUSY)
+    asm.jump_if(Jump.JGE, _R.R3, _R.R4, done)
+    asm.mov(_R.R4, _R.R3)
+    asm.mov(_R.R5, _R.R3)
+    asm.alu(Alu.AND, _R.R5, DISCARDED - 1)
+    asm.alu(Alu.ADD, _R.R5, ENTRY_HEADER + 7)
+    asm.alu(Alu.AND, _R.R5, ~7)
+    asm.place(alike)
+    asm.mov(_R.R3, _R.R0)
+    asm.alu(Alu.ADD, _R.R3, _R.R5)
+    asm.jump_if(Jump.JGT, _R.R3, _R.R2, done)
+    asm.mov(_R.R0, _R.R3)
+    asm.jump(again)
+    asm.place(done)
+    asm.exit()
+    return asm.assemble()
+
+
+def walk_routine(places: RecordPlaces, *, again: bool = False) -> Assembled:
+    """
+    Return the routine that walks over the entries between AT and END of the ``Walk`` at R1; R0 is a ``WalkResult``.
+
+    With ``again`` they have been walked over before, and are not counted once more.
+    """
+    return _Writer(places, again=again).write()
+
+
+class _Writer:
+    """Write it: R6 is the walk, R7 the entry, R8 its length, R9 its distance to the next one."""
+
+    def __init__(self, places: RecordPlaces, *, again: bool) -> None:
+        self._asm = Assembler()
+        self._places = places
+        self._again = again
+
+    def write(self) -> Assembled:
+        asm = self._asm
+        again, skip, done, nonsense, refused = (asm.label() for _ in range(5))
+        asm.mov(_R.R6, _R.R1)
+        asm.load(_R.R7, _R.R6, Walk.AT)
+        asm.place(again)
+        asm.load(_R.R0, _R.R6, Walk.END)
+        asm.jump_if(Jump.JGE, _R.R7, _R.R0, done)
+        asm.load(_R.R8, _R.R7, 0, Size.W)
+        asm.mov(_R.R9, _R.R8)
+        asm.alu(Alu.AND, _R.R9, DISCARDED - 1)
+        asm.alu(Alu.ADD, _R.R9, ENTRY_HEADER + 7)
+        asm.alu(Alu.AND, _R.R9, ~7)
+        asm.mov(_R.R1, _R.R7)
+        asm.alu(Alu.ADD, _R.R1, _R.R9)
+        asm.jump_if(Jump.JGT, _R.R1, _R.R0, nonsense)
+        asm.jump_if(Jump.JGE, _R.R8, DISCARDED, skip)
+        if not self._again:
+            self._check(refused)
+        self._entry()
+        asm.jump(skip)
+        asm.place(refused)
+        asm.load(_R.R0, _R.R6, Walk.REFUSED)
+        asm.alu(Alu.ADD, _R.R0, 1)
+        asm.store(_R.R6, Walk.REFUSED, _R.R0)
+        asm.place(skip)
+        asm.alu(Alu.ADD, _R.R7, _R.R9)
+        asm.jump(again)
+        asm.place(nonsense)
+        asm.store(_R.R6, Walk.AT, _R.R7)
+        asm.mov(_R.R0, WalkResult.NONSENSE)
+        asm.exit()
+        asm.place(done)
+        asm.store(_R.R6, Walk.AT, _R.R7)
+        asm.mov(_R.R0, WalkResult.DONE)
+        asm.exit()
+        return asm.assemble()
+
+    def _check(self, refused: Label) -> None:
+        """Go to ``refused`` unless the entry can be the work of a handler. Takes R0 and R1."""
+        asm, places, checked = self._asm, self._places, self._asm.label()
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size, refused)
+        asm.load(_R.R0, _R.R7, _HEAD, Size.W)
+        asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
+        asm.load(_R.R1, _R.R6, Walk.PROBES)
+        asm.jump_if(Jump.JGE, _R.R0, _R.R1, refused)
+        asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
+        is_record, has_flags = asm.label(), asm.label()
+        asm.jump_if(Jump.JLE, _R.R0, Entry.TRACE, is_record)
+        asm.jump_if(Jump.JEQ, _R.R0, Entry.STACKED, is_record)
+        asm.jump_if(Jump.JEQ, _R.R0, Entry.TALLY, checked)
+        asm.jump_if(Jump.JNE, _R.R0, Entry.ENDED, refused)
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size + _ENDED_SIZE, refused)
+        asm.jump(checked)
+        asm.place(is_record)
+        asm.jump_if(Jump.JLT, _R.R8, ENTRY_HEAD.size + places.size, refused)
+        if places.flags is not None:
+            asm.load(_R.R1, _R.R7, RECORD_PLACE, Size.W)
+            asm.jump_if(Jump.JNE, _R.R0, Entry.TRACE, has_flags)
+            asm.alu(Alu.XOR, _R.R1, int(Item.STACK_TRACE))
+            asm.place(has_flags)
+            asm.alu(Alu.AND, _R.R1, _NOT_CUT)
+            asm.jump_if(Jump.JNE, _R.R1, places.flags, refused)
+        if places.time is not None:
+            asm.load(_R.R0, _R.R7, RECORD_PLACE + places.time)
+            asm.load(_R.R1, _R.R6, Walk.LATEST)
+            asm.jump_if(Jump.JGT, _R.R0, _R.R1, refused)
+        asm.place(checked)
+
+    def _entry(self) -> None:
+        """Write what is done with one entry. Takes R0 to R5."""
+        asm, places = self._asm, self._places
+        plain, grouped, is_record = asm.label(), asm.label(), asm.label()
+        asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
+        asm.alu(Alu.LSH, _R.R0, 32)
+        asm.alu(Alu.OR, _R.R8, _R.R0)  # the key of the group
+        self._group(grouped)
+        asm.place(grouped)
+        asm.load(_R.R0, _R.R7, _KIND_BYTE, Size.B)
+        asm.jump_if(Jump.JLE, _R.R0, Entry.TRACE, is_record)
+        asm.jump_if(Jump.JNE, _R.R0, Entry.STACKED, plain)
+        asm.place(is_record)
+        if places.process is not None:
+            self._name(places.process)
+        if places.time is not None:
+            asm.load(_R.R0, _R.R7, RECORD_PLACE + places.time)
+            asm.store(_R.R6, Walk.TIME, _R.R0)
+        if not self._again:
+            self._count()
+        asm.place(plain)
+        asm.load(_R.R0, _R.R6, Walk.LINE)
+        asm.load(_R.R1, _R.R6, Walk.TIME)
+        asm.store(_R.R0, 0, _R.R1)
+        asm.load(_R.R1, _R.R6, Walk.BASE)
+        asm.mov(_R.R2, _R.R7)
+        asm.alu(Alu.SUB, _R.R2, _R.R1)
+        asm.store(_R.R0, 8, _R.R2, Size.W)
+        asm.load(_R.R3, _R.R6, Walk.GROUP)
+        asm.load(_R.R4, _R.R3, 8)
+        asm.alu(Alu.ADD, _R.R4, 1)
+        asm.store(_R.R3, 8, _R.R4)
+        asm.load(_R.R4, _R.R6, Walk.GROUPS)
+        asm.alu(Alu.SUB, _R.R3, _R.R4)
+        asm.alu(Alu.RSH, _R.R3, GROUP_SIZE.bit_length() - 1)
+        asm.store(_R.R0, 12, _R.R3, Size.W)
+        asm.alu(Alu.ADD, _R.R0, LINE_SIZE)
+        asm.store(_R.R6, Walk.LINE, _R.R0)
+
+    def _group(self, known: Label) -> None:
+        """Let GROUP be the group with the key R8; return if there is no room for it. Takes R0 to R2."""
+        asm, again, new, found, none = self._asm, *(self._asm.label() for _ in range(4))
+        asm.load(_R.R0, _R.R6, Walk.GROUP)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, none)
+        asm.load(_R.R1, _R.R0, 0)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R8, known)
+        asm.place(none)
+        asm.load(_R.R0, _R.R6, Walk.GROUPS)
+        asm.load(_R.R2, _R.R6, Walk.GROUPS_END)
+        asm.place(again)
+        asm.jump_if(Jump.JGE, _R.R0, _R.R2, new)
+        asm.load(_R.R1, _R.R0, 0)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R8, found)
+        asm.alu(Alu.ADD, _R.R0, GROUP_SIZE)
+        asm.jump(again)
+        asm.place(new)
+        asm.load(_R.R1, _R.R6, Walk.GROUPS)
+        asm.alu(Alu.SUB, _R.R2, _R.R1)
+        room = asm.label()
+        asm.jump_if(Jump.JLT, _R.R2, GROUPS_MAX * GROUP_SIZE, room)
+        self._stop(WalkResult.GROUPS)
+        asm.place(room)
+        asm.store(_R.R0, 0, _R.R8)
+        asm.store(_R.R0, 8, 0)
+        asm.mov(_R.R1, _R.R0)
+        asm.alu(Alu.ADD, _R.R1, GROUP_SIZE)
+        asm.store(_R.R6, Walk.GROUPS_END, _R.R1)
+        asm.place(found)
+        asm.store(_R.R6, Walk.GROUP, _R.R0)
+
+    def _stop(self, why: WalkResult) -> None:
+        self._asm.store(_R.R6, Walk.AT, _R.R7)
+        self._asm.mov(_R.R0, why)
+        self._asm.exit()
+
+    def _name(self, process: int) -> None:
+        """Write into the record what is known of its thread; return if that is nothing. Takes R0 to R5."""
+        asm, places = self._asm, self._places
+        same, seen, known, different, named, nameless, has_id = (asm.label() for _ in range(7))
+        asm.load(_R.R3, _R.R7, _TID, Size.W)
+        asm.load(_R.R2, _R.R7, RECORD_PLACE + process, Size.W)
+        asm.jump_if(Jump.JNE, _R.R3, 0, has_id)
+        if self._again:
+            asm.jump(named)
+        else:  # the handler did not know its thread: it is called as the first one of its process
+            asm.mov(_R.R3, _R.R2)
+            asm.jump_if(Jump.JEQ, _R.R3, 0, named)
+            asm.store(_R.R7, _TID, _R.R3, Size.W)
+        asm.place(has_id)
+        asm.alu(Alu.LSH, _R.R2, 32)
+        asm.alu(Alu.OR, _R.R2, _R.R3)
+        asm.load(_R.R0, _R.R6, Walk.FOUND)
+        asm.load(_R.R3, _R.R6, Walk.THREAD)
+        asm.store(_R.R6, Walk.THREAD, _R.R2)
+        asm.jump_if(Jump.JNE, _R.R2, _R.R3, different)
+        asm.jump_if(Jump.JNE, _R.R0, 0, same)
+        asm.place(different)
+        asm.load(_R.R1, _R.R6, Walk.THREADS)
+        asm.mov(_R.R2, _R.R6)
+        asm.alu(Alu.ADD, _R.R2, Walk.THREAD)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.store(_R.R6, Walk.FOUND, _R.R0)
+        asm.jump_if(Jump.JNE, _R.R0, 0, known)
+        self._stop(WalkResult.THREAD)
+        asm.place(known)
+        asm.load(_R.R1, _R.R0, THREAD_READING, Size.W)
+        asm.load(_R.R2, _R.R6, Walk.READING)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R2, seen)
+        asm.mov(_R.R3, NOBODY_KNOWS)
+        asm.jump_if(Jump.JEQ, _R.R1, _R.R3, nameless)
+        asm.store(_R.R0, THREAD_READING, _R.R2, Size.W)
+        asm.load(_R.R1, _R.R6, Walk.SEEN)
+        asm.load(_R.R2, _R.R6, Walk.SEEN_END)
+        asm.jump_if(Jump.JGE, _R.R1, _R.R2, seen)
+        asm.load(_R.R2, _R.R6, Walk.THREAD)
+        asm.store(_R.R1, 0, _R.R2)
+        asm.alu(Alu.ADD, _R.R1, 8)
+        asm.store(_R.R6, Walk.SEEN, _R.R1)
+        asm.jump(seen)
+        asm.place(nameless)
+        asm.store(_R.R6, Walk.FOUND, 0)  # so that it is looked up the next time
+        asm.load(_R.R1, _R.R6, Walk.NAMELESS)
+        asm.alu(Alu.ADD, _R.R1, 1)
+        asm.store(_R.R6, Walk.NAMELESS, _R.R1)
+        asm.jump(named)
+        asm.place(seen)
+        asm.place(same)
+        asm.store(_R.R7, _TID, 0, Size.W)
+        if places.name is not None:
+            for at in range(0, NAME_SIZE, 8):
+                asm.load(_R.R1, _R.R0, THREAD_NAME + at)
+                asm.store(_R.R7, RECORD_PLACE + places.name + at, _R.R1)
+        if places.uid is not None:
+            asm.load(_R.R1, _R.R0, THREAD_UID, Size.W)
+            asm.store(_R.R7, RECORD_PLACE + places.uid, _R.R1, Size.W)
+        asm.place(named)
+
+    def _count(self) -> None:
+        """Count the record for its probepoint, whose number stands alone afterwards. Takes R0 to R2."""
+        asm = self._asm
+        asm.load(_R.R0, _R.R7, _HEAD, Size.W)
+        asm.alu(Alu.AND, _R.R0, _PROBE_MASK)
+        asm.alu(Alu.LSH, _R.R0, 3)
+        asm.load(_R.R1, _R.R6, Walk.COUNTS)
+        asm.alu(Alu.ADD, _R.R0, _R.R1)
+        asm.load(_R.R2, _R.R0, 0)
+        asm.alu(Alu.ADD, _R.R2, 1)
+        asm.store(_R.R0, 0, _R.R2)
+
+
+# Routines that bring the lines of an index (``entry_walk``) into the order of their time.
+#
+# Those of one ring nearly are: a thread may have been interrupted, or have changed its CPU, between asking for the time
+# and taking its place. So each is moved back over few others; then runs that are in order are merged. Lines with the
+# same time stay in the order in which they come.
+
+
+def insertion_routine() -> Assembled:
+    """Return the routine that sorts the lines from R1 to R2, addresses, by insertion."""
+    asm = Assembler()
+    again, following, shift, found, done = (asm.label() for _ in range(5))
+    asm.mov(_R.R3, _R.R1)
+    asm.alu(Alu.ADD, _R.R3, LINE_SIZE)
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R3, _R.R2, done)
+    asm.load(_R.R4, _R.R3, 0)
+    asm.load(_R.R5, _R.R3, -LINE_SIZE)
+    asm.jump_if(Jump.JGE, _R.R4, _R.R5, following)
+    asm.load(_R.R6, _R.R3, 8)
+    asm.mov(_R.R7, _R.R3)
+    asm.place(shift)
+    asm.jump_if(Jump.JLE, _R.R7, _R.R1, found)
+    asm.load(_R.R5, _R.R7, -LINE_SIZE)
+    asm.jump_if(Jump.JLE, _R.R5, _R.R4, found)
+    asm.load(_R.R0, _R.R7, 8 - LINE_SIZE)
+    asm.store(_R.R7, 0, _R.R5)
+    asm.store(_R.R7, 8, _R.R0)
+    asm.alu(Alu.SUB, _R.R7, LINE_SIZE)
+    asm.jump(shift)
+    asm.place(found)
+    asm.store(_R.R7, 0, _R.R4)
+    asm.store(_R.R7, 8, _R.R6)
+    asm.place(following)
+    asm.alu(Alu.ADD, _R.R3, LINE_SIZE)
+    asm.jump(again)
+    asm.place(done)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return asm.assemble()
+
+
+def merge_routine() -> Assembled:
+    """Return the routine that merges the lines from R1 to R2 and those from R3 to R4 to R5: addresses."""
+    asm = Assembler()
+    again, second, rest, others, done = (asm.label() for _ in range(5))
+    asm.place(again)
+    asm.jump_if(Jump.JGE, _R.R1, _R.R2, others)
+    asm.jump_if(Jump.JGE, _R.R3, _R.R4, rest)
+    asm.load(_R.R0, _R.R1, 0)
+    asm.load(_R.R6, _R.R3, 0)
+    asm.jump_if(Jump.JGT, _R.R0, _R.R6, second)
+    asm.load(_R.R7, _R.R1, 8)
+    asm.store(_R.R5, 0, _R.R0)
+    asm.store(_R.R5, 8, _R.R7)
+    asm.alu(Alu.ADD, _R.R1, LINE_SIZE)
+    asm.alu(Alu.ADD, _R.R5, LINE_SIZE)
+    asm.jump(again)
+    asm.place(second)
+    asm.load(_R.R7, _R.R3, 8)
+    asm.store(_R.R5, 0, _R.R6)
+    asm.store(_R.R5, 8, _R.R7)
+    asm.alu(Alu.ADD, _R.R3, LINE_SIZE)
+    asm.alu(Alu.ADD, _R.R5, LINE_SIZE)
+    asm.jump(again)
+    asm.place(others)  # none of the first ones are left: what is left of the second takes their place
+    asm.mov(_R.R1, _R.R3)
+    asm.mov(_R.R2, _R.R4)
+    asm.place(rest)
+    asm.jump_if(Jump.JGE, _R.R1, _R.R2, done)
+    asm.load(_R.R0, _R.R1, 0)
+    asm.load(_R.R7, _R.R1, 8)
+    asm.store(_R.R5, 0, _R.R0)
+    asm.store(_R.R5, 8, _R.R7)
+    asm.alu(Alu.ADD, _R.R1, LINE_SIZE)
+    asm.alu(Alu.ADD, _R.R5, LINE_SIZE)
+    asm.jump(rest)
+    asm.place(done)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    return asm.assemble()

@@ -1,0 +1,181 @@
+"""
+Rings in memory that threads write to and the tool reads: one for each CPU, so that they seldom meet.
+
+::
+
+    ring     0     u64 consumer   how far the reader is, who writes it
+             128   u64 producer   how far places are given out
+             4096  data           a power of two of bytes
+
+    entry    u32 length; bit 31: is being written; bit 30: discarded | u32 0 | data, filled up to 8 bytes
+
+Positions only grow; their low bits are places in the data. An entry does not wrap around: a discarded one fills the
+room before the end, so that an entry of more than half a ring need not find room even if that is empty.
+
+The reader clears what it has read before it gives the room back, so that an entry is complete as soon as its length is
+not 0, and has no bit 31. A thread that has taken its place, and does not run, holds up those behind it in this ring; if
+it was killed, the reader skips what it has taken: as much as it says, or all zeros where it has not come to say so.
+"""
+
+from __future__ import annotations
+
+import errno
+from functools import lru_cache
+
+from dprobes.bpf.bpf_assembler import Assembled, Assembler
+from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.lazy_dataclass import dataclass
+
+__all__ = [
+    "BUSY",
+    "CONSUMER",
+    "DATA",
+    "DISCARDED",
+    "ENTRY_HEADER",
+    "PRODUCER",
+    "RingShape",
+    "output_code",
+    "output_routine",
+]
+
+_R = Register
+
+CONSUMER, PRODUCER, DATA = 0, 128, 4096
+DISCARDED, BUSY = 1 << 30, 1 << 31
+ENTRY_HEADER = 8
+_BUSY_IMMEDIATE = BUSY - (1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class RingShape:
+    """Say how many rings there are, and how many bytes of data each has: powers of two."""
+
+    rings: int
+    size: int
+
+    @property
+    def stride(self) -> int:
+        """The distance of one ring to the next."""
+        return DATA + self.size
+
+
+def output_routine(shape: RingShape) -> Assembled:
+    """Return the routine that puts R3 bytes at R2 into a ring of those at R1; R0 is 0, or what prevents it."""
+    asm = Assembler()
+    full, again, pad, copy, copied = (asm.label() for _ in range(5))
+    mask = shape.size - 1
+    asm.mov(_R.R6, _R.R1)
+    asm.call(Helper.GET_SMP_PROCESSOR_ID)
+    asm.alu(Alu.AND, _R.R0, shape.rings - 1)
+    asm.alu(Alu.MUL, _R.R0, shape.stride)
+    asm.alu(Alu.ADD, _R.R6, _R.R0)
+    asm.mov(_R.R7, _R.R3)
+    asm.alu(Alu.ADD, _R.R7, ENTRY_HEADER + 7)
+    asm.alu(Alu.AND, _R.R7, ~7)
+    asm.place(again)
+    asm.load(_R.R0, _R.R6, PRODUCER)
+    asm.load(_R.R4, _R.R6, CONSUMER)
+    asm.mov(_R.R1, _R.R0)
+    asm.alu(Alu.ADD, _R.R1, _R.R7)
+    asm.mov(_R.R5, _R.R1)
+    asm.alu(Alu.SUB, _R.R5, _R.R4)
+    asm.jump_if(Jump.JGT, _R.R5, shape.size, full)
+    asm.mov(_R.R5, _R.R0)
+    asm.alu(Alu.AND, _R.R5, mask)
+    asm.mov(_R.R4, shape.size)
+    asm.alu(Alu.SUB, _R.R4, _R.R5)
+    asm.jump_if(Jump.JLT, _R.R4, _R.R7, pad)
+    asm.mov(_R.R4, _R.R0)
+    asm.atomic(Atomic.CMPXCHG, _R.R6, PRODUCER, _R.R1)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
+    asm.alu(Alu.ADD, _R.R6, _R.R5)
+    asm.mov(_R.R0, _R.R3)
+    asm.alu(Alu.OR, _R.R0, _BUSY_IMMEDIATE, wide=False)
+    asm.store(_R.R6, DATA, _R.R0, Size.W)
+    asm.mov(_R.R4, _R.R6)
+    asm.mov(_R.R5, _R.R3)
+    asm.place(copy)
+    asm.jump_if(Jump.JSLE, _R.R5, 0, copied)
+    asm.load(_R.R0, _R.R2, 0)
+    asm.store(_R.R4, DATA + ENTRY_HEADER, _R.R0)
+    asm.alu(Alu.ADD, _R.R2, 8)
+    asm.alu(Alu.ADD, _R.R4, 8)
+    asm.alu(Alu.SUB, _R.R5, 8)
+    asm.jump(copy)
+    asm.place(copied)
+    asm.store(_R.R6, DATA, _R.R3, Size.W)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    asm.place(pad)
+    asm.mov(_R.R1, _R.R0)
+    asm.alu(Alu.ADD, _R.R1, _R.R4)
+    asm.mov(_R.R8, _R.R0)
+    asm.atomic(Atomic.CMPXCHG, _R.R6, PRODUCER, _R.R1)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R8, again)
+    asm.alu(Alu.ADD, _R.R5, _R.R6)
+    asm.alu(Alu.SUB, _R.R4, ENTRY_HEADER)
+    asm.mov(_R.R1, DISCARDED)
+    asm.alu(Alu.OR, _R.R4, _R.R1)
+    asm.store(_R.R5, DATA, _R.R4, Size.W)
+    asm.jump(again)
+    asm.place(full)
+    asm.mov(_R.R0, -errno.ENOSPC)
+    asm.exit()
+    return asm.assemble()
+
+
+@lru_cache(64)
+def output_code(shape: RingShape, size: int, pieces: tuple[int, ...]) -> Assembled:
+    """
+    Return what puts ``size`` bytes at R2 into a ring of those at R1: code that takes the place of the call.
+
+    They are copied in ``pieces`` of 4 or 8 bytes: a processor is slow at reading at once what has just been written in
+    parts. R0 is 0, or what prevents it. Takes R0 to R5 and no frame; asking for the CPU must leave R1 to R5 alone.
+    """
+    asm = Assembler()
+    full, again, pad = asm.label(), asm.label(), asm.label()
+    mask, whole = shape.size - 1, size + ENTRY_HEADER + 7 & ~7
+    asm.call(Helper.GET_SMP_PROCESSOR_ID)
+    asm.alu(Alu.AND, _R.R0, shape.rings - 1)
+    asm.alu(Alu.MUL, _R.R0, shape.stride)
+    asm.alu(Alu.ADD, _R.R1, _R.R0)
+    asm.place(again)
+    asm.load(_R.R0, _R.R1, PRODUCER)
+    asm.load(_R.R5, _R.R1, CONSUMER)
+    asm.mov(_R.R4, _R.R0)
+    asm.mov(_R.R3, _R.R0)
+    asm.alu(Alu.ADD, _R.R3, whole)
+    asm.alu(Alu.SUB, _R.R5, _R.R3)
+    asm.jump_if(Jump.JSLT, _R.R5, -shape.size, full)
+    asm.mov(_R.R5, _R.R0)
+    asm.alu(Alu.AND, _R.R5, mask)
+    asm.jump_if(Jump.JGT, _R.R5, shape.size - whole, pad)
+    asm.atomic(Atomic.CMPXCHG, _R.R1, PRODUCER, _R.R3)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
+    asm.alu(Alu.ADD, _R.R1, _R.R5)
+    asm.store(_R.R1, DATA, size + _BUSY_IMMEDIATE, Size.W)
+    at = 0
+    for piece in pieces:
+        asm.load(_R.R0, _R.R2, at, Size.of(piece))
+        asm.store(_R.R1, DATA + ENTRY_HEADER + at, _R.R0, Size.of(piece))
+        at += piece
+    asm.store(_R.R1, DATA, size, Size.W)
+    asm.mov(_R.R0, 0)
+    asm.exit()
+    asm.place(pad)
+    asm.alu(Alu.SUB, _R.R5, shape.size)  # the room before the end, as a negative number
+    asm.mov(_R.R3, _R.R0)
+    asm.alu(Alu.SUB, _R.R3, _R.R5)
+    asm.atomic(Atomic.CMPXCHG, _R.R1, PRODUCER, _R.R3)
+    asm.jump_if(Jump.JNE, _R.R0, _R.R4, again)
+    asm.alu(Alu.AND, _R.R4, mask)
+    asm.alu(Alu.ADD, _R.R4, _R.R1)
+    asm.neg(_R.R5)
+    asm.alu(Alu.SUB, _R.R5, ENTRY_HEADER)
+    asm.alu(Alu.OR, _R.R5, DISCARDED)
+    asm.store(_R.R4, DATA, _R.R5, Size.W)
+    asm.jump(again)
+    asm.place(full)
+    asm.mov(_R.R0, -errno.ENOSPC)
+    asm.exit()
+    return asm.assemble()

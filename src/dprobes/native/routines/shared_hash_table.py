@@ -1,0 +1,371 @@
+"""
+Hash tables in memory that threads of several processes share.
+
+::
+
+    table    8  u64 count    how many keys there are
+            64  slots        ``capacity`` of them, a power of two
+                locks        64 bytes for each block of 64 slots; 0, or 1 while somebody inserts or deletes there
+
+    slot     0  u64 state    0: free, 1: being written, 3: deleted, else the key's hash with 6 in its low three bits
+             8  key          filled up to a multiple of 8 bytes
+                value
+
+A key is in the block of the slot that its hash names, with no free slot from that one on; behind the last slot of a
+block comes its first one. Look-ups take no lock. A lock is waited for as long as its holder may be preempted, and not
+for ever: a thread may be interrupted while it holds it, by a signal handler that is probed, or killed. A key that finds
+no room is not inserted; a table that ``forgets`` gives it the place of another one of its block.
+"""
+
+from __future__ import annotations
+
+import errno
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.bpf_assembler import Assembler
+from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.map_layouts import power_of_two
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from dprobes.bpf.bpf_assembler import Assembled, Label
+
+__all__ = ["BLOCK", "DELETED", "FREE", "HASH_FACTOR", "HEAD_SIZE", "TableShape", "hash_routine"]
+
+_R = Register
+
+HEAD_SIZE = 64
+BLOCK = 64
+"""Slots, and bytes that the lock of so many takes: a line of the cache."""
+HASH_FACTOR = 0x9E37_79B9_7F4A_7C15
+"""The golden ratio, as a fraction of 2**64: what Knuth multiplies hashes with (TAOCP volume 3, section 6.4)."""
+FREE, _WRITING, DELETED, _READY = 0, 1, 3, 6
+_COUNT = 8
+_STATE = 8
+_SPINS = 1 << 24
+"""How often a lock is looked at: some milliseconds of a processor, in which a preempted holder comes to run."""
+
+_FLAGS, _HOME, _HELD = -8, -16, -24
+"""Where in the frame of a routine the flags of an update are, the slot that the hash names, and where the lock is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """Say what a table holds: keys and values of so many bytes, multiples of 4, and at most so many entries."""
+
+    key_size: int
+    value_size: int
+    entries: int
+    forgets: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots: some are free even if all entries are there."""
+        return power_of_two(max(2 * self.entries, 8))
+
+    @property
+    def value_place(self) -> int:
+        """Where in a slot the value is."""
+        return _STATE + (self.key_size + 7 & ~7)
+
+    @property
+    def stride(self) -> int:
+        """The bytes of a slot."""
+        return self.value_place + (self.value_size + 7 & ~7)
+
+    @property
+    def block(self) -> int:
+        """How many slots have one lock."""
+        return min(BLOCK, self.capacity)
+
+    @property
+    def locks(self) -> int:
+        """Where the locks are."""
+        return HEAD_SIZE + self.capacity * self.stride
+
+    @property
+    def size(self) -> int:
+        """The bytes of the table."""
+        return self.locks + BLOCK * (self.capacity // self.block)
+
+
+@lru_cache(64)  # each process that is probed has routines for the same shapes
+def hash_routine(helper: Helper, shape: TableShape) -> Assembled:
+    """Return the routine for MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM or MAP_DELETE_ELEM on tables of a shape."""
+    asm = Assembler()
+    writer = _Writer(asm, shape)
+    match helper:
+        case Helper.MAP_LOOKUP_ELEM:
+            writer.look_up()
+        case Helper.MAP_UPDATE_ELEM:
+            writer.update()
+        case Helper.MAP_DELETE_ELEM:
+            writer.delete()
+        case _:
+            raise AssertionError(f"{helper.name} is not about tables")
+    return asm.assemble()
+
+
+def _pieces(size: int) -> list[tuple[int, Size]]:
+    """Cut so many bytes into words, and half a word at the end where they are no multiple of 8."""
+    words = [(at, Size.DW) for at in range(0, size - 7, 8)]
+    return [*words, (size - 4, Size.W)] if size % 8 else words
+
+
+class _Writer:
+    """Write the routines of one shape; R1 is the table and R2 the key, as the kernel's helpers take them."""
+
+    def __init__(self, asm: Assembler, shape: TableShape) -> None:
+        self._asm = asm
+        self._shape = shape
+        self._key = _pieces(shape.key_size)
+
+    def _hash(self, key: Register) -> None:
+        """Let R3 be the state of a slot with the key, and R4 the number of the slot to begin with. Takes R5."""
+        asm = self._asm
+        asm.mov(_R.R4, HASH_FACTOR)
+        asm.mov(_R.R3, _R.R4)
+        for at, size in self._key:
+            asm.load(_R.R5, key, at, size)
+            asm.alu(Alu.XOR, _R.R3, _R.R5)
+            asm.alu(Alu.MUL, _R.R3, _R.R4)
+            asm.mov(_R.R5, _R.R3)
+            asm.alu(Alu.RSH, _R.R5, 32)
+            asm.alu(Alu.XOR, _R.R3, _R.R5)
+        asm.mov(_R.R4, _R.R3)
+        asm.alu(Alu.RSH, _R.R4, 3)
+        asm.alu(Alu.AND, _R.R4, self._shape.capacity - 1)
+        asm.alu(Alu.OR, _R.R3, _READY | 1)
+        asm.alu(Alu.XOR, _R.R3, 1)
+
+    def _slot(self, table: Register) -> None:
+        """Let R0 be the address of slot R4, less the head of the table."""
+        self._asm.mov(_R.R0, _R.R4)
+        self._asm.alu(Alu.MUL, _R.R0, self._shape.stride)
+        self._asm.alu(Alu.ADD, _R.R0, table)
+
+    def _go_on(self, again: Label) -> None:
+        """Go to the next slot, as often as R5 says."""
+        asm = self._asm
+        self._next()
+        asm.alu(Alu.SUB, _R.R5, 1)
+        asm.jump_if(Jump.JNE, _R.R5, 0, again)
+
+    def _next(self) -> None:
+        """Let R4 be the number of the next slot of the block."""
+        asm, block, inside = self._asm, self._shape.block, self._asm.label()
+        asm.alu(Alu.ADD, _R.R4, 1)
+        asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
+        asm.alu(Alu.SUB, _R.R4, block)
+        asm.place(inside)
+
+    def _previous(self) -> None:
+        """Let R4 be the number of the slot before it in the block."""
+        asm, block, inside = self._asm, self._shape.block, self._asm.label()
+        asm.jump_if(Jump.JSET, _R.R4, block - 1, inside)
+        asm.alu(Alu.ADD, _R.R4, block)
+        asm.place(inside)
+        asm.alu(Alu.SUB, _R.R4, 1)
+
+    def _compare(self, key: Register, other: Label, first: Register, second: Register) -> None:
+        """Go to ``other`` unless the slot at R0 has the key."""
+        for at, size in self._key:
+            self._asm.load(first, _R.R0, HEAD_SIZE + _STATE + at, size)
+            self._asm.load(second, key, at, size)
+            self._asm.jump_if(Jump.JNE, first, second, other)
+
+    def look_up(self) -> None:
+        """Write the look-up: R0 is the address of the value, or 0."""
+        asm, again, following, none = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        self._hash(_R.R2)
+        asm.mov(_R.R5, self._shape.block)
+        asm.place(again)
+        self._slot(_R.R1)
+        asm.load(_R.R6, _R.R0, HEAD_SIZE)
+        asm.jump_if(Jump.JEQ, _R.R6, FREE, none)
+        asm.jump_if(Jump.JNE, _R.R6, _R.R3, following)
+        self._compare(_R.R2, following, _R.R6, _R.R7)
+        asm.alu(Alu.ADD, _R.R0, HEAD_SIZE + self._shape.value_place)
+        asm.exit()
+        asm.place(following)
+        self._go_on(again)
+        asm.place(none)
+        asm.mov(_R.R0, 0)
+        asm.exit()
+
+    def _lock(self) -> None:
+        """Take the lock of slot R4 of the table at R6; return EBUSY if that fails. Takes R0, R1, R5 and R9."""
+        asm, again, busy, locked = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        asm.mov(_R.R9, _R.R4)
+        asm.alu(Alu.AND, _R.R9, -BLOCK)
+        asm.alu(Alu.ADD, _R.R9, self._shape.locks)
+        asm.alu(Alu.ADD, _R.R9, _R.R6)
+        asm.store(_R.R10, _HELD, _R.R9)
+        asm.mov(_R.R1, 1)
+        asm.mov(_R.R5, _SPINS)
+        asm.place(again)
+        asm.load(_R.R0, _R.R9, 0)
+        asm.jump_if(Jump.JNE, _R.R0, 0, busy)
+        asm.atomic(Atomic.CMPXCHG, _R.R9, 0, _R.R1)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, locked)
+        asm.place(busy)
+        asm.alu(Alu.SUB, _R.R5, 1)
+        asm.jump_if(Jump.JNE, _R.R5, 0, again)
+        asm.mov(_R.R0, -errno.EBUSY)
+        asm.exit()
+        asm.place(locked)
+
+    def _return(self, value: int) -> None:
+        """Give the lock back and return. Takes R1 and R2."""
+        self._asm.load(_R.R1, _R.R10, _HELD)
+        self._asm.mov(_R.R2, 0)
+        self._asm.atomic(Atomic.XCHG, _R.R1, 0, _R.R2)
+        self._asm.mov(_R.R0, value)
+        self._asm.exit()
+
+    def _walk(self, free: Label, found: Label, *, notes_deleted: bool) -> None:
+        """
+        Look for the key at R7: R0 is its slot, at ``found``, or a free one, at ``free``; or neither.
+
+        R1 is the first slot of a deleted key then, or 0. Takes R2, R5 and R9.
+        """
+        asm, again, following = self._asm, self._asm.label(), self._asm.label()
+        asm.mov(_R.R1, 0)
+        asm.mov(_R.R5, self._shape.block)
+        asm.place(again)
+        self._slot(_R.R6)
+        asm.load(_R.R2, _R.R0, HEAD_SIZE)
+        asm.jump_if(Jump.JEQ, _R.R2, FREE, free)
+        if notes_deleted:
+            other = asm.label()
+            asm.jump_if(Jump.JNE, _R.R2, DELETED, other)
+            asm.jump_if(Jump.JNE, _R.R1, 0, following)
+            asm.mov(_R.R1, _R.R0)
+            asm.place(other)
+        asm.jump_if(Jump.JNE, _R.R2, _R.R3, following)
+        self._compare(_R.R7, following, _R.R2, _R.R9)
+        asm.jump(found)
+        asm.place(following)
+        self._go_on(again)
+
+    def update(self) -> None:
+        """Write the update: R3 is the value, R4 flags; R0 is 0, or what prevents it."""
+        asm, shape = self._asm, self._shape
+        free, found, chosen, no_room, insert = (asm.label() for _ in range(5))
+        asm.mov(_R.R6, _R.R1)
+        asm.mov(_R.R7, _R.R2)
+        asm.mov(_R.R8, _R.R3)
+        asm.store(_R.R10, _FLAGS, _R.R4)
+        self._hash(_R.R7)
+        asm.store(_R.R10, _HOME, _R.R4)
+        self._lock()
+        self._walk(free, found, notes_deleted=True)
+        asm.jump_if(Jump.JNE, _R.R1, 0, chosen)
+        asm.jump(no_room)
+        asm.place(free)
+        asm.jump_if(Jump.JNE, _R.R1, 0, chosen)
+        asm.mov(_R.R1, _R.R0)
+        asm.place(chosen)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R2, fetch=True)
+        asm.jump_if(Jump.JLT, _R.R2, shape.entries, insert)
+        asm.mov(_R.R2, -1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R2)
+        asm.place(no_room)
+        if shape.forgets:
+            self._forget(insert)
+        else:
+            self._return(-errno.E2BIG)
+        asm.place(insert)
+        asm.store(_R.R1, HEAD_SIZE, _WRITING)
+        for at, size in self._key:
+            asm.load(_R.R2, _R.R7, at, size)
+            asm.store(_R.R1, HEAD_SIZE + _STATE + at, _R.R2, size)
+        self._copy_value(_R.R1)
+        asm.atomic(Atomic.XCHG, _R.R1, HEAD_SIZE, _R.R3)
+        self._return(0)
+        asm.place(found)
+        asm.load(_R.R2, _R.R10, _FLAGS)
+        other = asm.label()
+        asm.jump_if(Jump.JNE, _R.R2, NO_OVERWRITE, other)
+        self._return(-errno.EEXIST)
+        asm.place(other)
+        self._copy_value(_R.R0)
+        self._return(0)
+
+    def _forget(self, insert: Label) -> None:
+        """
+        Let R1 be a slot for the key: the one that it is already, and another key goes; else that of another key.
+
+        The other one is the first key from the slot on that the hash names; if the block has none, there is one key
+        more. Takes R0, R2, R4, R5 and R9.
+        """
+        asm, again, found, goes = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        asm.load(_R.R4, _R.R10, _HOME)
+        asm.mov(_R.R5, self._shape.block)
+        asm.place(again)
+        self._slot(_R.R6)
+        asm.load(_R.R2, _R.R0, HEAD_SIZE)
+        asm.jump_if(Jump.JGT, _R.R2, DELETED, found)
+        self._go_on(again)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R2)
+        asm.jump(insert)
+        asm.place(found)
+        asm.jump_if(Jump.JNE, _R.R1, 0, goes)
+        asm.mov(_R.R1, _R.R0)
+        asm.jump(insert)
+        asm.place(goes)
+        asm.store(_R.R1, HEAD_SIZE, _WRITING)  # which is not free any more: what is before it must not become so
+        self._vacate()
+        asm.jump(insert)
+
+    def _vacate(self) -> None:
+        """
+        Take the key from the slot at R0, whose number is R4; takes R2, R4, R5 and R9.
+
+        No key can be behind a slot if the next one is free: then it is free too, and so are deleted ones before it.
+        """
+        asm, free, previous, done = self._asm, self._asm.label(), self._asm.label(), self._asm.label()
+        asm.mov(_R.R2, _R.R0)
+        self._next()
+        self._slot(_R.R6)
+        asm.load(_R.R9, _R.R0, HEAD_SIZE)
+        asm.jump_if(Jump.JEQ, _R.R9, FREE, free)
+        asm.store(_R.R2, HEAD_SIZE, DELETED)
+        asm.jump(done)
+        asm.place(free)
+        self._previous()
+        asm.mov(_R.R5, self._shape.block)
+        asm.place(previous)
+        asm.store(_R.R2, HEAD_SIZE, FREE)
+        self._previous()
+        self._slot(_R.R6)
+        asm.mov(_R.R2, _R.R0)
+        asm.load(_R.R9, _R.R2, HEAD_SIZE)
+        asm.jump_if(Jump.JNE, _R.R9, DELETED, done)
+        asm.alu(Alu.SUB, _R.R5, 1)
+        asm.jump_if(Jump.JNE, _R.R5, 0, previous)
+        asm.place(done)
+
+    def _copy_value(self, slot: Register) -> None:
+        for at, size in _pieces(self._shape.value_size):
+            self._asm.load(_R.R2, _R.R8, at, size)
+            self._asm.store(slot, HEAD_SIZE + self._shape.value_place + at, _R.R2, size)
+
+    def delete(self) -> None:
+        """Write the deletion: R0 is 0, or ENOENT where the key is not there."""
+        asm, free, found = self._asm, self._asm.label(), self._asm.label()
+        asm.mov(_R.R6, _R.R1)
+        asm.mov(_R.R7, _R.R2)
+        self._hash(_R.R7)
+        self._lock()
+        self._walk(free, found, notes_deleted=False)
+        asm.place(free)
+        self._return(-errno.ENOENT)
+        asm.place(found)
+        self._vacate()
+        asm.mov(_R.R3, -1)
+        asm.atomic(Atomic.ADD, _R.R6, _COUNT, _R.R3)
+        self._return(0)

@@ -1,0 +1,434 @@
+"""
+An assembler for the x86-64 instructions that generated code consists of.
+
+::
+
+    asm = X86Assembler(address)
+    done = asm.label()
+    asm.load(Gpr.RAX, Memory(Gpr.RDI, 112))
+    asm.compare(Gpr.RAX, 0)
+    asm.jump_if(Condition.E, done)
+    asm.place(done)
+    asm.ret()
+    code = asm.assemble()
+
+An instruction is laid out as (Intel SDM volume 2, chapter 2)::
+
+    prefixes | REX 0100WRXB | opcode | ModRM mod(2) reg(3) rm(3) | SIB | displacement | immediate
+
+R, X and B of REX are the fourth bits of ``reg``, of an index, and of ``rm`` or a base; W asks for 64 bits. A name
+of an instruction is the processor's where it says what it does, and else a verb.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+__all__ = [
+    "FRAME",
+    "RESULT",
+    "SCRATCH_1",
+    "SCRATCH_2",
+    "Condition",
+    "Gpr",
+    "Label",
+    "Memory",
+    "Operation",
+    "Shift",
+    "X86Assembler",
+    "gpr",
+]
+
+Label = int
+
+
+class Gpr(enum.IntEnum):
+    """Number the general registers."""
+
+    RAX = 0
+    RCX = 1
+    RDX = 2
+    RBX = 3
+    RSP = 4
+    RBP = 5
+    RSI = 6
+    RDI = 7
+    R8 = 8
+    R9 = 9
+    R10 = 10
+    R11 = 11
+    R12 = 12
+    R13 = 13
+    R14 = 14
+    R15 = 15
+
+
+class Condition(enum.IntEnum):
+    """Number the conditions of jumps; B and A compare unsigned numbers, L and G signed ones."""
+
+    O = 0  # noqa: E741 - the processor's name
+    NO = 1
+    B = 2
+    AE = 3
+    E = 4
+    NE = 5
+    BE = 6
+    A = 7
+    S = 8
+    NS = 9
+    L = 12
+    GE = 13
+    LE = 14
+    G = 15
+
+
+class Operation(enum.IntEnum):
+    """Number the operations on two operands: the opcode's bits 3 to 5, and ``reg`` of the form with an immediate."""
+
+    ADD = 0
+    OR = 1
+    AND = 4
+    SUB = 5
+    XOR = 6
+    CMP = 7
+
+
+class Shift(enum.IntEnum):
+    """Number the shifts: ``reg`` of their opcode."""
+
+    SHL = 4
+    SHR = 5
+    SAR = 7
+
+
+class Memory(NamedTuple):
+    """Name memory at a register plus a displacement, or with ``of_thread`` at the thread pointer plus that."""
+
+    base: Gpr | None
+    displacement: int = 0
+    of_thread: bool = False
+
+
+_FS = 0x64
+_LOCK = 0xF0
+_SIB_RSP = 0x24
+_SIB_NONE = 0x25
+"""SIB bytes without an index: the base is rsp or r12, or there is only a displacement."""
+
+_BYTE, _DWORD = struct.Struct("<b"), struct.Struct("<i")
+_LOADS = {1: (b"\x0f\xb6", False), 2: (b"\x0f\xb7", False), 4: (b"\x8b", False), 8: (b"\x8b", True)}
+"""The opcodes of loads that clear the upper bits, by size, and whether they need REX.W."""
+
+
+def _is_byte(value: int) -> bool:
+    return -0x80 <= value < 0x80
+
+
+class X86Assembler:
+    """Collect instructions that will stand at ``address``; ``wide`` operations work on 64 bits."""
+
+    def __init__(self, address: int = 0) -> None:
+        self.address = address
+        self._code = bytearray()
+        self._places: list[int | None] = []
+        self._fixups: list[tuple[int, Label]] = []
+
+    def __len__(self) -> int:
+        return len(self._code)
+
+    @property
+    def here(self) -> int:
+        """The address of the next instruction."""
+        return self.address + len(self._code)
+
+    # Labels
+
+    def label(self) -> Label:
+        """Return a new label, which is still to be placed."""
+        self._places.append(None)
+        return len(self._places) - 1
+
+    def place(self, label: Label) -> None:
+        """Let a label stand for the next instruction."""
+        assert self._places[label] is None, "a label is placed twice"
+        self._places[label] = len(self._code)
+
+    def address_of(self, label: Label) -> int:
+        """Return where a label was placed."""
+        place = self._places[label]
+        assert place is not None, "a label is used that was never placed"
+        return self.address + place
+
+    # Encoding
+
+    def _encode(
+        self,
+        opcode: bytes,
+        reg: int,
+        rm: Gpr | Memory,
+        *,
+        wide: bool = True,
+        prefix: int | None = None,
+        is_byte: bool = False,
+    ) -> None:
+        """Append an instruction up to its displacement; a byte register above rbx needs a REX prefix."""
+        code = self._code
+        is_register = isinstance(rm, Gpr)
+        base = rm if isinstance(rm, Gpr) else rm.base
+        if not isinstance(rm, Gpr) and rm.of_thread:
+            code.append(_FS)
+        if prefix is not None:
+            code.append(prefix)
+        rex = (8 if wide else 0) | (4 if reg & 8 else 0) | (1 if base is not None and base & 8 else 0)
+        if rex or (is_byte and (reg >= Gpr.RSP or (is_register and base is not None and base >= Gpr.RSP))):
+            code.append(0x40 | rex)
+        code += opcode
+        middle = (reg & 7) << 3
+        if isinstance(rm, Gpr):
+            code.append(0xC0 | middle | rm & 7)
+            return
+        if rm.base is None:
+            code += bytes((4 | middle, _SIB_NONE)) + _DWORD.pack(rm.displacement)
+            return
+        low, displacement = rm.base & 7, rm.displacement
+        # mod 0 with rbp or r13 would mean: relative to the instruction pointer
+        mod = 0 if not displacement and low != Gpr.RBP else 1 if _is_byte(displacement) else 2
+        code.append(mod << 6 | middle | low)
+        if low == Gpr.RSP:
+            code.append(_SIB_RSP)
+        if mod:
+            code += (_BYTE if mod == 1 else _DWORD).pack(displacement)
+
+    def raw(self, data: bytes) -> None:
+        """Append bytes as they are."""
+        self._code += data
+
+    # Moves
+
+    def mov(self, dst: Gpr, src: Gpr, *, wide: bool = True) -> None:
+        """Copy a register; what is not wide clears the upper half."""
+        self._encode(b"\x89", src, dst, wide=wide)
+
+    def mov_number(self, dst: Gpr, value: int) -> None:
+        """Set a register to a number of 64 bits, signed or unsigned, in the shortest form; may change flags."""
+        value &= (1 << 64) - 1
+        if not value:
+            self._encode(b"\x31", dst, dst, wide=False)
+        elif value < 1 << 32:
+            self._code += (b"\x41" if dst & 8 else b"") + bytes((0xB8 | dst & 7,)) + value.to_bytes(4, "little")
+        elif value >= (1 << 64) - (1 << 31):
+            self._encode(b"\xc7", 0, dst)
+            self._code += _DWORD.pack(value - (1 << 64))
+        else:
+            self._code += bytes((0x48 | dst >> 3, 0xB8 | dst & 7)) + value.to_bytes(8, "little")
+
+    def load(self, dst: Gpr, memory: Memory, size: int = 8) -> None:
+        """Load 1, 2, 4 or 8 bytes; the rest of the register is cleared."""
+        opcode, wide = _LOADS[size]
+        self._encode(opcode, dst, memory, wide=wide)
+
+    def store(self, memory: Memory, src: Gpr, size: int = 8) -> None:
+        """Store the low 1, 2, 4 or 8 bytes of a register."""
+        if size == 1:
+            self._encode(b"\x88", src, memory, wide=False, is_byte=True)
+        else:
+            self._encode(b"\x89", src, memory, wide=size == 8, prefix=0x66 if size == 2 else None)
+
+    def store_number(self, memory: Memory, value: int, size: int = 8) -> None:
+        """Store a number of so many bytes; for 8 it is sign-extended from 32 bits."""
+        if size == 1:
+            self._encode(b"\xc6", 0, memory, wide=False)
+        else:
+            self._encode(b"\xc7", 0, memory, wide=size == 8, prefix=0x66 if size == 2 else None)
+        width = min(size, 4)
+        self._code += (value & (1 << 8 * width) - 1).to_bytes(width, "little")
+
+    def lea(self, dst: Gpr, memory: Memory) -> None:
+        """Load an address; leaves flags alone."""
+        self._encode(b"\x8d", dst, memory)
+
+    def push(self, register: Gpr) -> None:
+        """Push a register."""
+        self._code += (b"\x41" if register & 8 else b"") + bytes((0x50 | register & 7,))
+
+    def pop(self, register: Gpr) -> None:
+        """Pop a register."""
+        self._code += (b"\x41" if register & 8 else b"") + bytes((0x58 | register & 7,))
+
+    # Arithmetic
+
+    def calculate(self, operation: Operation, dst: Gpr, src: Gpr | Memory | int, *, wide: bool = True) -> None:
+        """Calculate with a register, memory, or a number, which is sign-extended from 32 bits."""
+        if isinstance(src, Gpr):
+            self._encode(bytes((operation << 3 | 1,)), src, dst, wide=wide)
+        elif isinstance(src, Memory):
+            self._encode(bytes((operation << 3 | 3,)), dst, src, wide=wide)
+        elif _is_byte(src):
+            self._encode(b"\x83", operation, dst, wide=wide)
+            self._code += _BYTE.pack(src)
+        else:
+            self._encode(b"\x81", operation, dst, wide=wide)
+            self._code += _DWORD.pack(src)
+
+    def calculate_in(
+        self, operation: Operation, memory: Memory, src: Gpr, size: int = 8, *, lock: bool = False
+    ) -> None:
+        """Calculate in memory of 4 or 8 bytes, with ``lock`` in one step for all CPUs."""
+        self._encode(bytes((operation << 3 | 1,)), src, memory, wide=size == 8, prefix=_LOCK if lock else None)
+
+    def compare(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
+        """Compare for a jump."""
+        if operand == 0 and not isinstance(operand, Gpr):
+            self._encode(b"\x85", register, register, wide=wide)
+        else:
+            self.calculate(Operation.CMP, register, operand, wide=wide)
+
+    def test(self, register: Gpr, operand: Gpr | int, *, wide: bool = True) -> None:
+        """Compare the bits that both have with zero for a jump."""
+        if isinstance(operand, Gpr):
+            self._encode(b"\x85", operand, register, wide=wide)
+        else:
+            self._encode(b"\xf7", 0, register, wide=wide)
+            self._code += _DWORD.pack(operand)
+
+    def shift(self, shift: Shift, register: Gpr, count: int, *, wide: bool = True) -> None:
+        """Shift by a number."""
+        self._encode(b"\xc1", shift, register, wide=wide)
+        self._code.append(count)
+
+    def shift_by_cl(self, shift: Shift, register: Gpr, *, wide: bool = True) -> None:
+        """Shift by cl, of which 6 bits count, or 5 where it is not wide."""
+        self._encode(b"\xd3", shift, register, wide=wide)
+
+    def neg(self, register: Gpr, *, wide: bool = True) -> None:
+        """Negate a register."""
+        self._encode(b"\xf7", 3, register, wide=wide)
+
+    def multiply(self, dst: Gpr, src: Gpr | int, *, wide: bool = True) -> None:
+        """Multiply a register by another one or a number; the low half is the product of signed and unsigned."""
+        if isinstance(src, Gpr):
+            self._encode(b"\x0f\xaf", dst, src, wide=wide)
+        else:
+            self._encode(b"\x69", dst, dst, wide=wide)
+            self._code += _DWORD.pack(src)
+
+    def multiply_wide(self, operand: Gpr | Memory) -> None:
+        """Let rdx:rax be rax times a register or memory, signed."""
+        self._encode(b"\xf7", 5, operand)
+
+    def div(self, register: Gpr, *, wide: bool = True) -> None:
+        """Divide rdx:rax by a register, unsigned: rax is the quotient, rdx the remainder."""
+        self._encode(b"\xf7", 6, register, wide=wide)
+
+    def shrd(self, dst: Gpr, src: Gpr, count: int) -> None:
+        """Shift a register to the right, and bits of another one in from the left."""
+        self._encode(b"\x0f\xac", src, dst)
+        self._code.append(count)
+
+    # Memory that others change too
+
+    def exchange_add(self, memory: Memory, register: Gpr, size: int = 8) -> None:
+        """Add to memory in one step; the register gets what was there."""
+        self._encode(b"\x0f\xc1", register, memory, wide=size == 8, prefix=_LOCK)
+
+    def exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
+        """Exchange a register and memory in one step, which this instruction does without a prefix."""
+        self._encode(b"\x87", register, memory, wide=size == 8)
+
+    def compare_exchange(self, memory: Memory, register: Gpr, size: int = 8) -> None:
+        """Store a register where memory is equal to rax, in one step; else rax gets what is there."""
+        self._encode(b"\x0f\xb1", register, memory, wide=size == 8, prefix=_LOCK)
+
+    # Control
+
+    def jump(self, target: Label) -> None:
+        """Jump to a label."""
+        self._code.append(0xE9)
+        self._fix(target)
+
+    def jump_if(self, condition: Condition, target: Label) -> None:
+        """Jump to a label under a condition."""
+        self._code += bytes((0x0F, 0x80 | condition))
+        self._fix(target)
+
+    def call(self, target: Label) -> None:
+        """Call a label."""
+        self._code.append(0xE8)
+        self._fix(target)
+
+    def lea_label(self, dst: Gpr, target: Label) -> None:
+        """Load the address of a label."""
+        self._code += bytes((0x48 | (4 if dst & 8 else 0), 0x8D, 5 | (dst & 7) << 3))
+        self._fix(target)
+
+    def jump_to(self, address: int) -> None:
+        """Jump to an address within 2 GiB; raise OverflowError if it is farther away."""
+        self._code.append(0xE9)
+        self._code += self._distance(address)
+
+    def call_at(self, address: int) -> None:
+        """Call an address within 2 GiB; raise OverflowError if it is farther away."""
+        self._code.append(0xE8)
+        self._code += self._distance(address)
+
+    def jump_by(self, register: Gpr) -> None:
+        """Jump to the address in a register."""
+        self._encode(b"\xff", 4, register, wide=False)
+
+    def ret(self) -> None:
+        """Return."""
+        self._code.append(0xC3)
+
+    def syscall(self) -> None:
+        """Enter the kernel; takes rcx and r11."""
+        self._code += b"\x0f\x05"
+
+    def pushfq(self) -> None:
+        """Push the flags."""
+        self._code.append(0x9C)
+
+    def popfq(self) -> None:
+        """Pop the flags."""
+        self._code.append(0x9D)
+
+    def rdtsc(self) -> None:
+        """Let edx:eax be the processor's time stamp counter."""
+        self._code += b"\x0f\x31"
+
+    def rdpid(self, register: Gpr) -> None:
+        """Load IA32_TSC_AUX: Linux has the number of the CPU in its low 12 bits, the node above."""
+        self._encode(b"\x0f\xc7", 7, register, wide=False, prefix=0xF3)
+
+    def _fix(self, target: Label) -> None:
+        self._fixups.append((len(self._code), target))
+        self._code += bytes(4)
+
+    def _distance(self, address: int) -> bytes:
+        return (address - self.here - 4).to_bytes(4, "little", signed=True)
+
+    def assemble(self) -> bytes:
+        """Return the code, all labels being placed."""
+        for at, label in self._fixups:
+            place = self._places[label]
+            assert place is not None, "a label is used that was never placed"
+            _DWORD.pack_into(self._code, at, place - at - 4)
+        return bytes(self._code)
+
+
+# Where the registers of eBPF are: as in the kernel's JIT (arch/x86/net/bpf_jit_comp.c), so that calls fit.
+
+
+_REGISTERS = (
+    Gpr.RAX, Gpr.RDI, Gpr.RSI, Gpr.RDX, Gpr.RCX, Gpr.R8, Gpr.RBX, Gpr.R13, Gpr.R14, Gpr.R15, Gpr.RBP,
+)  # fmt: skip
+
+RESULT, FRAME = Gpr.RAX, Gpr.RBP
+SCRATCH_1, SCRATCH_2 = Gpr.R10, Gpr.R11
+"""Registers that eBPF has no use for; an instruction may change them, and so may calls."""
+
+
+def gpr(number: int) -> Gpr:
+    """Return the register in which eBPF register ``number`` is."""
+    return _REGISTERS[number]

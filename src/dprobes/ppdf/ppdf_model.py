@@ -1,0 +1,75 @@
+"""What a PPDF holds, as data."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.dpc.tool_block import ToolProgram
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.carried_symbols import CarriedBuild
+    from dprobes.target.kernel.kernel_symbols import CarriedKernel
+
+__all__ = ["EbpfCode", "EbpfMap", "Ppdf"]
+
+
+@dataclass(frozen=True, slots=True)
+class EbpfMap:
+    """Say that the load at instruction ``index`` gets the descriptor, or with ``is_value`` the address, of a map."""
+
+    index: int
+    name: str
+    is_value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EbpfCode:
+    """
+    Hold the eBPF of one handler for one processor and one form of loops; it is for people, and never loaded.
+
+    ``code`` are instructions of 8 bytes, ``origins`` the byte offsets in the encoded program that they come from, -1
+    where they belong to none. ``scratch`` is in bytes. ``problem`` says why there is no code.
+    """
+
+    machine: str
+    definition: int
+    loops: str
+    code: bytes = b""
+    maps: tuple[EbpfMap, ...] = ()
+    origins: tuple[int, ...] = ()
+    scratch: int = 0
+    sleepable: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Ppdf:
+    """
+    Hold a compiled program, and what it needs to know of the builds of its module, or of the ``kernels`` it is about.
+
+    ``machines`` are the processors that the program is encoded for, named as in ``arch``. ``needs_write`` says
+    that it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` names
+    what has made the file. ``companions`` are the programs for other modules that were written with this one: they have
+    no companions themselves, and their templates are here. ``blocks`` is what the tool executes of all.
+    """
+
+    program: Program
+    machines: tuple[str, ...]
+    builds: tuple[CarriedBuild, ...] = ()
+    needs_write: bool = False
+    templates: Mapping[str, bytes] = field(default_factory=dict)
+    ebpf: tuple[EbpfCode, ...] = ()
+    tool: str = ""
+    kernels: tuple[CarriedKernel, ...] = ()
+    companions: tuple[Ppdf, ...] = ()
+    blocks: ToolProgram | None = None
+
+    @property
+    def members(self) -> tuple[Ppdf, ...]:
+        """This program and its companions."""
+        return (self, *self.companions)

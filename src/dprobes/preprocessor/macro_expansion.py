@@ -1,0 +1,479 @@
+"""
+One macro: its definition (C11 6.10.3) and the replacement of its parameters (6.10.3.1 to 6.10.3.3).
+
+The body is checked and classified once, when the macro is defined, so that replacing parameters fails at a limit only.
+Other macros are not known here; arguments are expanded by a callable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.diagnostics import Note
+from dprobes.lazy_dataclass import dataclass
+from dprobes.preprocessor.mapped_text import DirectiveError, StopError
+from dprobes.source_text import Expansion, SourceFile, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.preprocessor.mapped_text import Preprocessed
+
+__all__ = ["Macros", "Token", "strip", "tokenize", "would_join"]
+
+# The tokens of C11 6.4 that matter to a preprocessor, and the way each took through macros.
+#
+# A token never changes its place: the character range in the file, or in the definition, where it was written. It must
+# not know what macros are defined.
+
+
+# A comment sign is a token because two tokens that are put together must not become one.
+_LEXEME = re.compile(
+    r"""(?P<blank>[ \t\f\v]+|\n)
+    |(?P<character>L?'(?:[^'\\\n]|\\.){1,64}')
+    |(?P<name>[A-Za-z_]\w*)
+    |(?P<number>\.?\d(?:[eEpP][+-]|[\w.])*)
+    |(?P<string>"(?:[^"\\\n]|\\.)*+"?)
+    |(?P<other>//|/\*|\#\#|<<=|>>=|->|\+\+|--|<<|>>|&&|\|\||[-+*/%&|^<>=!]=|(?s:.))""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+class Use(NamedTuple):
+    """Say out of which macro a token came, where that was used, and out of which macro that use came."""
+
+    name: str
+    place: Span
+    outer: Use | None
+
+
+BODY = Use("", Span(SourceFile("", ""), 0, 0), None)
+"""Stands for the use of a macro in the tokens of its definition, which tells them from arguments."""
+
+
+@dataclass(slots=True, eq=False)
+class Token:
+    """
+    Hold a token.
+
+    ``kind`` is the name of a group of the pattern above; ``hide`` names the macros that must not expand it again.
+    """
+
+    kind: str
+    text: str
+    place: Span
+    use: Use | None = None
+    hide: frozenset[str] = frozenset()
+
+    def outermost(self) -> Span:
+        """Return the place in the program text, outside of all macros."""
+        place, use = self.place, self.use
+        while use is not None:
+            place, use = use.place, use.outer
+        return place
+
+    def span(self) -> Span:
+        """Return the place of use, leading to the definitions."""
+        span, use = self.place, self.use
+        while use is not None:
+            span = Span(use.place.file, use.place.start, use.place.end, Expansion(use.name, span))
+            use = use.outer
+        return span
+
+
+def tokenize(text: Preprocessed, start: int, end: int) -> list[Token]:
+    """Return the tokens, blanks included, of a range of a text without comments."""
+    span = text.span
+    return [
+        Token(str(m.lastgroup), m.group(), span(m.start(), m.end())) for m in _LEXEME.finditer(text.text, start, end)
+    ]
+
+
+def lex(text: str) -> list[tuple[str, str]]:
+    """Return kind and text of the tokens of ``text``."""
+    return [(str(m.lastgroup), m.group()) for m in _LEXEME.finditer(text)]
+
+
+def strip(tokens: list[Token]) -> list[Token]:
+    """Return the tokens without the blanks at both ends."""
+    start, end = 0, len(tokens)
+    while start < end and tokens[start].kind == "blank":
+        start += 1
+    while start < end and tokens[end - 1].kind == "blank":
+        end -= 1
+    return tokens[start:end]
+
+
+def would_join(first: Token, second: Token) -> bool:
+    """Return whether two tokens that are not neighbours in the source would read as others when put together."""
+    if "blank" in (first.kind, second.kind):
+        return False
+    if first.use is None and second.use is None and first.place.end == second.place.start:
+        return False
+    matched = _LEXEME.match(first.text + second.text)
+    return matched is not None and matched.end() != len(first.text)
+
+
+DYNAMIC = frozenset({"__LINE__", "__FILE__", "__COUNTER__"})
+"""The macros whose text depends on where or when they are used; nobody can define them."""
+
+_PASTE_LIMIT = 1024  # characters, or a long chain of '##' takes quadratic time
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_QUOTED = re.compile(r'["\\]')
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """
+    Hold a macro; ``parameters`` is None for one without parentheses, and the last takes the rest if ``variadic``.
+
+    To the kinds of tokens a body adds ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
+    ``optional`` and ``end`` around what ``__VA_OPT__`` has in its parentheses.
+    """
+
+    name: Token
+    parameters: tuple[str, ...] | None
+    variadic: bool
+    body: tuple[Token, ...]
+
+    def same_as(self, other: Macro) -> bool:
+        """Return whether the definitions are the same, as C11 6.10.3 (2) means it: blanks are all alike."""
+        mine, others = ([(t.kind, t.kind == "blank" or t.text) for t in m.body] for m in (self, other))
+        return (self.parameters, self.variadic, mine) == (other.parameters, other.variadic, others)
+
+    def replace(
+        self, arguments: Mapping[str, list[Token]], expand: Callable[[list[Token]], list[Token]]
+    ) -> list[Token]:
+        """
+        Return the body with the arguments in it; ``expand`` makes of one what replaces a parameter without operator.
+
+        As in GNU C, ``, ## __VA_ARGS__`` pastes nothing, and the comma goes if the variable arguments are left out.
+        """
+        out: list[Token] = []
+        expanded: dict[str, list[Token]] = {}
+        body = self._body_for(arguments, expand)
+        for index, token in enumerate(body):
+            if token.kind == "paste":
+                continue
+            pasted = index > 0 and body[index - 1].kind == "paste"
+            value = [token]
+            if token.kind == "stringise":
+                value = [_stringise(arguments.get(token.text, []), token)]
+            elif token.kind == "parameter":
+                value = arguments.get(token.text, [])
+                if pasted or (index + 1 < len(body) and body[index + 1].kind == "paste"):
+                    value = value or [Token("blank", "", token.place, BODY)]  # a placemarker, C11 6.10.3.3 (2)
+                else:
+                    if token.text not in expanded:
+                        expanded[token.text] = expand(value)
+                    value = expanded[token.text]
+            if pasted and self._follows_comma(token, out[-1]):
+                if token.text not in arguments:
+                    out.pop()
+            elif pasted:
+                place = body[index - 2].place.to(token.place)
+                value = [*_paste(out.pop(), value[0], place), *value[1:]]
+            out += value
+        return [token for token in out if token.text]
+
+    def _body_for(
+        self, arguments: Mapping[str, list[Token]], expand: Callable[[list[Token]], list[Token]]
+    ) -> Sequence[Token]:
+        """Return the body with ``__VA_OPT__(...)`` decided: what is in it, or a placemarker (C23 6.10.5.2)."""
+        if not any(token.kind == "optional" for token in self.body):
+            return self.body
+        assert self.parameters is not None
+        is_given = any(token.kind != "blank" for token in expand(arguments.get(self.parameters[-1], [])))
+        body: list[Token] = []
+        is_inside, size = False, 0
+        for token in self.body:
+            if token.kind == "optional":
+                is_inside, size = True, len(body)
+            elif token.kind == "end":
+                is_inside = False
+                if len(body) == size:
+                    body.append(Token("blank", "", token.place, BODY))
+            elif is_given or not is_inside:
+                body.append(token)
+        return body
+
+    def _follows_comma(self, token: Token, before: Token) -> bool:
+        return (
+            self.variadic
+            and self.parameters is not None
+            and (token.kind, token.text) == ("parameter", self.parameters[-1])
+            and (before.text, before.use) == (",", BODY)
+        )
+
+
+def parse_definition(tokens: list[Token]) -> Macro:
+    """Return the macro that the tokens after ``#define`` define; raise ``DirectiveError`` if they are wrong."""
+    if not tokens or tokens[0].kind != "name":
+        raise DirectiveError("malformed #define directive", hint="write '#define NAME TEXT'")
+    name, rest = tokens[0], tokens[1:]
+    if name.text == "defined" or name.text in DYNAMIC:
+        raise DirectiveError(f"'{name.text}' cannot be the name of a macro", name.place)
+    parameters: tuple[str, ...] | None = None
+    variadic = False
+    if rest and rest[0].text == "(":
+        end = next((i for i, token in enumerate(rest) if token.text == ")"), 0)
+        if not end:
+            raise DirectiveError("missing ')' in macro arguments")
+        parameters, variadic = _parse_parameters(name.text, "".join(token.text for token in rest[1:end]))
+        rest = rest[end + 1 :]
+    body = _parse_body(strip(rest), parameters)
+    return Macro(name, parameters, variadic, tuple(_mark_optional(body) if variadic else body))
+
+
+def _parse_parameters(macro: str, text: str) -> tuple[tuple[str, ...], bool]:
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    variadic = bool(names) and names[-1].endswith("...")
+    if variadic:
+        names[-1] = names[-1].removesuffix("...").rstrip() or "__VA_ARGS__"
+    if not all(_NAME.fullmatch(name) for name in names):
+        raise DirectiveError("malformed #define directive")
+    if len(set(names)) < len(names):
+        raise DirectiveError(f"macro '{macro}' has two parameters of the same name")
+    return tuple(names), variadic
+
+
+def _parse_body(tokens: list[Token], parameters: tuple[str, ...] | None) -> list[Token]:
+    body: list[Token] = []
+    names = frozenset(parameters or ())
+    sign: Token | None = None  # a '#' that waits for its parameter
+    for token in tokens:
+        kind, place = token.kind, token.place
+        operator = sign is not None or (bool(body) and body[-1].kind == "paste")
+        if kind == "blank" and operator:
+            continue
+        if sign is not None:
+            if token.text not in names:
+                break
+            kind, place, sign = "stringise", sign.place.to(place), None
+        elif token.text == "#" and parameters is not None:
+            sign = token
+            continue
+        elif token.text == "##":
+            kind = "paste"
+            if body and body[-1].kind == "blank":
+                body.pop()
+        elif token.text in names:
+            kind = "parameter"
+        body.append(Token(kind, token.text, place, BODY))
+    if sign is not None:
+        raise DirectiveError("'#' is not followed by a parameter of the macro", sign.place)
+    for token in body[:1] + body[-1:]:
+        if token.kind == "paste":
+            raise DirectiveError("'##' cannot be at either end of a macro", token.place)
+    return body
+
+
+def _mark_optional(body: list[Token]) -> list[Token]:
+    """Return the body with ``optional`` and ``end`` in place of ``__VA_OPT__``, its parentheses and blanks in them."""
+    marked: list[Token] = []
+    index = 0
+    while index < len(body):
+        token = body[index]
+        index += 1
+        if token.text != "__VA_OPT__":
+            marked.append(token)
+            continue
+        inside, index = _parenthesised(body, index, token)
+        if any(inner.text == "__VA_OPT__" for inner in inside):
+            raise DirectiveError("'__VA_OPT__' inside '__VA_OPT__'", token.place)
+        for inner in inside[:1] + inside[-1:]:
+            if inner.kind == "paste":
+                raise DirectiveError("'##' cannot be at either end of '__VA_OPT__'", inner.place)
+        marked += [Token("optional", "", token.place, BODY), *inside, Token("end", "", token.place, BODY)]
+    return marked
+
+
+def _parenthesised(body: list[Token], start: int, name: Token) -> tuple[list[Token], int]:
+    """Return the tokens between the parentheses that follow ``start``, and the index behind them."""
+    while start < len(body) and body[start].kind == "blank":
+        start += 1
+    depth = 0
+    for index in range(start, len(body)):
+        depth += (body[index].text == "(") - (body[index].text == ")")
+        if depth == 0:
+            if index > start:
+                return strip(body[start + 1 : index]), index + 1
+            break
+    raise DirectiveError(f"'{name.text}' needs tokens in parentheses after it", name.place)
+
+
+def _stringise(argument: list[Token], operator: Token) -> Token:
+    parts: list[str] = []
+    for token in argument:
+        if token.kind == "blank":
+            parts += " " if parts[-1] != " " else ""
+        elif token.kind in ("string", "character"):
+            parts.append(_QUOTED.sub(r"\\\g<0>", token.text))
+        else:
+            parts.append(token.text)
+    return Token("string", f'"{"".join(parts)}"', operator.place, BODY)
+
+
+def _paste(left: Token, right: Token, place: Span) -> list[Token]:
+    """Return what both together read as; in C more than one token is undefined, in assembler programs it is usual."""
+    if not right.text or not left.text:
+        return [left if left.text else right]
+    text = left.text + right.text
+    if len(text) > _PASTE_LIMIT:
+        raise StopError(f"'##' makes a token of more than {_PASTE_LIMIT} characters", place)
+    return [Token(kind, text, place, BODY, left.hide & right.hide) for kind, text in lex(text)]
+
+
+# The defined macros and their expansion, by Prosser's algorithm (the one that C11 6.10.3.4 was written from).
+#
+# What a macro produces goes back in front of the tokens still to be read, and each of its tokens remembers the macros
+# that must not expand it again. So expansion does not recurse, but for arguments, and it always ends; three limits keep
+# the end near. Files and directives are not known here.
+
+
+_MACRO_DEPTH = 200
+_ARGUMENT_DEPTH = 50
+_EXPANSION_LIMIT = 4 << 20  # characters that macros may produce; a token counts as at least four
+
+
+class Macros:
+    """Hold and expand the macros of one program; uses with a wrong number of arguments go to ``diagnostics``."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self._macros: dict[str, Macro] = {}
+        self._counter = 0
+        self._produced = 0
+        self._depth = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._macros or name in DYNAMIC
+
+    def define(self, tokens: list[Token]) -> None:
+        """Define a macro from the tokens after ``#define``; raise ``DirectiveError`` if they are wrong."""
+        macro = parse_definition(tokens)
+        name, before = macro.name, self._macros.get(macro.name.text)
+        if before is not None and not before.same_as(macro):
+            notes = (Note("the previous definition is here", before.name.place),)
+            self._diagnostics.warning(name.place, f"macro '{name.text}' is redefined", notes=notes)
+        self._macros[name.text] = macro
+
+    def undefine(self, name: str) -> None:
+        """Forget the macro, if there is one."""
+        self._macros.pop(name, None)
+
+    def expand(self, tokens: list[Token], more: Callable[[], list[Token]] | None = None) -> list[Token]:
+        """
+        Return the tokens after expansion; raise ``StopError`` when they become too many.
+
+        When the arguments of a macro may go on, ``more`` is called for the tokens of the next line.
+        """
+        stack = tokens[::-1]
+        out: list[Token] = []
+        while stack:
+            token = stack.pop()
+            if token.kind != "name":
+                out.append(token)
+            elif token.text in DYNAMIC:
+                out.append(self._dynamic(token))
+            elif (macro := self._macros.get(token.text)) is None or token.text in token.hide:
+                out.append(token)
+            elif macro.parameters is None:
+                self._push(stack, macro.replace({}, self._expand_argument), token, token.place, token.hide)
+            elif (call := self._call(stack, macro, token, more)) is None:
+                out.append(token)
+            elif (arguments := self._bind(macro, call[0], token)) is not None:
+                close = call[1]
+                place = token.place.to(close.place) if close.use is token.use else token.place
+                body = macro.replace(arguments, self._expand_argument)
+                self._push(stack, body, token, place, token.hide & close.hide)
+        return out
+
+    def _expand_argument(self, tokens: list[Token]) -> list[Token]:
+        self._depth += 1
+        if self._depth > _ARGUMENT_DEPTH:
+            place = tokens[0].span() if tokens else None
+            raise StopError(f"macro arguments nest more than {_ARGUMENT_DEPTH} deep", place)
+        result = self.expand(tokens)
+        self._depth -= 1
+        return result
+
+    def _push(self, stack: list[Token], body: list[Token], name: Token, place: Span, hide: frozenset[str]) -> None:
+        """Put the replaced body of the macro ``name``, used at ``place``, back in front of the rest."""
+        hide |= {name.text}
+        if len(hide) > _MACRO_DEPTH:
+            raise StopError(f"macros nest more than {_MACRO_DEPTH} deep", name.outermost())
+        self._produced += 4 + sum(max(4, len(token.text)) for token in body)
+        if self._produced > _EXPANSION_LIMIT:
+            raise StopError(f"macros produce more than {_EXPANSION_LIMIT >> 20} MiB of text", name.outermost())
+        use = Use(name.text, place, name.use)
+        for token in reversed(body):
+            new_use = use if token.use is BODY else token.use
+            stack.append(Token(token.kind, token.text, token.place, new_use, token.hide | hide))
+
+    def _call(
+        self, stack: list[Token], macro: Macro, name: Token, more: Callable[[], list[Token]] | None
+    ) -> tuple[list[list[Token]], Token] | None:
+        """Take the arguments of a call and its ')' off the stack; without '(' return None."""
+        blanks: list[Token] = []
+        while not stack or stack[-1].kind == "blank":
+            if stack:
+                blanks.append(stack.pop())
+            elif more is not None and (line := more()):
+                stack.extend(reversed(line))
+            else:
+                break
+        if not stack or stack[-1].text != "(":
+            stack.extend(reversed(blanks))
+            return None
+        stack.pop()
+        assert macro.parameters is not None
+        arguments: list[list[Token]] = [[]]
+        nesting = 1
+        while True:
+            if not stack:
+                if more is None or not (line := more()):
+                    raise StopError(f"the arguments of macro '{name.text}' have no ')'", name.span())
+                stack.extend(reversed(line))
+            token = stack.pop()
+            if token.text == "\n":
+                token = Token("blank", " ", token.place, token.use)
+            nesting += (token.text == "(") - (token.text == ")")
+            if nesting == 0:
+                return arguments, token
+            separates = not macro.variadic or len(arguments) < len(macro.parameters)
+            if token.text == "," and nesting == 1 and separates:
+                arguments.append([])
+            else:
+                arguments[-1].append(token)
+
+    def _bind(self, macro: Macro, found: list[list[Token]], name: Token) -> dict[str, list[Token]] | None:
+        """Return the arguments by parameter, without variable ones left out; report a wrong number and return None."""
+        assert macro.parameters is not None
+        arguments = [strip(argument) for argument in found]
+        wanted = len(macro.parameters)
+        if arguments == [[]] and wanted == macro.variadic:
+            arguments = []
+        if len(arguments) == wanted or (macro.variadic and len(arguments) == wanted - 1):
+            return dict(zip(macro.parameters, arguments, strict=False))
+        least = "at least " if macro.variadic else ""
+        wanted -= macro.variadic
+        self._diagnostics.error(
+            name.span(),
+            f"macro '{name.text}' takes {least}{wanted} argument{'s' * (wanted != 1)}, but {len(arguments)} given",
+            notes=(Note("the macro is defined here", macro.name.place),),
+        )
+        return None
+
+    def _dynamic(self, token: Token) -> Token:
+        place = token.outermost()
+        kind, text = "number", str(place.line)
+        if token.text == "__COUNTER__":
+            text = str(self._counter)
+            self._counter += 1
+        elif token.text == "__FILE__":
+            name = place.file.name.replace("\\", "\\\\").replace('"', '\\"')
+            kind, text = "string", f'"{name}"'
+        return Token(kind, text, token.place, token.use)

@@ -1,0 +1,175 @@
+r"""
+Records as a stream of frames, for lines without files: ``--log-format binary``.
+
+The original sent a header that begins with facility id and header length to COM1 and COM2, then the data, then CR LF
+(recovered reference, 3.2 and 3.3). Its reader could not tell where data ends that holds a CR LF. A frame is that, with
+the length of the data and the record of ``layout`` as it is::
+
+    offset  size
+    0       2    facility id, 1
+    2       2    h, the length of the header
+    4       4    d, the length of the data
+    8       h    the header: the record's flag word and the items that it announces
+    8+h     d    the data: the log buffer
+    8+h+d   2    CR LF (13, 10)
+
+Lengths are in the record's byte order, and the facility id tells it: 01 00 is little endian, 00 01 big. A frame with
+h = 0 is no record: its data is a u32, the number of records that were lost there.
+
+What is no frame, as where bytes were lost on the line, is skipped and counted; the next frame is found again.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_record import PROCESS_NAME_MAX, ByteOrder, Item, decode_record, flag_word, header_struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DATA_MAX", "Frame", "FrameDecoder", "Garbage", "Lost", "lost_frame", "record_frame"]
+
+_FACILITY = 1
+_PREFIX = {"little": struct.Struct("<HHI"), "big": struct.Struct(">HHI")}
+_ORDERS: dict[bytes, ByteOrder] = {b"\x01\x00": "little", b"\x00\x01": "big"}
+_PREFIX_SIZE = 8
+_END = b"\r\n"
+_LOST_SIZE = 4
+
+DATA_MAX = 1 << 16
+"""Bytes of a log buffer at most: ``logmax`` and ``ex_logmax`` are 16-bit numbers."""
+
+_HEADER_MIN, _HEADER_MAX = 4, 128
+"""The flag word alone; more than all items together."""
+
+_KNOWN = sum(Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Hold an encoded record."""
+
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Say that records were lost at this place."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Say that bytes that are no frame were skipped."""
+
+    count: int
+
+
+def record_frame(record: bytes) -> bytes:
+    """Return the frame of an encoded record; raise ``FormatError`` if it is none."""
+    size = len(decode_record(record).data)
+    _, order = flag_word(record)
+    return _PREFIX[order].pack(_FACILITY, len(record) - size, size) + record + _END
+
+
+def lost_frame(count: int) -> bytes:
+    """Return the frame that says that ``count`` records were lost."""
+    return _PREFIX["little"].pack(_FACILITY, 0, _LOST_SIZE) + min(count, 0xFFFF_FFFF).to_bytes(4, "little") + _END
+
+
+class FrameDecoder:
+    """
+    Decode a stream, in whatever pieces it comes.
+
+    No more than one frame is kept. ``finish`` says what is left at the end.
+    """
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._garbage = 0
+
+    def feed(self, data: bytes) -> Iterator[Frame | Lost | Garbage]:
+        """Yield what is complete with more of the stream; it must be asked for all of it."""
+        self._data += data
+        return self._decode(is_end=False)
+
+    def finish(self) -> Iterator[Frame | Lost | Garbage]:
+        """Yield what is left at the end of the stream."""
+        yield from self._decode(is_end=True)
+        yield from self._passed_over()
+
+    def _decode(self, *, is_end: bool) -> Iterator[Frame | Lost | Garbage]:
+        position = 0
+        try:
+            while position < len(self._data):
+                found = self._frame_at(position)
+                if found is None and not is_end:
+                    break
+                what, size = found or (None, 1)  # a frame that does not end is none
+                position += size
+                if what is None:
+                    self._garbage += size
+                    continue
+                yield from self._passed_over()
+                yield what
+        finally:
+            del self._data[:position]
+
+    def _passed_over(self) -> Iterator[Garbage]:
+        if self._garbage:
+            count, self._garbage = self._garbage, 0
+            yield Garbage(count)
+
+    def _frame_at(self, start: int) -> tuple[Frame | Lost | None, int] | None:
+        """
+        Return what is there and its size, None if more is needed to know it.
+
+        Where no frame begins, that is None and the number of bytes to be skipped.
+        """
+        data = self._data
+        if len(data) - start < _PREFIX_SIZE:
+            return None
+        order = _ORDERS.get(bytes(data[start : start + 2]))
+        if order is None:
+            return None, self._next_candidate(start) - start
+        _, header, size = _PREFIX[order].unpack_from(data, start)
+        begin = start + _PREFIX_SIZE
+        end = begin + header + size
+        if size > DATA_MAX or (size != _LOST_SIZE if header == 0 else not _HEADER_MIN <= header <= _HEADER_MAX):
+            return None, 1
+        # What only looks like a beginning must not have to wait for all its alleged data.
+        if header and len(data) >= begin + 4 and not _is_header(bytes(data[begin : begin + 4]), order, header):
+            return None, 1
+        if len(data) < end + len(_END):
+            return None
+        if data[end : end + len(_END)] != _END:
+            return None, 1
+        body, whole = bytes(data[begin:end]), end + len(_END) - start
+        if header == 0:
+            return Lost(int.from_bytes(body, order)), whole
+        try:
+            is_record = len(decode_record(body).data) == size
+        except FormatError:
+            is_record = False
+        return (Frame(body), whole) if is_record else (None, 1)
+
+    def _next_candidate(self, start: int) -> int:
+        """Return where a frame may begin next; the last byte may be the first one of it."""
+        found = [place for mark in _ORDERS if (place := self._data.find(mark, start + 1)) >= 0]
+        return min(found, default=max(len(self._data) - 1, start + 1))
+
+
+def _is_header(word: bytes, order: ByteOrder, size: int) -> bool:
+    """Return whether a header of a size can begin with a flag word."""
+    flags, its_order = flag_word(word)
+    if its_order != order or flags & ~_KNOWN:
+        return False
+    most = least = header_struct(flags, order).size + (4 if flags & Item.TID else 0)
+    if flags & Item.PROCESS_NAME:
+        least, most = least + 1, most + PROCESS_NAME_MAX + 1
+    return least <= size <= most

@@ -1,0 +1,126 @@
+"""
+The self-describing items of a log buffer: a token byte, a 16-bit length or count, and the data.
+
+Words that ``log <count>`` wrote have no prefix, so a buffer that holds any is taken to describe itself only if it can
+be cut into items without a remainder. That is a guess; a template knows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, UNSEEN_ENTRY, Token
+
+if TYPE_CHECKING:
+    from dprobes.arch import ByteOrder
+
+__all__ = [
+    "CUT_ITEM",
+    "ITEM_TOKENS",
+    "KERNEL_STACK",
+    "UNSEEN",
+    "USER_STACK",
+    "ItemHead",
+    "LogItem",
+    "is_unseen_entry",
+    "item_head",
+    "split_items",
+]
+
+KERNEL_STACK, USER_STACK = "kstack", "ustack"
+"""The kinds of the items that are call stacks."""
+
+CUT_ITEM = "cut"
+"""The kind of the item, a mark as text, that stands for what the log buffer had no room for."""
+
+UNSEEN = "entry not seen"
+"""The kind of the item that stands for a value at the entry of a call, of which only the return was seen."""
+
+_TEXT = "string"
+_BYTES = {Token.MEMORY: "memory", Token.STRING: _TEXT}
+_FAULTS = {Token.ADDRESS_FAULT: "fault", Token.SELECTOR_FAULT: "selector fault"}
+_WORDS = {
+    Token.STACK_COUNT: "stack",
+    Token.LOCAL_VARIABLES: "lv",
+    Token.GLOBAL_VARIABLES: "gv",
+    Token.CPU_VARIABLES: "cv",
+    Token.THREAD_VARIABLES: "tv",
+    Token.KERNEL_STACK: KERNEL_STACK,
+    Token.USER_STACK: USER_STACK,
+}
+ITEM_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
+"""The bytes with which items begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogItem:
+    """Hold one item: bytes for ``memory`` and ``string``, the address or selector of a fault, words for the rest."""
+
+    kind: str
+    value: bytes | int | tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The item for people: a string as text, other bytes in hexadecimal, an address or words as numbers."""
+        match self.value:
+            case bytes() as value:
+                return value.decode("utf-8", "backslashreplace") if self.kind in (_TEXT, CUT_ITEM) else value.hex(" ")
+            case int() if self.kind == UNSEEN:
+                return f"<{UNSEEN}>"
+            case int() as value:
+                return f"<{self.kind} at {value:#x}>"
+            case words if self.kind in (KERNEL_STACK, USER_STACK):
+                return " ".join(f"{word:#x}" for word in words)
+            case words:
+                return " ".join(str(word) for word in words)
+
+
+class ItemHead(NamedTuple):
+    """Hold the prefix of an item: what it is, where its data starts, and how many bytes that should have."""
+
+    token: Token
+    start: int
+    size: int
+
+
+def is_unseen_entry(address: int, word_size: int) -> bool:
+    """Return whether the address of a fault says that the entry of the call that returns was not seen."""
+    return address == UNSEEN_ENTRY % (1 << 8 * word_size)
+
+
+def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder) -> ItemHead | None:
+    """Return the prefix at ``position`` of a log buffer, or None if no item begins there."""
+    start = position + ITEM_PREFIX_SIZE
+    if start > len(data) or data[position] not in ITEM_TOKENS:
+        return None
+    token = Token(data[position])
+    length = int.from_bytes(data[position + 1 : start], byte_order)
+    return ItemHead(token, start, length * word_size if token in _WORDS else length)
+
+
+def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogItem] | None:
+    """Return the items of a log buffer, or None if it is empty or holds something else."""
+    items = []
+    position = 0
+    while position < len(data):
+        head = item_head(data, position, word_size, byte_order)
+        if head is None:
+            return None
+        token, start, size = head
+        position = start + size
+        body = data[start:position]
+        if len(body) < size:
+            return None
+        if token in _BYTES:
+            items.append(LogItem(_BYTES[token], body))
+        elif token in _WORDS:
+            words = (int.from_bytes(body[n : n + word_size], byte_order) for n in range(0, size, word_size))
+            items.append(LogItem(_WORDS[token], tuple(words)))
+        elif size == word_size:
+            address = int.from_bytes(body, byte_order)
+            is_unseen = token is Token.ADDRESS_FAULT and is_unseen_entry(address, word_size)
+            items.append(LogItem(UNSEEN if is_unseen else _FAULTS[token], address))
+        else:
+            return None
+    return items or None

@@ -1,0 +1,398 @@
+"""
+The binary record of the paper (seed 000, section 5): the one place where its layout is written.
+
+::
+
+    u32 flags | the items whose flag is set, in this order | the log buffer
+
+    flag    item                    type
+    0x0001  major code              u32
+    0x0002  minor code              u32
+    0x0004  cpu                     u32
+    0x0008  pid                     u32
+    0x0010  uid                     u32
+    0x0020  cs                      u32
+    0x0040  ip                      u32, with WIDE u64
+    0x0080  ss                      u32
+    0x0100  sp                      u32, with WIDE u64
+    0x0200  time                    u64, nanoseconds of CLOCK_MONOTONIC
+    0x0400  process name            up to 15 bytes and a NUL
+    0x2000  thread id (ours)        u32
+
+Three flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
+stack trace; 0x4000 CUT (ours), the log buffer had no room for what comes after the data. Only the low 16 bits are used,
+so that a reader sees the byte order, which is the target's, in the flag word. A record with no flag at all, which no
+engine makes, is taken to be little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntFlag
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+from dprobes.arch import ByteOrder
+from dprobes.errors import FormatError
+from dprobes.escapes import CUT
+
+if TYPE_CHECKING:
+    from dprobes.record.log_items import LogItem
+    from dprobes.record.record_origin import Place
+
+__all__ = [
+    "ABOUT_RECORDS",
+    "PROCESS_NAME_MAX",
+    "ByteOrder",
+    "Item",
+    "LogRecord",
+    "LoggedItems",
+    "decode_record",
+    "encode_record",
+    "flag_word",
+    "header_struct",
+    "time_of",
+]
+
+_T = TypeVar("_T")
+
+PROCESS_NAME_MAX = 15
+"""The length of a process name without its NUL, as in the kernel's TASK_COMM_LEN."""
+
+
+class Item(IntFlag):
+    """Name the items of a record's header, and what the record is."""
+
+    MAJOR = 0x0001
+    MINOR = 0x0002
+    CPU = 0x0004
+    PID = 0x0008
+    UID = 0x0010
+    CS = 0x0020
+    IP = 0x0040
+    SS = 0x0080
+    SP = 0x0100
+    TIME = 0x0200
+    PROCESS_NAME = 0x0400
+    WIDE = 0x0800
+    STACK_TRACE = 0x1000
+    TID = 0x2000
+    CUT = 0x4000
+
+
+ABOUT_RECORDS = Item.WIDE | Item.STACK_TRACE | Item.CUT
+"""The flags that are no items, which nobody asks for."""
+
+FIXED_ITEMS = (
+    (Item.MAJOR, "major"),
+    (Item.MINOR, "minor"),
+    (Item.CPU, "cpu"),
+    (Item.PID, "pid"),
+    (Item.UID, "uid"),
+    (Item.CS, "cs"),
+    (Item.IP, "ip"),
+    (Item.SS, "ss"),
+    (Item.SP, "sp"),
+    (Item.TIME, "time"),
+)
+"""The items before the process name, in the order of the record, with the fields of ``LogRecord`` that hold them."""
+
+_CODES = {Item.IP: "Q", Item.SP: "Q", Item.TIME: "Q"}
+
+
+class LogRecord(NamedTuple):
+    """
+    Hold one decoded record; an item that the record lacks is None.
+
+    There may be a million of them in a second, and a named tuple is made several times faster than a dataclass.
+    ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``. Of one that
+    ``is_cut`` the log buffer (``logmax``) had no room for what comes after ``data``. ``place`` is
+    not in a record's bytes: whoever knows the probepoint that it is of adds it.
+    """
+
+    major: int | None = None
+    minor: int | None = None
+    cpu: int | None = None
+    pid: int | None = None
+    uid: int | None = None
+    cs: int | None = None
+    ip: int | None = None
+    ss: int | None = None
+    sp: int | None = None
+    time: int | None = None
+    process_name: str | None = None
+    tid: int | None = None
+    data: bytes = b""
+    word_size: Literal[4, 8] = 8
+    byte_order: ByteOrder = "little"
+    is_stack_trace: bool = False
+    is_cut: bool = False
+    place: Place | None = None
+
+    @property
+    def logged(self) -> LoggedItems:
+        """The header items as what they are, not as what may be missing: an error says that one was not logged."""
+        return LoggedItems(self)
+
+    def words(self, size: int | None = None) -> tuple[int, ...]:
+        """
+        Return ``data`` as unsigned numbers of ``size`` bytes, by default words, as ``log <count>`` logs them.
+
+        Bytes at the end that make no whole number are left out.
+        """
+        size = size or self.word_size
+        data, order = self.data, self.byte_order
+        return tuple(int.from_bytes(data[n : n + size], order) for n in range(0, len(data) // size * size, size))
+
+    def to_dict(self) -> dict[str, object]:
+        """
+        Return what the record carries, by name: header items, the place, and the values of its data.
+
+        Names are those of the columns of SQL tables, but ``time`` is CLOCK_MONOTONIC in nanoseconds. A value has the
+        name that a template gives it, or that of what the handler has logged: ``arg0``; one that another item has gets
+        a number. Beside an address that is shown by its name is ``NAME_name``, beside a call stack ``NAME_names``: as
+        in other outputs, as far as the process is known by the items ``pid`` and ``time``. Of data of which nothing is
+        known there are ``items``, if it describes itself, and ``data``.
+        """
+        header: dict[str, object] = {
+            name: value for name, value in zip(self._fields[:_DATA], self, strict=False) if value is not None
+        }
+        reader = None
+        if (place := self.place) is not None:
+            reader = place.reader
+            function = place.routine if reader is None else reader.function(self)
+            header |= {"module": place.module, "symbol": place.symbol, "function": function}
+            header["at_return"] = place.at_return
+        if self.is_cut:
+            header["is_cut"] = True
+        named = None if reader is None else reader.values(self)
+        if named is None:
+            items = [(item.kind, item.value) for item in self.items()]
+            return {**header, **({"items": items} if items else {}), "data": self.data}
+        for name, value in named.items():
+            unique, number = name, 2
+            while unique in header:
+                unique, number = f"{name}_{number}", number + 1
+            header[unique] = value
+        return header
+
+    def items(self) -> tuple[LogItem, ...]:
+        """
+        Return what ``log str``, ``log mrf``, ``log lv`` and their like have logged; nothing if that is not all.
+
+        The last one of a record that ``is_cut`` is the mark of that.
+        """
+        from dprobes.record.log_items import CUT_ITEM, LogItem, split_items
+
+        if self.is_stack_trace:
+            return ()
+        items = split_items(self.data, self.word_size, self.byte_order) or []
+        if self.is_cut and (items or not self.data):
+            items.append(LogItem(CUT_ITEM, CUT.encode()))
+        return tuple(items)
+
+
+_DATA = LogRecord._fields.index("data")
+
+
+class LoggedItems:
+    """
+    Give the header items of a record, each as what it is when it was logged.
+
+    Asking for an item that the record lacks raises ``FormatError``: which ones records carry is for the session to say.
+    """
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: LogRecord) -> None:
+        self._record = record
+
+    @property
+    def major(self) -> int:
+        """The major code."""
+        return _there(self._record.major, "major")
+
+    @property
+    def minor(self) -> int:
+        """The minor code."""
+        return _there(self._record.minor, "minor")
+
+    @property
+    def cpu(self) -> int:
+        """The CPU that was hit."""
+        return _there(self._record.cpu, "cpu")
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return _there(self._record.pid, "pid")
+
+    @property
+    def tid(self) -> int:
+        """The thread."""
+        return _there(self._record.tid, "tid")
+
+    @property
+    def uid(self) -> int:
+        """The user."""
+        return _there(self._record.uid, "uid")
+
+    @property
+    def cs(self) -> int:
+        """The code segment."""
+        return _there(self._record.cs, "cs")
+
+    @property
+    def ip(self) -> int:
+        """The address of the instruction."""
+        return _there(self._record.ip, "ip")
+
+    @property
+    def ss(self) -> int:
+        """The stack segment."""
+        return _there(self._record.ss, "ss")
+
+    @property
+    def sp(self) -> int:
+        """The stack pointer."""
+        return _there(self._record.sp, "sp")
+
+    @property
+    def time(self) -> int:
+        """The time, CLOCK_MONOTONIC in nanoseconds."""
+        return _there(self._record.time, "time")
+
+    @property
+    def process_name(self) -> str:
+        """The name of the process."""
+        return _there(self._record.process_name, "process_name")
+
+
+def _there(value: _T | None, name: str) -> _T:
+    if value is None:
+        raise FormatError(
+            f"the record carries no item '{name}'",
+            hint=f"have it logged: items=Item.{name.upper()}, or --log of the command line",
+        )
+    return value
+
+
+@cache
+def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
+    """Return the structure of the flag word and the items up to the process name for a flag word."""
+    wide = bool(flags & Item.WIDE)
+    codes = "".join(
+        _CODES.get(item, "I") if wide or item is Item.TIME else "I" for item, _ in FIXED_ITEMS if flags & item
+    )
+    return struct.Struct(("<" if byte_order == "little" else ">") + "I" + codes)
+
+
+# Encode and decode the records of ``layout``.
+
+
+_KNOWN = sum(Item)
+
+
+def encode_record(record: LogRecord) -> bytes:
+    """Return the bytes of a record; items that are None are left out."""
+    flags = Item.WIDE if record.word_size == 8 else Item(0)
+    if record.is_stack_trace:
+        flags |= Item.STACK_TRACE
+    if record.is_cut:
+        flags |= Item.CUT
+    values = []
+    for item, name in FIXED_ITEMS:
+        if (value := getattr(record, name)) is not None:
+            flags |= item
+            values.append(value)
+    tail = b""
+    if record.process_name is not None:
+        flags |= Item.PROCESS_NAME
+        encoded = record.process_name.encode("utf-8", "surrogateescape").partition(b"\0")[0]
+        tail = encoded[:PROCESS_NAME_MAX] + b"\0"
+    if record.tid is not None:
+        flags |= Item.TID
+        tail += record.tid.to_bytes(4, record.byte_order)
+    return header_struct(int(flags), record.byte_order).pack(int(flags), *values) + tail + record.data
+
+
+def decode_record(data: bytes, place: Place | None = None) -> LogRecord:
+    """Return the record in ``data``, which is of the probepoint at ``place``; raise ``FormatError`` if it is none."""
+    if len(data) < 4:
+        raise FormatError(f"a record of {len(data)} bytes has no flag word", offset=0)
+    flags, byte_order = flag_word(data)
+    shape = _shape(flags, byte_order)
+    position = shape.layout.size
+    if len(data) < position:
+        raise FormatError(f"a record needs {position} bytes, found {len(data)}", offset=len(data))
+    values = shape.template.copy()
+    for field, value in zip(shape.fields, shape.layout.unpack_from(data)[1:], strict=True):
+        values[field] = value
+    if shape.has_process_name:
+        end = data.find(b"\0", position, position + PROCESS_NAME_MAX + 1)
+        if end < 0:
+            raise FormatError("the process name of a record has no end", offset=position)
+        values[_PROCESS_NAME] = data[position:end].decode("utf-8", "surrogateescape")
+        position = end + 1
+    if shape.has_tid:
+        if position + 4 > len(data):
+            raise FormatError("a record ends in its thread id", offset=position)
+        values[_TID] = int.from_bytes(data[position : position + 4], byte_order)
+        position += 4
+    values[_RECORD_DATA] = data[position:]
+    values[_PLACE] = place
+    return LogRecord._make(values)
+
+
+_PROCESS_NAME, _TID, _RECORD_DATA, _PLACE = (
+    LogRecord._fields.index(name) for name in ("process_name", "tid", "data", "place")
+)
+
+
+def flag_word(data: bytes) -> tuple[int, ByteOrder]:
+    """Return the flag word of a record, and the byte order that it tells."""
+    # Only 16 bits are used: the zero half of the word tells the byte order.
+    byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
+    return int.from_bytes(data[:4], byte_order), byte_order
+
+
+def time_of(data: bytes) -> int | None:
+    """Return the time of an encoded record without decoding the rest; None if it carries none, or is no record."""
+    flags, byte_order = flag_word(data)
+    if not flags & Item.TIME or flags & ~_KNOWN:
+        return None
+    end = header_struct(flags, byte_order).size  # the last of the fixed items
+    return int.from_bytes(data[end - 8 : end], byte_order) if len(data) >= end else None
+
+
+class _Shape(NamedTuple):
+    """
+    What a flag word says; worked out once for each flag word that occurs.
+
+    ``fields`` are the indices in a LogRecord of what ``layout`` unpacks; ``template`` holds all its other values.
+    """
+
+    layout: struct.Struct
+    fields: tuple[int, ...]
+    has_process_name: bool
+    has_tid: bool
+    template: list[Any]
+
+
+@cache
+def _shape(flags: int, byte_order: ByteOrder) -> _Shape:
+    if flags & ~_KNOWN:
+        raise FormatError(f"unknown flags {flags & ~_KNOWN:#x} in a record", offset=0)
+    record = LogRecord(
+        word_size=8 if flags & Item.WIDE else 4,
+        byte_order=byte_order,
+        is_stack_trace=bool(flags & Item.STACK_TRACE),
+        is_cut=bool(flags & Item.CUT),
+    )
+    return _Shape(
+        header_struct(flags, byte_order),
+        tuple(LogRecord._fields.index(name) for item, name in FIXED_ITEMS if flags & item),
+        bool(flags & Item.PROCESS_NAME),
+        bool(flags & Item.TID),
+        list(record),
+    )

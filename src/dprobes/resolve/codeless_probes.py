@@ -1,0 +1,220 @@
+"""
+The watchpoints of a program: which bytes they watch, and whether the processor can.
+
+A symbol gives a link address, which becomes another address in each process; a number is an address in the process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch.x86_processors import WATCHPOINT_LENGTHS, WATCHPOINTS
+from dprobes.diagnostics import Note
+from dprobes.errors import TargetError
+from dprobes.resolve.probe_state import ProbeState
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, SampleClock, WatchedMemory
+from dprobes.rpn.program_needs import traced_fields
+from dprobes.rpn.rpn_program import Access, Address, Expression, Sampler, Tracepoint
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.probed_space import SymbolSpace
+    from dprobes.rpn.rpn_program import ProbeDefinition, Program
+    from dprobes.target.kernel.traced_fields import TracedEvent
+    from dprobes.target.kernel.tracepoints import KernelTracepoints
+
+__all__ = ["length_problem", "resolve_samplers", "resolve_tracepoints", "resolve_watchpoints"]
+
+# The samplers of a program: they have a frequency, and no place in the module's file.
+
+
+def resolve_samplers(program: Program, path: str) -> tuple[Probepoint, ...]:
+    """Return the samplers of a program for the code of the file at ``path``, or for all code if that is ANYWHERE."""
+    return tuple(
+        Probepoint(
+            ProbeKind.SAMPLER,
+            number,
+            definition,
+            path,
+            f"{definition.location.frequency}hz",
+            SampleClock(definition.location.frequency),
+        )
+        for number, definition in enumerate(program.definitions)
+        if isinstance(definition.location, Sampler)
+    )
+
+
+def length_problem(access: Access, address: int, length: int) -> str | None:
+    """Return why the processor cannot watch ``length`` bytes at ``address``, or None if it can."""
+    if access is Access.EXECUTE:
+        return None if length == 1 else "an execute watchpoint is one byte long, the first one of the instruction"
+    if length not in WATCHPOINT_LENGTHS:
+        return "the processor watches 1, 2, 4 or 8 bytes"
+    if address % length:
+        return f"the processor watches {length} bytes only at multiples of {length}"
+    return None
+
+
+def resolve_watchpoints(
+    program: Program, space: SymbolSpace, diagnostics: Diagnostics, most: int = WATCHPOINTS
+) -> tuple[Probepoint, ...]:
+    """Return the watchpoints of a program, of which ``most`` can be; what is wrong is added to ``diagnostics``."""
+    found: list[Probepoint] = []
+    for number, definition in enumerate(program.definitions):
+        if definition.watchpoint is not None and isinstance(definition.location, Address):
+            resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics)
+            resolver.most = most
+            if (watchpoint := resolver.watchpoint(number, found)) is not None:
+                found.append(watchpoint)
+    return tuple(found)
+
+
+class _Resolver:
+    def __init__(
+        self,
+        space: SymbolSpace,
+        definition: ProbeDefinition,
+        access: Access,
+        location: Address,
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._space = space
+        self._definition = definition
+        self._access = access
+        self._location = location
+        self._diagnostics = diagnostics
+        self._span = definition.span("address")
+        self.most = WATCHPOINTS
+
+    def watchpoint(self, number: int, earlier: list[Probepoint]) -> Probepoint | None:
+        low, high = self._location.low, self._location.high
+        try:
+            address = self._value(low)
+            length = 1 if high is None else self._value(high) - address + 1
+        except TargetError as error:
+            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            return None
+        absolute = low.symbol is None
+        if high is not None and absolute != (high.symbol is None):
+            self._diagnostics.error(
+                self._span,
+                "one of the addresses is a number, the other one a symbol of the module",
+                hint="a number is an address in the process; a symbol lies elsewhere in each process",
+            )
+            return None
+        if length < 1:
+            self._diagnostics.error(self._span, "the upper address is below the lower one")
+            return None
+        if address < 0 or address + length > 1 << 8 * self._space.word_size:
+            self._diagnostics.error(self._span, f"'{self._space.path}' can have no address {address:#x}")
+            return None
+        watchpoint = Probepoint(
+            ProbeKind.WATCHPOINT,
+            number,
+            self._definition,
+            str(self._space.path),
+            str(low).replace(" ", ""),
+            WatchedMemory(address, length, absolute, self._access),
+            self._state(low, address, length, earlier),
+        )
+        self._check_unique(watchpoint, earlier)
+        return watchpoint
+
+    def _value(self, expression: Expression) -> int:
+        if expression.symbol is None:
+            return expression.addend
+        return self._space.address_of(expression.symbol) + expression.addend
+
+    def _state(self, low: Expression, address: int, length: int, earlier: list[Probepoint]) -> ProbeState:
+        if self._access is Access.IO:
+            return ProbeState.DEBUGREG_UNAVAIL  # every engine refuses it before
+        problem = length_problem(self._access, address, length)
+        if problem is not None:
+            state = ProbeState.WATCHPOINT_LEN_INVALID
+            count = f"{length} byte{'s' if length != 1 else ''}"
+            hint = f"write '{_suggestion(self._access, low, address, length)}'"
+            self._diagnostics.warning(self._span, state.line(f"{count} at {address:#x}, but {problem}"), hint=hint)
+            return state
+        if sum(other.state is ProbeState.COMPILED for other in earlier) >= self.most:
+            state = ProbeState.DEBUGREG_UNAVAIL
+            before = f"{self.most} watchpoints stand before this one"
+            reason = f"the processor has {self.most} debug registers, and {before}"
+            self._diagnostics.warning(self._span, state.line(reason))
+            return state
+        return ProbeState.COMPILED
+
+    def _check_unique(self, watchpoint: Probepoint, earlier: list[Probepoint]) -> None:
+        for other in earlier:
+            if other.memory == watchpoint.memory:
+                self._diagnostics.error(
+                    self._span,
+                    f"two watchpoints of the same kind at address {watchpoint.memory.address:#x}",
+                    notes=(Note("the first one is here", other.definition.span("address")),),
+                )
+                return
+
+
+def _suggestion(access: Access, low: Expression, address: int, length: int) -> str:
+    """Return the statement for the widest range at, or around, the lower address that the processor can watch."""
+    if access is Access.EXECUTE:
+        return f"address = {low}"
+    # The smallest block that holds the range, or the widest one that begins where it does.
+    for size in WATCHPOINT_LENGTHS:
+        start = address // size * size
+        if start + size >= address + length:
+            break
+    else:
+        size = max(n for n in WATCHPOINT_LENGTHS if address % n == 0)
+        start = address
+    first = Expression(low.addend + start - address, low.symbol)
+    last = Expression(first.addend + size - 1, low.symbol)
+    return f"address = {first}" if size == 1 else f"address = {first} : {last}"
+
+
+# The tracepoints and system calls of a program, as the running kernel has them, with the ways to their fields.
+
+
+def resolve_tracepoints(program: Program, path: str, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
+    """Return the tracepoints of a program; add an error for each that the running kernel lacks, or a field of it."""
+    if not any(isinstance(definition.location, Tracepoint) for definition in program.definitions):
+        return ()
+    from dprobes.target.kernel.tracepoints import KernelTracepoints
+
+    known = KernelTracepoints()
+    found: dict[tuple[Tracepoint, bool], Probepoint] = {}
+    for number, definition in enumerate(program.definitions):
+        location = definition.location
+        if not isinstance(location, Tracepoint):
+            continue
+        if (other := found.get((location, definition.at_return))) is not None:
+            notes = (Note("the first one is here", other.definition.span("offset")),)
+            diagnostics.error(definition.span("offset"), f"two probe definitions at {location}", notes=notes)
+            continue
+        try:
+            event = _find(known, program, definition, location, diagnostics)
+        except TargetError as error:
+            diagnostics.error(definition.span("offset"), error.message, hint=error.hint)
+            continue
+        probe = Probepoint(ProbeKind.TRACEPOINT, number, definition, path, str(location), event)
+        found[location, definition.at_return] = probe
+    return tuple(found.values())
+
+
+def _find(
+    known: KernelTracepoints,
+    program: Program,
+    definition: ProbeDefinition,
+    location: Tracepoint,
+    diagnostics: Diagnostics,
+) -> TracedEvent:
+    """Return a tracepoint with the fields that it has of those that a handler names; the others are errors."""
+    from dprobes.target.kernel.tracepoints import FieldError
+
+    places = {str(each.operand): each.operand_place for each in reversed(traced_fields(program, definition))}
+    while True:
+        try:
+            if location.is_system_call:
+                return known.find_system_call(location.name, places, at_return=definition.at_return)
+            return known.find(location.subsystem, location.name, places)
+        except FieldError as error:
+            diagnostics.error(places.pop(error.field), error.message, hint=error.hint)

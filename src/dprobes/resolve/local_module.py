@@ -1,0 +1,232 @@
+"""Resolution on this machine: a program with the file of its module, if one is here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture, host_architecture
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.resolve.probed_space import Space, space_of
+from dprobes.target.probed_module import OWN_SYMBOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics, Severity
+    from dprobes.resolve.kernel_places import ResolvedKernel
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.kernel.kernel_symbols import CarriedKernel
+    from dprobes.target.kernel.running_kernel import RunningKernel
+    from dprobes.target.probed_module import SymbolProvider
+
+__all__ = ["Compiled", "open_named_module", "resolve_here"]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """
+    A checked program, and where its probepoints are if its module was found.
+
+    ``diagnostics`` holds no errors: those have been raised. ``everywhere`` are the probepoints of a program without a
+    module, in every process or in the whole system, ``kernel`` is what was found for one about the kernel,
+    ``obstacle`` why nothing was.
+    """
+
+    program: Program
+    architecture: Architecture
+    resolved: ResolvedModule | None
+    diagnostics: Diagnostics
+    everywhere: tuple[Probepoint, ...] = ()
+    kernel: ResolvedKernel | None = None
+    obstacle: TargetError | None = None
+
+    def render(self, *severities: Severity) -> str:
+        """Return the diagnostics of these severities as text."""
+        return "\n".join(d.render() for d in self.diagnostics if d.severity in severities)
+
+
+def resolve_here(
+    program: Program,
+    diagnostics: Diagnostics,
+    *,
+    allow_write: bool = False,
+    symbols: SymbolProvider = OWN_SYMBOLS,
+    pid: int | None = None,
+    command: str | None = None,
+    architecture_name: str | None = None,
+    refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
+    kernel: Callable[[Program], AbstractContextManager[RunningKernel] | None] = lambda _: None,
+    processor: Callable[[Program], AbstractContextManager[Architecture | None] | None] = lambda _: None,
+    has_kernel: bool = True,
+) -> Compiled:
+    """
+    Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
+
+    ``refuse`` adds an error for what the engine that is to run the program cannot do. For a program about a kernel
+    ``processor`` gives what that runs on, None if it is what we run on; behind ``refuse`` ``kernel`` returns what
+    gives it, None if it is the one that runs here. Without ``has_kernel`` a program about a kernel is about one that is
+    not here.
+    """
+    from contextlib import nullcontext
+
+    from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
+
+    if space_of(program) is Space.KERNEL and not has_kernel:
+        arch = architecture(architecture_name) if architecture_name else host_architecture()
+        check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+        message = "the program is for another kernel than the one that runs here: its places are not looked up"
+        diagnostics.note(program.spans.get("name"), message)
+        return Compiled(program, arch, None, diagnostics)
+    if space_of(program) is Space.KERNEL:
+        from contextlib import nullcontext
+
+        named = architecture(architecture_name) if architecture_name else host_architecture()
+        with processor(program) or nullcontext(None) as found:
+            return _resolve_in_kernel(
+                program, found or named, diagnostics, symbols.kernels, kernel, allow_write=allow_write, refuse=refuse
+            )
+    architecture_name = architecture_name or symbols.machine(host_architecture().name) or _narrow_processor(program)
+    module = _find_module(program, diagnostics, pid, command, architecture_name)
+    if module is None:
+        arch = architecture(architecture_name) if architecture_name else host_architecture()
+        if refuse is not None:
+            refuse(program, arch, diagnostics)
+        check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+        return Compiled(program, arch, None, diagnostics, resolve_everywhere(program, arch, diagnostics))
+    elf = open_named_module(program, module, diagnostics)
+    loaded = symbols.module_of(elf)
+    arch = architecture_of(elf)
+    if refuse is not None:
+        refuse(program, arch, diagnostics)
+    resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
+    return Compiled(program, arch, resolved, diagnostics)
+
+
+def _narrow_processor(program: Program) -> str | None:
+    """Return the processor that runs programs of 32 bits here, for a program that is for such words only."""
+    return "i386" if program.word_size == 4 and host_architecture().name == "x86_64" else None
+
+
+def _resolve_in_kernel(
+    program: Program,
+    arch: Architecture,
+    diagnostics: Diagnostics,
+    carried: Sequence[CarriedKernel],
+    other: Callable[[Program], AbstractContextManager[RunningKernel] | None],
+    *,
+    allow_write: bool,
+    refuse: Callable[[Program, Architecture, Diagnostics], None] | None,
+) -> Compiled:
+    """
+    Resolve a program for a kernel; what cannot be known here is a note, and the engine's business.
+
+    ``carried`` are the builds of it that the program was compiled for, ``other`` gives one that does not run here.
+    """
+    from dprobes.resolve.resolution import check_with_extensions
+    from dprobes.target.kernel.running_kernel import RunningKernel
+
+    if refuse is not None:
+        refuse(program, arch, diagnostics)
+    check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
+    diagnostics.raise_if_errors()
+    from contextlib import nullcontext
+
+    with other(program) or nullcontext(RunningKernel()) as kernel:
+        return _resolved_in(kernel, program, arch, diagnostics, carried)
+
+
+def _resolved_in(
+    kernel: RunningKernel,
+    program: Program,
+    arch: Architecture,
+    diagnostics: Diagnostics,
+    carried: Sequence[CarriedKernel],
+) -> Compiled:
+    from dprobes.resolve.kernel_places import kernel_module_of, needs_addresses, resolve_kernel
+
+    try:
+        if carried:
+            from dprobes.resolve.kernel_builds import kernel_here
+
+            kernel = kernel_here(program, carried, kernel, diagnostics)
+            diagnostics.raise_if_errors()
+        module = kernel_module_of(program, kernel)
+        if needs_addresses(program):
+            module.check()
+    except TargetError as error:
+        diagnostics.note(program.spans.get("name"), error.message, hint=error.hint)
+        return Compiled(program, arch, None, diagnostics, obstacle=error)
+    resolved = resolve_kernel(program, module, arch, diagnostics)
+    diagnostics.raise_if_errors()
+    return Compiled(program, arch, None, diagnostics, kernel=resolved)
+
+
+def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
+    """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
+    from dprobes.resolve.resolution import architecture_of
+    from dprobes.target.elf.elf_file import ElfFile
+
+    try:
+        elf = ElfFile.open(path)
+        architecture_of(elf)
+    except TargetError as error:
+        diagnostics.error(program.spans.get("name"), error.message, hint=error.hint)
+        diagnostics.raise_if_errors()
+        raise
+    return elf
+
+
+def _find_module(
+    program: Program, diagnostics: Diagnostics, pid: int | None, command: str | None, architecture_name: str | None
+) -> Path | None:
+    if space_of(program) is not Space.MODULE:
+        return None
+    from dprobes.target.module_lookup import advice_on_name, find_module, is_made_by_kernel, suggestion
+
+    if is_made_by_kernel(program.name):
+        diagnostics.error(
+            program.spans.get("name"),
+            f"'{program.name}' cannot be probed: the kernel makes it, and no file says what its code should be",
+            hint="probe the function that calls it, such as clock_gettime of 'libc.so.6'",
+        )
+        diagnostics.raise_if_errors()
+    path = find_module(program.name, pid=pid, command=command, architecture=architecture_name)
+    if path is not None:
+        return path
+    later = "its probes are resolved when a process maps one"
+    if architecture_name is not None and find_module(program.name) is not None:
+        message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
+    else:
+        message = f"there is no module '{program.name}' on this machine; {later}"
+        hint = (
+            _advice_on_tracepoints(program)
+            or advice_on_name(program.name, {})
+            or suggestion(program.name, pid=pid, command=command)
+        )
+    diagnostics.note(program.spans.get("name"), message, hint=hint)
+    return None
+
+
+def _advice_on_tracepoints(program: Program) -> str | None:
+    """Return how tracepoints are probed, where the module that a program names is a subsystem of the kernel."""
+    from dprobes.rpn.rpn_program import Offset
+    from dprobes.target.kernel.tracefs import open_trace_files
+
+    if not program.name.isidentifier():
+        return None
+    try:
+        with open_trace_files() as files:
+            events = files.names(f"events/{program.name}")
+    except OSError:
+        return None
+    places = [each.location for each in program.definitions]
+    is_subsystem = any(each.expression.symbol in events for each in places if isinstance(each, Offset))
+    return "write 'modtype = tracepoint' and 'name = vmlinux' in the file header" if is_subsystem else None

@@ -1,0 +1,119 @@
+"""
+What the probepoints of a program are in: the files of a module, every process, or the whole system.
+
+The space of a program decides who finds its probepoints: ``resolution`` has a case for each. The kernel and its modules
+are a space as well; no engine places probepoints there, so programs for them have none.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.operands import like_statement
+from dprobes.rpn.program_needs import skipping_instruction, watches_user_addresses
+from dprobes.rpn.rpn_program import Expression, ModuleType
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.rpn_program import ProbeDefinition, Program
+
+__all__ = ["ANYWHERE", "MACHINE", "EveryProcess", "Space", "SymbolSpace", "check_skip", "pushed_symbols", "space_of"]
+
+# The symbols whose addresses handlers push.
+
+
+def pushed_symbols(program: Program, space: SymbolSpace, diagnostics: Diagnostics) -> tuple[tuple[str, int], ...]:
+    """Return the addresses of the symbols that handlers push; add an error for each that the space has not."""
+    symbols: dict[str, int] = {}
+    for code in program.bodies():
+        for instruction in code.instructions:
+            match instruction.operand:
+                case Expression(_, str(name)) if name not in symbols:
+                    try:
+                        symbols[name] = space.address_of(name)
+                    except TargetError as error:
+                        hint = error.hint or like_statement(instruction.row.operator, name)
+                        diagnostics.error(instruction.operand_place, error.message, hint=hint)
+    return tuple(symbols.items())
+
+
+# Functions that a handler lets return at once: whether one begins where the probepoint is.
+
+
+def check_skip(
+    program: Program, definition: ProbeDefinition, where: str, diagnostics: Diagnostics, *, begins: bool
+) -> None:
+    """Add an error if a handler skips the function at a place where none ``begins``."""
+    if begins:
+        return
+    if (skip := skipping_instruction(program, definition)) is not None:
+        diagnostics.error(
+            skip.span,
+            f"'skip' returns from the function that begins at the probepoint, and none begins at {where}",
+            hint="only there the return address is on top of the stack: write 'offset =' with the function's name",
+        )
+
+
+ANYWHERE = "*"
+"""The module's name in programs whose samplers run the handler wherever they interrupt."""
+MACHINE = "machine"
+"""The module's name in programs about a machine as such, whatever runs on it."""
+
+
+class Space(Enum):
+    """The places of a program's probepoints, as text for users."""
+
+    MODULE = "the files of a module"
+    PROCESSES = "every process"
+    SYSTEM = "whatever runs"
+    KERNEL = "the kernel and its modules"
+
+
+def space_of(program: Program) -> Space:
+    """Return where the probepoints of a program are."""
+    if program.name == ANYWHERE:
+        return Space.SYSTEM
+    if watches_user_addresses(program) and program.name != MACHINE:
+        return Space.PROCESSES
+    return Space.MODULE if program.modtype is ModuleType.USER else Space.KERNEL
+
+
+class SymbolSpace(Protocol):
+    """A space in which symbols have addresses; a ``Module`` is one."""
+
+    @property
+    def path(self) -> Path:
+        """Its file, or what names it in messages."""
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+
+    def address_of(self, symbol: str) -> int:
+        """Return the link address of a symbol; raise ``TargetError`` if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryProcess:
+    """The processes of one architecture: a space without symbols, for programs that watch addresses."""
+
+    architecture: Architecture
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages."""
+        return Path(f"{self.architecture.name} programs")
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return self.architecture.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Raise ``TargetError``: a symbol is one of a file."""
+        raise TargetError(f"'{symbol}' is not an address of every program")

@@ -1,0 +1,66 @@
+"""
+From a file to a checked program: the passes in their order.
+
+    read_source  →  preprocess  →  parse  →  check
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.preprocessor import ExternalPreprocessor
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.source_text import SourceFile
+
+__all__ = ["CompileOptions", "check_program", "parse_file", "parse_source"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Hold what the command line says about compilation; ``cpp`` runs another preprocessor than the built-in one."""
+
+    defines: tuple[tuple[str, str], ...] = ()
+    include_dirs: tuple[Path, ...] = field(default=())
+    cpp: ExternalPreprocessor | None = None
+    allow_write: bool = False
+
+
+def parse_file(path: Path, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
+    """Return the program in a file; raise ``SourceError`` if it has errors of form."""
+    from dprobes.preprocessor import read_source
+
+    return parse_source(read_source(path), diagnostics, options)
+
+
+def parse_source(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
+    """Return the program in a text; raise ``SourceError`` if it has errors of form."""
+    # Compiled programs need neither of them.
+    from dprobes.preprocessor import preprocess
+    from dprobes.rpn.rpn_parser import parse
+
+    text = preprocess(
+        source, diagnostics, defines=options.defines, include_dirs=options.include_dirs, external=options.cpp
+    )
+    diagnostics.raise_if_errors()
+    program = parse(text, diagnostics)
+    diagnostics.raise_if_errors()
+    assert program is not None, "a program without a name is an error"
+    return program
+
+
+def check_program(
+    program: Program, architecture: Architecture, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()
+) -> None:
+    """Check a parsed program for a processor; raise ``SourceError`` if it has errors of meaning."""
+    from dprobes.rpn.program_checker import check
+
+    check(program, architecture, diagnostics, allow_write=options.allow_write)
+    diagnostics.raise_if_errors()

@@ -1,0 +1,694 @@
+"""
+The RPN instruction set: one row for each encoded instruction.
+
+The parser, checker, printer, encoder, interpreter and the language reference all read this table; nothing about an
+instruction is written anywhere else, except what it does (``vm/``). Numbers and operand widths are those of section 1.2
+of the recovered reference; the rows with ``since=OURS`` are ours and use numbers that the original left free.
+
+A row's *syntax* is the statement as a user writes it. At most one operand is variable, in angle brackets::
+
+    push lv, <lv>          operator "push", literal operand "lv", variable operand of kind LV
+
+A row's *effect* is in the notation of Forth, top of stack rightmost. An item may be repeated: ``x*n`` by the
+instruction's own operand, ``value*cells`` by the cells of the register, ``x*?`` by a number known only at run time.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, IntEnum
+from functools import cache
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.word_arithmetic import limits
+
+__all__ = [
+    "ALIASES",
+    "CALL_DEPTH_MAX",
+    "DEFAULT_EXCEPTION_MASK",
+    "EX_LOGMAX",
+    "HANDLER_DISPATCH_MAX",
+    "HEAPMAX",
+    "ITEM_PREFIX_SIZE",
+    "JMPMAX",
+    "KERNEL_FRAMES_MAX",
+    "LOGMAX",
+    "LOG_WIDTHS",
+    "NAME_MAX",
+    "NON_MASKABLE",
+    "OURS",
+    "PROCESS_NAME_SIZE",
+    "RESERVED",
+    "ROWS",
+    "RPN_STACK_CELLS",
+    "TEXT_MAX",
+    "UNSEEN_ENTRY",
+    "USER_FRAMES_MAX",
+    "VERSION",
+    "Alias",
+    "ExceptionCode",
+    "Flow",
+    "Group",
+    "OperandKind",
+    "Row",
+    "StackEnd",
+    "Token",
+    "free_opcodes",
+    "rows_by_opcode",
+    "rows_by_syntax",
+    "text_problem",
+]
+
+RPN_STACK_CELLS = 1024
+CALL_DEPTH_MAX = 32
+HANDLER_DISPATCH_MAX = 256
+"""How many exceptions may be dispatched to handlers in one hit (language.md, "Values")."""
+
+JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
+"""How many jumps, loops and calls a hit may take, and the bytes of its buffers, where a program does not say."""
+
+KERNEL_FRAMES_MAX = 127
+"""How many frames of a call stack the kernel gives at most (PERF_MAX_STACK_DEPTH)."""
+
+USER_FRAMES_MAX = KERNEL_FRAMES_MAX
+"""How many frames of a program's call stack are looked for where a handler does not say."""
+
+NAME_MAX = limits(1)[1]
+"""How many characters the name of an extension or a field has: the encoding gives its length a byte."""
+
+TEXT_MAX = 200
+"""How many bytes a text has at most that memory is compared with."""
+
+PROCESS_NAME_SIZE = 16
+"""The bytes of a process name as the kernel keeps it, with the zeros behind it (TASK_COMM_LEN)."""
+
+VERSION = 5
+"""The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
+
+OURS = "dprobes 0.1"
+"""The ``since`` of what the original did not have."""
+
+
+class ExceptionCode(IntEnum):
+    """Number the exceptions (man page, "RPN Exception Handling"; recovered reference 1.7)."""
+
+    INVALID_ADDR = 0x0001
+    SEG_FAULT = 0x0002
+    JMP_MAX = 0x0004
+    CALL_MAX = 0x0010
+    DIVIDE_BY_ZERO = 0x0020
+    INVALID_OPERAND = 0x0040
+    INVALID_OPCODE = 0x0080
+    HEAP_NOMEM = 0x0100
+    HEAP_INVALID_HANDLE = 0x0200
+    HEAP_INVALID_OFFSET = 0x0400
+    LOG_OVERFLOW = 0x1000
+    RPN_STACK_WRAP = 0x2000
+    USER_EX = 0x8000
+
+
+DEFAULT_EXCEPTION_MASK = 0x0FFF
+NON_MASKABLE = 0x0FFF
+"""The codes that end the handler when they are not enabled; the others are then ignored."""
+
+
+UNSEEN_ENTRY = -4095
+"""
+The address of INVALID_ADDR where a return's entry was not seen, modulo the word.
+
+Nothing can be there: it is the least of the numbers that the kernel returns as errors in the place of addresses.
+"""
+
+
+ITEM_PREFIX_SIZE = 3
+"""The bytes in front of a self-describing item in the log: its token, and its length in 16 bits."""
+
+LOG_WIDTHS = {"log b, <count>": 1, "log w, <count>": 2, "log d, <count>": 4, "log <count>": 0}
+"""The bytes of each number that an instruction logs, by its syntax; 0 is a word."""
+
+
+class Token(IntEnum):
+    """Number the prefixes of self-describing log items and of the parts of a stack trace (recovered reference 1.4)."""
+
+    SELECTOR_FAULT = 0xFE
+    ADDRESS_FAULT = 0xFF
+    MEMORY = 0
+    STRING = 1
+    STACK_TRACE = 2
+    FRAMES = 3
+    STACK_ENTRIES = 4
+    LOCAL_VARIABLES = 5
+    GLOBAL_VARIABLES = 6
+    STACK_COUNT = 7
+    CPU_VARIABLES = 8
+    KERNEL_STACK = 9
+    USER_STACK = 10
+    THREAD_VARIABLES = 11
+
+
+class StackEnd(IntEnum):
+    """
+    Say why the call stack of a program ends where it does.
+
+    From NO_TABLE on they stand in a logged stack behind its last address: no code has addresses that low.
+    """
+
+    OUTERMOST = 0
+    """Nothing called the last frame."""
+    LIMIT = 1
+    """There are more frames than were asked for."""
+    NO_TABLE = 2
+    """No unwind table covers the last address."""
+    BAD_TABLE = 3
+    """The unwind table of the last address cannot be understood."""
+    UNREADABLE = 4
+    """The stack cannot be read."""
+    NOT_RISING = 5
+    """The caller's frame is not above that of the function it called."""
+    GONE = 6
+    """The process had ended before its stack was followed."""
+    NO_COPY = 7
+    """There was no room for a copy of the stack."""
+
+
+class OperandKind(Enum):
+    """Name the kinds of variable operand; the value is the spelling in a row's syntax."""
+
+    LABEL = "label"
+    PROCEDURE = "procname"
+    VALUE = "value"
+    REGISTER = "register"
+    LV = "lv"
+    GV = "gv"
+    CV = "cv"
+    TV = "tv"
+    MAJOR = "major"
+    MINOR = "minor"
+    WORDS = "count"
+    BITS = "bits"
+    TIMES = "times"
+    CELLS = "cells"
+    DISPLACEMENT = "n"
+    EXIT_CODE = "code"
+    HEAP_COUNT = "values"
+    EXTENSION = "name"
+    FIELD = "field"
+    FRAMES = "frames"
+    TEXT = "text"
+    TABLE = "table"
+    ARGUMENT = "argument"
+
+    @property
+    def width(self) -> int:
+        """The encoded width in bytes; 0 is the module's word, -1 a length byte and that many bytes."""
+        return _WIDTHS[self]
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the encoded operand is a two's complement number."""
+        return self in (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.DISPLACEMENT)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest operand that can be encoded; only of kinds with a width of their own."""
+        return limits(self.width, is_signed=self.is_signed)
+
+
+_WIDTHS = {
+    OperandKind.LABEL: 0,
+    OperandKind.PROCEDURE: 0,
+    OperandKind.VALUE: 0,
+    OperandKind.REGISTER: 2,
+    OperandKind.LV: 2,
+    OperandKind.GV: 2,
+    OperandKind.CV: 2,
+    OperandKind.TV: 2,
+    OperandKind.MAJOR: 2,
+    OperandKind.MINOR: 2,
+    OperandKind.WORDS: 2,
+    OperandKind.BITS: 1,
+    OperandKind.TIMES: 1,
+    OperandKind.CELLS: 1,
+    OperandKind.DISPLACEMENT: 2,
+    OperandKind.EXIT_CODE: 1,
+    OperandKind.HEAP_COUNT: 2,
+    OperandKind.EXTENSION: -1,
+    OperandKind.FIELD: -1,
+    OperandKind.FRAMES: 1,
+    OperandKind.TEXT: -1,
+    OperandKind.TABLE: 2,
+    OperandKind.ARGUMENT: 1,
+}
+
+
+class Flow(Enum):
+    """Say where control goes after an instruction, exceptions apart."""
+
+    NEXT = "the next instruction"
+    JUMP = "the label"
+    BRANCH = "the label or the next instruction"
+    CALL = "the procedure, then the next instruction"
+    RETURN = "the caller"
+    RAISE = "an exception handler"
+    END = "the end of the handler"
+
+
+class Group(Enum):
+    """Name the groups of the man page's section "Instruction set", in its order."""
+
+    EXECUTION = "Execution"
+    LOGGING = "Logging"
+    LOCAL_VARIABLE = "Local variables"
+    GLOBAL_VARIABLE = "Global variables"
+    CPU_VARIABLE = "Per-CPU variables"
+    THREAD_VARIABLE = "Per-thread variables"
+    TABLE = "Keyed tables"
+    ARITHMETIC = "Arithmetic and logic"
+    STACK = "RPN stack"
+    REGISTER = "Registers"
+    DATA = "Data and memory"
+    SYSTEM = "System variables"
+    IO = "I/O ports"
+    VERIFY = "Address verification"
+    SEGMENT = "Segmented addresses"
+    PHYSICAL = "Physical memory"
+    EXCEPTION = "Exceptions"
+    TRACE = "Stack traces"
+    HEAP = "Heap"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    Describe one instruction.
+
+    ``faults`` are the exceptions that it can raise; ``writes`` says that it needs ``--allow-write``.
+    """
+
+    opcode: int
+    syntax: str
+    effect: str
+    group: Group
+    doc: str
+    faults: tuple[ExceptionCode, ...] = ()
+    flow: Flow = Flow.NEXT
+    since: str = "3.6"
+    writes: bool = False
+
+    @property
+    def operator(self) -> str:
+        """The first word of the syntax."""
+        return self.syntax.partition(" ")[0]
+
+    @property
+    def operands(self) -> tuple[str | OperandKind, ...]:
+        """The operands in order: a literal word, or the kind of the variable operand."""
+        return _operands(self.syntax)
+
+    @property
+    def operand_kind(self) -> OperandKind | None:
+        """The kind of the variable operand, if there is one."""
+        return _operand_kind(self.syntax)
+
+    def encoded_size(self, word_size: int, operand: object = None) -> int:
+        """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters to names only."""
+        kind = self.operand_kind
+        if kind is None:
+            return 1
+        if kind.width < 0:
+            return 2 + len(str(operand).encode())
+        return 1 + (kind.width or word_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Map an old spelling to the row that it means; ``since`` is the version that renamed it, if it is known."""
+
+    syntax: str
+    canonical: str
+    since: str = "3.4.0"
+
+    @property
+    def operator(self) -> str:
+        """The first word of the syntax."""
+        return self.syntax.partition(" ")[0]
+
+    @property
+    def operands(self) -> tuple[str | OperandKind, ...]:
+        """The operands in order, as ``Row.operands``."""
+        return _operands(self.syntax)
+
+
+@cache
+def _operands(syntax: str) -> tuple[str | OperandKind, ...]:
+    _, _, rest = syntax.partition(" ")
+    return tuple(
+        OperandKind(part[1:-1]) if part.startswith("<") else part for part in re.split(r"\s*,\s*", rest) if part
+    )
+
+
+@cache
+def _operand_kind(syntax: str) -> OperandKind | None:
+    return next((o for o in _operands(syntax) if isinstance(o, OperandKind)), None)
+
+
+def _variable_rows(
+    first: int, operator: str, name: str, kind: str, immediate: str, popped: str, group: Group, doc: str,
+    faults: tuple[ExceptionCode, ...], since: str = "3.6",
+) -> tuple[Row, Row]:  # fmt: skip
+    """Return the two forms of a variable instruction: index in the instruction, and index popped from the stack."""
+    return (
+        Row(first, f"{operator} {name}, <{kind}>", immediate, group, doc, since=since),
+        Row(first + 1, f"{operator} {name}", popped, group, f"{doc} The index is popped.", faults, since=since),
+    )
+
+
+def _variables(
+    name: str, group: Group, what: str, push: int, pop: int, move: int, inc: int, dec: int, since: str
+) -> tuple[Row, ...]:
+    bad = (ExceptionCode.INVALID_OPERAND,)
+    return (
+        *_variable_rows(push, "push", name, name, "-- value", "index -- value", group, f"Push {what}.", bad, since),
+        *_variable_rows(pop, "pop", name, name, "value --", "index value --", group, f"Pop a value into {what}.", bad, since),
+        *_variable_rows(move, "move", name, name, "value -- value", "value index -- value", group,
+                 f"Copy the top of the stack into {what}.", bad, since),
+        *_variable_rows(inc, "inc", name, name, "--", "index --", group, f"Add one to {what}.", bad, since),
+        *_variable_rows(dec, "dec", name, name, "--", "index --", group, f"Subtract one from {what}.", bad, since),
+    )  # fmt: skip
+
+
+_E = ExceptionCode
+_ADDR = (_E.INVALID_ADDR,)
+_OVERFLOW = (_E.LOG_OVERFLOW,)
+_HEAP_ACCESS = (_E.HEAP_INVALID_HANDLE, _E.HEAP_INVALID_OFFSET)
+
+_EXECUTION = (
+    Row(0x00, "nop", "--", Group.EXECUTION, "Do nothing."),
+    Row(0x01, "jmp <label>", "--", Group.EXECUTION, "Jump.", (_E.JMP_MAX,), Flow.JUMP),
+    Row(0x02, "jlt <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is < 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x03, "jle <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is <= 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x04, "jgt <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is > 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x05, "jge <label>", "x -- x", Group.EXECUTION, "Jump if the signed top of the stack is >= 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x06, "jz <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack is 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x07, "jnz <label>", "x -- x", Group.EXECUTION, "Jump if the top of the stack is not 0.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x08, "loop <label>", "x -- x-1", Group.EXECUTION, "Subtract one from the top of the stack, in place, and jump if it is not 0 then; every execution costs one of jmpmax.", (_E.JMP_MAX,), Flow.BRANCH),
+    Row(0x09, "call <procname>", "--", Group.EXECUTION, "Call a procedure; SBP and the exception handler are saved.", (_E.CALL_MAX, _E.JMP_MAX), Flow.CALL),
+    Row(0x0A, "ret", "--", Group.EXECUTION, "Return from a procedure; SBP is restored.", (_E.CALL_MAX,), Flow.RETURN),
+    Row(0x0B, "abort", "--", Group.EXECUTION, "End the handler without a record.", (), Flow.END),
+    Row(0x0C, "remove", "--", Group.EXECUTION, "End the handler with a record and remove the probepoint.", (), Flow.END),
+    Row(0x0D, "exit", "--", Group.EXECUTION, "End the handler with a record.", (), Flow.END),
+    Row(0x0E, "exit <code>", "--", Group.EXECUTION, "End the handler with a record, then act by the code: 1 debugger, 2 crash dump, 3 core dump.", (_E.INVALID_OPERAND,), Flow.END),
+    Row(0x58, "skip", "value --", Group.EXECUTION, "End the handler with a record; the function that begins at the probepoint is not executed, and returns the value.", (), Flow.END, since=OURS, writes=True),
+    Row(0x8D, "callk", "--", Group.EXECUTION, "Call every registered extension, in order of registration; INVALID_OPERAND(6, number) if one fails.", (_E.INVALID_OPERAND,), since="3.0"),
+    Row(0x99, "callk <name>", "--", Group.EXECUTION, "Call the registered extension of that name; INVALID_OPERAND(6, number) if it fails.", (_E.INVALID_OPERAND,), since=OURS),
+)  # fmt: skip
+
+_LOGGING = (
+    Row(0x11, "setmin <minor>", "--", Group.LOGGING, "Set the minor code of this hit's record."),
+    Row(0x12, "setmin", "minor --", Group.LOGGING, "Pop the minor code of this hit's record."),
+    Row(0x13, "setmaj <major>", "--", Group.LOGGING, "Set the major code of this hit's record."),
+    Row(0x14, "setmaj", "major --", Group.LOGGING, "Pop the major code of this hit's record."),
+    Row(0x15, "log str", "max address --", Group.LOGGING, "Log the string at address, up to its NUL (not logged) or max bytes, after token 1 and its length.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW)),
+    Row(0x17, "log mrf", "length address --", Group.LOGGING, "Log length bytes of memory after token 0 and the length.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW)),
+    Row(0x18, "log b, <count>", "x*n --", Group.LOGGING, "Pop count cells and log the low byte of each.", _OVERFLOW, since="1.0"),
+    Row(0x19, "log w, <count>", "x*n --", Group.LOGGING, "Pop count cells and log the low 2 bytes of each.", _OVERFLOW, since="1.0"),
+    Row(0x1A, "log d, <count>", "x*n --", Group.LOGGING, "Pop count cells and log the low 4 bytes of each.", _OVERFLOW, since="1.0"),
+    Row(0x1B, "log <count>", "x*n --", Group.LOGGING, "Pop count cells and log each as a word, without prefix.", _OVERFLOW),
+    Row(0x8A, "log", "x*? count --", Group.LOGGING, "Pop a count, then that many cells, and log them after token 7 and the count.", _OVERFLOW),
+    Row(0x8B, "log lv", "start range --", Group.LOGGING, "Log range local variables from start on, after token 5 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
+    Row(0x8C, "log gv", "start range --", Group.LOGGING, "Log range global variables from start on, after token 6 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
+    Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, after token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xEA, "log tv", "start range --", Group.LOGGING, "Log range variables of the thread from start on, after token 11 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the kernel's call stack after token 9 and their number.", _OVERFLOW, since=OURS),
+    Row(0xAA, "log kstack", "--", Group.LOGGING, "Log the kernel's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
+    Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the program's call stack after token 10 and their number; where it cannot be followed to its end, a number below 16 behind them says why.", _OVERFLOW, since=OURS),
+    Row(0xAC, "log ustack", "--", Group.LOGGING, "Log the program's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
+    Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
+    Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),
+    Row(0x72, "pop lp", "position --", Group.LOGGING, "Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.", _OVERFLOW),
+)  # fmt: skip
+
+_VARIABLES = (
+    *_variables("lv", Group.LOCAL_VARIABLE, "a local variable", 0x29, 0x2B, 0x2D, 0x2F, 0x31, "3.6"),
+    *_variables("gv", Group.GLOBAL_VARIABLE, "a global variable", 0x1F, 0x21, 0x23, 0x25, 0x27, "3.6"),
+    *_variables("cv", Group.CPU_VARIABLE, "a variable of the current CPU", 0x9B, 0x9D, 0x9F, 0xA1, 0xA3, OURS),
+    *_variables("tv", Group.THREAD_VARIABLE, "a variable of the thread", 0xE0, 0xE2, 0xE4, 0xE6, 0xE8, OURS),
+)
+
+_TABLES = (
+    Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Take a value into a table under its keys; 'count' takes no value, and one of more than a word takes cells, its beginning on top. Keys that find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing; what takes more than a word comes in cells, its beginning on top.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x57, "delete <table>", "keys --", Group.TABLE, "Take keys, and what is under them, out of a table.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+)  # fmt: skip
+
+_ARITHMETIC = (
+    Row(0x33, "add", "a b -- a+b", Group.ARITHMETIC, "Add."),
+    Row(0x34, "sub", "a b -- b-a", Group.ARITHMETIC, "Subtract the second cell from the top one."),
+    Row(0x35, "mul", "a b -- a*b", Group.ARITHMETIC, "Multiply; the low word is kept."),
+    Row(0x62, "div", "a b -- a%b a/b", Group.ARITHMETIC, "Divide unsigned; the divisor is on top, the quotient ends on top.", (_E.DIVIDE_BY_ZERO,)),
+    Row(0x63, "idiv", "a b -- a%b a/b", Group.ARITHMETIC, "Divide signed, towards zero; the divisor is on top, the quotient ends on top.", (_E.DIVIDE_BY_ZERO,)),
+    Row(0x36, "neg", "a -- ~a", Group.ARITHMETIC, "Take the one's complement."),
+    Row(0x37, "and", "a b -- a&b", Group.ARITHMETIC, "Take the bitwise and."),
+    Row(0x38, "or", "a b -- a|b", Group.ARITHMETIC, "Take the bitwise or."),
+    Row(0x39, "xor", "a b -- a^b", Group.ARITHMETIC, "Take the bitwise exclusive or."),
+    Row(0x3A, "rol <bits>", "a -- a", Group.ARITHMETIC, "Rotate left."),
+    Row(0x3B, "rol", "count a -- a", Group.ARITHMETIC, "Rotate the top cell left by the cell below it."),
+    Row(0x3C, "ror <bits>", "a -- a", Group.ARITHMETIC, "Rotate right."),
+    Row(0x3D, "ror", "count a -- a", Group.ARITHMETIC, "Rotate the top cell right by the cell below it."),
+    Row(0x3E, "shl <bits>", "a -- a", Group.ARITHMETIC, "Shift left; a count of the word's width or more gives 0."),
+    Row(0x3F, "shl", "count a -- a", Group.ARITHMETIC, "Shift the top cell left by the cell below it."),
+    Row(0x40, "shr <bits>", "a -- a", Group.ARITHMETIC, "Shift right, zeros coming in; a count of the word's width or more gives 0."),
+    Row(0x41, "shr", "count a -- a", Group.ARITHMETIC, "Shift the top cell right by the cell below it, zeros coming in."),
+    Row(0x16, "eq", "a b -- b==a", Group.ARITHMETIC, "Push 1 if the two cells are equal, else 0.", since=OURS),
+    Row(0x4A, "lt", "a b -- b<a", Group.ARITHMETIC, "Push 1 if the top cell is less than the second one, both signed, else 0.", since=OURS),
+    Row(0x4B, "ltu", "a b -- b<a", Group.ARITHMETIC, "Push 1 if the top cell is less than the second one, both unsigned, else 0.", since=OURS),
+    Row(0x64, "pbl", "a n -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its left; n is on top.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x66, "pbl <bits>", "a -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its left.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x65, "pbr", "a n -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its right; n is on top.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x67, "pbr <bits>", "a -- a", Group.ARITHMETIC, "Copy bit n-1 into all bits to its right.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x68, "pzl", "a n -- a", Group.ARITHMETIC, "Clear all bits to the left of bit n-1; n is on top.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x6A, "pzl <bits>", "a -- a", Group.ARITHMETIC, "Clear all bits to the left of bit n-1.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x69, "pzr", "a n -- a", Group.ARITHMETIC, "Clear all bits to the right of bit n-1; n is on top.", (_E.INVALID_OPERAND,), since="2.0"),
+    Row(0x6B, "pzr <bits>", "a -- a", Group.ARITHMETIC, "Clear all bits to the right of bit n-1.", (_E.INVALID_OPERAND,), since="2.0"),
+)  # fmt: skip
+
+_STACK = (
+    Row(0x42, "xchg", "a b -- b a", Group.STACK, "Exchange the top two cells."),
+    Row(0x43, "dup <times>", "x -- x x*n", Group.STACK, "Push the top cell that many times more."),
+    Row(0x44, "dup", "count x -- x x*?", Group.STACK, "Pop a value and a count below it; push the value count+1 times."),
+    Row(0x45, "ros <cells>", "x*n --", Group.STACK, "Drop that many cells.", since="3.0"),
+    Row(0x78, "push sbp", "n -- value", Group.STACK, "Pop n; push the cell at SBP+n."),
+    Row(0x79, "pop sbp", "n value --", Group.STACK, "Pop a value and n; store the value in the cell at SBP+n."),
+    Row(0x7A, "push tsp", "n -- value", Group.STACK, "Pop n; push the cell at TSP+n, TSP being that after n is popped."),
+    Row(0x7B, "pop tsp", "n value --", Group.STACK, "Pop a value and n; store the value in the cell at TSP+n, TSP being that after both are popped."),
+    Row(0x7C, "push sbp, <n>", "-- value", Group.STACK, "Push the cell at SBP+n."),
+    Row(0x7D, "pop sbp, <n>", "value --", Group.STACK, "Pop a value into the cell at SBP+n."),
+    Row(0x7E, "push tsp, <n>", "-- value", Group.STACK, "Push the cell at TSP+n, TSP being that before the instruction."),
+    Row(0x7F, "pop tsp, <n>", "value --", Group.STACK, "Pop a value into the cell at TSP+n, TSP being that before the instruction."),
+    Row(0x80, "copy sbp, <n>", "value -- value", Group.STACK, "Copy the top cell to the cell at SBP+n."),
+    Row(0x81, "copy tsp, <n>", "value -- value", Group.STACK, "Copy the top cell to the cell at TSP+n."),
+    Row(0x88, "copy sbp", "value n -- value", Group.STACK, "Pop n; copy the top cell to the cell at SBP+n."),
+    Row(0x89, "copy tsp", "value n -- value", Group.STACK, "Pop n; copy the top cell to the cell at TSP+n, TSP being that after n is popped."),
+    Row(0x84, "save sbp", "-- sbp", Group.STACK, "Push SBP."),
+    Row(0x85, "restore sbp", "sbp --", Group.STACK, "Pop SBP."),
+    Row(0x86, "save tsp", "-- tsp", Group.STACK, "Push TSP, as it was before the push."),
+    Row(0x87, "restore tsp", "tsp --", Group.STACK, "Pop TSP."),
+)  # fmt: skip
+
+_REGISTER = (
+    Row(0x46, "push r, <register>", "-- value*cells", Group.REGISTER, "Push a register of the current context, least significant cell on top.", _ADDR),
+    Row(0x47, "pop r, <register>", "value --", Group.REGISTER, "Pop a register of the current context; SEG_FAULT for a selector that a segment register cannot hold.", (_E.SEG_FAULT,), writes=True),
+    Row(0x48, "push u, <register>", "-- value*cells", Group.REGISTER, "Push a register of the user context, least significant cell on top.", _ADDR),
+    Row(0x49, "pop u, <register>", "value --", Group.REGISTER, "Pop a register of the user context; SEG_FAULT as above.", (_E.SEG_FAULT,), writes=True),
+)  # fmt: skip
+
+_DATA = (
+    Row(0x4C, "push <value>", "-- value", Group.DATA, "Push a number, or the run-time address of a symbol of the module."),
+    *(
+        Row(0x4D + n, f"push mem, u{8 << n}", "address -- value*cells", Group.DATA, f"Pop an address and push the {8 << n} bits there, least significant cell on top.", _ADDR)
+        for n in range(4)
+    ),
+    *(
+        Row(0x51 + n, f"pop mem, u{8 << n}", "address value*cells --", Group.DATA, f"Pop a value and the address below it; store {8 << n} bits.", _ADDR, writes=True)
+        for n in range(4)
+    ),
+    Row(0xEC, "match str, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address, up to its NUL, is the text, else 1; at most one byte more than the text has is read.", _ADDR, since=OURS),
+    Row(0xED, "match strn, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address begins with the text, else 1; no more bytes than the text has are read.", _ADDR, since=OURS),
+)  # fmt: skip
+
+_SYSTEM = (
+    Row(0x5D, "push task", "-- address", Group.SYSTEM, "Push the address of the kernel's task structure."),
+    Row(0x5E, "push pid", "-- pid", Group.SYSTEM, "Push the process id."),
+    Row(0x5F, "push procid", "-- cpu", Group.SYSTEM, "Push the number of the CPU."),
+    Row(0x90, "push wid", "-- bits", Group.SYSTEM, "Push the word's width in bits: positive for big endian, negative for little endian.", since="5.0"),
+    Row(0xA5, "push tid", "-- tid", Group.SYSTEM, "Push the thread id.", since=OURS),
+    Row(0xA6, "push uid", "-- uid", Group.SYSTEM, "Push the real user id.", since=OURS),
+    Row(0xA8, "push tp, <field>", "-- value", Group.SYSTEM, "Push a field of the tracepoint or system call that was hit; of an array its address.", _ADDR, since=OURS),
+    Row(0xEB, "push comm", "-- name*cells", Group.SYSTEM, "Push the name of the process, 16 bytes with zeros behind it, the first bytes on top.", since=OURS),
+    Row(0xEE, "match comm, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process is the text, else 1.", since=OURS),
+    Row(0xEF, "match commn, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process begins with the text, else 1.", since=OURS),
+    Row(0xAF, "push usdt, <argument>", "-- value", Group.SYSTEM, "Push an argument of the USDT probe that was hit, counted from 1, as wide and signed as its note says.", _ADDR, since=OURS),
+    Row(0xAD, "push elapsed", "-- elapsed*cells", Group.SYSTEM, "Push the nanoseconds from the entry of the returning call to this hit, 64 bits, least significant cell on top; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
+    Row(0xAE, "push entry, <register>", "-- value", Group.SYSTEM, "Push a general register as it was at the entry of the call that returns; INVALID_ADDR if the entry was not seen.", _ADDR, since=OURS),
+    Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
+)  # fmt: skip
+
+_IO = (
+    *(
+        Row(0xB1 + n, f"push io, u{8 << n}", "port -- value", Group.IO, f"Pop a port and push the {8 << n} bits read from it.", writes=True)
+        for n in range(3)
+    ),
+    *(
+        Row(0xB4 + n, f"pop io, u{8 << n}", "port value --", Group.IO, f"Pop a value and the port below it; write {8 << n} bits.", writes=True)
+        for n in range(3)
+    ),
+)  # fmt: skip
+
+_VERIFY = (
+    Row(0x60, "vfyr", "address -- invalid", Group.VERIFY, "Push 0 if the byte at address can be read, else 1."),
+    Row(0x61, "vfyrw", "address -- invalid", Group.VERIFY, "Push 0 if the byte at address can be read and written, else 1; nothing is written."),
+)  # fmt: skip
+
+_SEGMENT = (
+    Row(0xB0, "seg2lin", "selector offset -- address", Group.SEGMENT, "Turn a segmented address into a flat one.", (_E.SEG_FAULT,)),
+    Row(0xB7, "log mrs", "length selector offset --", Group.SEGMENT, "As log mrf, with a segmented address.", (_E.INVALID_ADDR, _E.SEG_FAULT, _E.LOG_OVERFLOW), since="1.0"),
+    Row(0xB8, "log ars", "max selector offset --", Group.SEGMENT, "As log str, with a segmented address.", (_E.INVALID_ADDR, _E.SEG_FAULT, _E.LOG_OVERFLOW), since="1.0"),
+    *(
+        Row(0xB9 + n, f"push {letter}is", "selector offset -- value", Group.SEGMENT, f"As push mem, u{8 << n}, with a segmented address.", (_E.INVALID_ADDR, _E.SEG_FAULT), since="1.0")
+        for n, letter in enumerate("bwd")
+    ),
+    *(
+        Row(0xBC + n, f"pop {letter}is", "selector offset value --", Group.SEGMENT, f"As pop mem, u{8 << n}, with a segmented address.", (_E.INVALID_ADDR, _E.SEG_FAULT), since="1.0", writes=True)
+        for n, letter in enumerate("bwd")
+    ),
+    Row(0xBF, "vsa", "selector offset -- invalid", Group.SEGMENT, "As vfyr, with a segmented address.", since="1.0"),
+)  # fmt: skip
+
+_PHYSICAL = (
+    *(
+        Row(0xC0 + n, f"push phys, u{8 << n}", "address -- value*cells", Group.PHYSICAL, f"As push mem, u{8 << n}, with a physical address.", _ADDR, since=OURS)
+        for n in range(4)
+    ),
+    *(
+        Row(0xC4 + n, f"pop phys, u{8 << n}", "address value*cells --", Group.PHYSICAL, f"As pop mem, u{8 << n}, with a physical address.", _ADDR, since=OURS, writes=True)
+        for n in range(4)
+    ),
+    Row(0xC8, "log mrp", "length address --", Group.PHYSICAL, "As log mrf, with a physical address.", (_E.INVALID_ADDR, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xC9, "lin2phys", "address -- physical", Group.PHYSICAL, "Turn an address into the physical one of the same byte, by the page tables of the processor that took the hit; INVALID_ADDR if no page is there.", _ADDR, since=OURS),
+)  # fmt: skip
+
+_EXCEPTION = (
+    Row(0x6C, "sx <label>", "--", Group.EXCEPTION, "Set the exception handler of this call frame; it is used once."),
+    Row(0x6D, "ux", "--", Group.EXCEPTION, "Clear the exception handler of this call frame."),
+    Row(0x6E, "rx", "parm2 parm1 code -- parm2 parm1 code", Group.EXCEPTION, "Raise the exception on top of the stack, whatever the mask.", (_E.USER_EX,), Flow.RAISE),
+    Row(0x6F, "push x", "-- parm2 parm1 code", Group.EXCEPTION, "Push the last exception, or zeros."),
+)  # fmt: skip
+
+_TRACE = (
+    Row(0x73, "log st", "--", Group.TRACE, "Write the call stack to the stack-trace buffer."),
+    Row(0x74, "purge st", "--", Group.TRACE, "Empty the stack-trace buffer."),
+    Row(0x75, "trace lv", "index range --", Group.TRACE, "Let traces of this call frame show range local variables from index on.", (_E.INVALID_OPERAND,)),
+    Row(0x76, "trace gv", "index range --", Group.TRACE, "Let traces of this call frame show range global variables from index on.", (_E.INVALID_OPERAND,)),
+    Row(0x77, "trace pv", "index range --", Group.TRACE, "Let traces of this call frame show range RPN stack cells from cell index on."),
+    Row(0x82, "push stp", "-- position", Group.TRACE, "Push STP, the position of the next byte in the stack-trace buffer."),
+    Row(0x83, "pop stp", "position --", Group.TRACE, "Pop STP; bytes that no trace of this hit has written are 0.", _OVERFLOW),
+)  # fmt: skip
+
+_HEAP = (
+    Row(0x8E, "malloc", "size -- handle", Group.HEAP, "Allocate size bytes of this hit's heap; they are 0.", (_E.HEAP_NOMEM,), since="5.0"),
+    Row(0x8F, "free", "handle --", Group.HEAP, "Free a block of the heap.", (_E.HEAP_INVALID_HANDLE,), since="5.0"),
+    *(
+        Row(0x91 + n, f"push h, u{8 << n}, <values>", "handle offset -- value*?", Group.HEAP, f"Push that many {8 << n}-bit values of a block, the first on top.", _HEAP_ACCESS, since="5.0")
+        for n in range(4)
+    ),
+    *(
+        Row(0x95 + n, f"pop h, u{8 << n}, <values>", "value*? handle offset --", Group.HEAP, f"Pop that many {8 << n}-bit values into a block, the first from the top.", _HEAP_ACCESS, since="5.0")
+        for n in range(4)
+    ),
+)  # fmt: skip
+
+ROWS: tuple[Row, ...] = (
+    *_EXECUTION,
+    *_LOGGING,
+    *_VARIABLES,
+    *_TABLES,
+    *_ARITHMETIC,
+    *_STACK,
+    *_REGISTER,
+    *_DATA,
+    *_SYSTEM,
+    *_IO,
+    *_VERIFY,
+    *_SEGMENT,
+    *_PHYSICAL,
+    *_EXCEPTION,
+    *_TRACE,
+    *_HEAP,
+)
+
+RESERVED: tuple[tuple[range, str], ...] = (
+    (range(0x0F, 0x11), "the original's 'suspend' and 'resume', which were never executed"),
+    (range(0x1C, 0x1F), "the original's 'alloc gv' and 'free gv', which were never executed"),
+    (range(0xF1, 0x100), "the first bytes of two-byte codes"),
+)
+"""The opcodes without a row that no row may get, and what they are for (recovered reference 1.2)."""
+
+ALIASES: tuple[Alias, ...] = (
+    Alias("log arf", "log str"),
+    Alias("push b, <value>", "push <value>"),
+    Alias("push w, <value>", "push <value>"),
+    Alias("push d, <value>", "push <value>"),
+    Alias("push bif", "push mem, u8"),
+    Alias("push wif", "push mem, u16"),
+    Alias("push dif", "push mem, u32"),
+    Alias("push qif", "push mem, u64"),
+    Alias("pop bif", "pop mem, u8"),
+    Alias("pop wif", "pop mem, u16"),
+    Alias("pop dif", "pop mem, u32"),
+    Alias("pop qif", "pop mem, u64"),
+    Alias("vfa", "vfyr"),
+    Alias("cnvrt sxf", "seg2lin"),
+    Alias("call_kmod", "callk", since="3.1"),
+    Alias("push <register>", "push r, <register>", since=""),
+    Alias("pop <register>", "pop r, <register>", since=""),
+)
+
+REJECTED: tuple[tuple[str, str], ...] = (
+    ("cnvrt sxd", "'cnvrt sxd' was removed in version 3.4.0 and has no successor"),
+    ("suspend", "'suspend' was reserved and never executed"),
+    ("resume", "'resume' was reserved and never executed"),
+    ("alloc gv", "'alloc gv' was reserved and never executed; write gvars = <n> in the file header"),
+    ("free gv", "'free gv' was reserved and never executed; global variables outlive the programs"),
+)
+"""Statements that some version knew and that are refused with a reason of their own."""
+
+
+def text_problem(text: str) -> str | None:
+    """Return why memory cannot be compared with a text; None if it can."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return "a text is one of UTF-8"
+    if size > TEXT_MAX:
+        return f"a text has at most {TEXT_MAX} bytes"
+    if not text.isprintable():
+        return "a text has no control characters"
+    return None
+
+
+def free_opcodes() -> list[int]:
+    """Return the opcodes that the next instruction may get: 0xb0 to 0xdf are for what only some machines have."""
+    taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
+    return [opcode for opcode in range(0x100) if opcode not in taken]
+
+
+@cache
+def rows_by_opcode() -> dict[int, Row]:
+    """Return the table keyed by opcode."""
+    return {row.opcode: row for row in ROWS}
+
+
+@cache
+def rows_by_syntax() -> dict[str, Row]:
+    """Return the table keyed by syntax."""
+    return {row.syntax: row for row in ROWS}

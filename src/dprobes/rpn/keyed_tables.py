@@ -1,0 +1,384 @@
+"""
+Keyed tables as data: what ``table =`` in a file header says, and the statement that says it.
+
+A table maps keys to a value that is kept where the hit is. How keys and values lie in memory is in
+``dprobes.keyed.table_layout``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import Enum
+from typing import TYPE_CHECKING, Self
+
+from dprobes.errors import EngineError
+from dprobes.globs import compile_glob
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import KERNEL_FRAMES_MAX, PROCESS_NAME_SIZE, USER_FRAMES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.source_text import Span
+
+__all__ = [
+    "BUCKETS_MAX",
+    "BYTES_SIZE",
+    "FAULTS",
+    "HIST_BUCKETS",
+    "KEYS_MAX",
+    "KEY_SIZE_MAX",
+    "MEMORY_MAX",
+    "ROOM",
+    "ROOM_MAX",
+    "STRING_SIZE",
+    "STRING_SIZE_MAX",
+    "TABLES_MAX",
+    "UNNAMED",
+    "VALUE_KINDS",
+    "Key",
+    "KeyKind",
+    "Range",
+    "Table",
+    "TableKind",
+    "Unit",
+    "table_of",
+    "tables_matching",
+]
+
+TABLES_MAX, KEYS_MAX = 64, 8
+"""How many tables a program may have, and a table keys."""
+
+FAULTS = "__faults"
+"""The table of a program in DProbes C in which handlers count the exceptions that have ended them."""
+
+UNNAMED = "_"
+"""The name of the table that needs none: it is shown as "@"."""
+
+ROOM, ROOM_MAX = 4096, 1 << 20
+"""How many keys a table has room for where it does not say, and at most."""
+
+STRING_SIZE, STRING_SIZE_MAX = 64, 512
+"""How many bytes of a string count where a key does not say, and at most."""
+
+BYTES_SIZE = 16
+"""How many bytes of memory count where a key does not say."""
+
+BUCKETS_MAX = 1000
+"""How many buckets a linear histogram may have, apart from those below and above its range."""
+
+
+HIST_BUCKETS = 128
+"""The buckets of a histogram by powers of two: 64 of negative numbers, that of 0, 63 of positive ones."""
+
+KEY_SIZE_MAX = 4096
+"""How many bytes the keys of a table may take together."""
+
+MEMORY_MAX = 64 << 20
+"""How many bytes the entries of a table may take when it is full."""
+
+
+class TableKind(Enum):
+    """Say what a table keeps for a key; the value is the word in the statement."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+    STATS = "stats"
+    HIST = "hist"
+    LHIST = "lhist"
+    LAST = "last"
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether ``tally`` pops a value."""
+        return self is not TableKind.COUNT
+
+
+class KeyKind(Enum):
+    """Say what a key is; the value is the word in the statement."""
+
+    WORD = "word"
+    SIGNED = "signed"
+    """A word with a sign, which it has in the 64 bits of the table too."""
+    ADDRESS = "address"
+    STRING = "str"
+    BYTES = "bytes"
+    """Bytes of memory, as many as are said."""
+    COMM = "comm"
+    USER_STACK = "ustack"
+    KERNEL_STACK = "kstack"
+    LONG = "long"
+    """A number of 64 bits: of two cells, the low word on top, in programs of 32."""
+    SIGNED_LONG = "slong"
+    """The same, with a sign."""
+    TEXT = "text"
+    """A string whose bytes stand in cells, the first ones in the low bits of the top one."""
+    CUT_STRING = "cutstr"
+    """A string in memory that says so where it is cut: of one that fills its room the last byte only tells that."""
+    CUT_TEXT = "cuttext"
+    """The same of a string whose bytes stand in cells."""
+    FRAMES = "frames"
+    """A call stack of the kernel whose addresses stand in cells, the innermost on top."""
+    USER_FRAMES = "uframes"
+    """A call stack of a program in cells: the process on top, and its addresses, the innermost first."""
+
+    @property
+    def is_string(self) -> bool:
+        """Whether it is bytes up to a NUL."""
+        return self is KeyKind.COMM or self.is_string_in_memory or self.is_string_in_cells
+
+    @property
+    def is_string_in_memory(self) -> bool:
+        """Whether it is read up to a NUL at an address."""
+        return self in (KeyKind.STRING, KeyKind.CUT_STRING)
+
+    @property
+    def is_string_in_cells(self) -> bool:
+        """Whether its bytes stand in cells."""
+        return self in (KeyKind.TEXT, KeyKind.CUT_TEXT)
+
+    @property
+    def is_in_memory_order(self) -> bool:
+        """Whether its bytes stand in a table as in memory, and make no numbers."""
+        return self.is_string or self is KeyKind.BYTES
+
+    @property
+    def is_kernel_stack(self) -> bool:
+        """Whether it is addresses of the kernel."""
+        return self in (KeyKind.KERNEL_STACK, KeyKind.FRAMES)
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """The default and the largest number in brackets behind the word; None if there is none."""
+        return _SIZES.get(self)
+
+
+_SIZES = {
+    KeyKind.STRING: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.BYTES: (BYTES_SIZE, STRING_SIZE_MAX),
+    KeyKind.USER_STACK: (USER_FRAMES_MAX, USER_FRAMES_MAX),
+    KeyKind.KERNEL_STACK: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
+    KeyKind.TEXT: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.CUT_STRING: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.CUT_TEXT: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.FRAMES: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
+    KeyKind.USER_FRAMES: (USER_FRAMES_MAX, USER_FRAMES_MAX),
+}
+
+VALUE_KINDS = (
+    KeyKind.LONG,
+    KeyKind.STRING,
+    KeyKind.COMM,
+    KeyKind.TEXT,
+    KeyKind.CUT_STRING,
+    KeyKind.CUT_TEXT,
+    KeyKind.USER_STACK,
+    KeyKind.KERNEL_STACK,
+    KeyKind.FRAMES,
+    KeyKind.USER_FRAMES,
+)
+"""What values of a table may be, but words."""
+
+
+class Unit(Enum):
+    """Say what the values of a table are, for people."""
+
+    NONE = ""
+    NANOSECONDS = "ns"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A part of what a table is keyed by, or what it keeps; ``size`` is bytes, or frames of a stack."""
+
+    kind: KeyKind
+    size: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """Return the key of a text as ``str`` makes it; raise ``ValueError`` if it is none."""
+        word, bracket, size = text.removesuffix("]").partition("[")
+        kind = KeyKind(word)
+        least, largest = (1, kind.sizes[1]) if kind.sizes is not None else (0, 0)
+        key = cls(kind, int(size) if bracket else (kind.sizes or (0, 0))[0])
+        if not least <= key.size <= largest or bool(bracket) > (kind.sizes is not None):
+            raise ValueError(f"'{text}' describes no key")
+        return key
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of an entry it takes: a multiple of 8; a string has room for its NUL."""
+        match self.kind:
+            case KeyKind.STRING | KeyKind.TEXT | KeyKind.CUT_STRING | KeyKind.CUT_TEXT:
+                return (self.size // 8 + 1) * 8
+            case KeyKind.BYTES:
+                return -(-self.size // 8) * 8
+            case KeyKind.COMM:
+                return PROCESS_NAME_SIZE
+            case KeyKind.USER_STACK | KeyKind.USER_FRAMES:
+                return 8 * (1 + self.size)
+            case KeyKind.KERNEL_STACK | KeyKind.FRAMES:
+                return 8 * self.size
+            case _:
+                return 8
+
+    def can_be_kept_by(self, kind: TableKind) -> bool:
+        """Return whether a table of a kind may have it for ``value =``: of numbers all may be 64 bits."""
+        if self.kind is KeyKind.LONG:
+            return kind.takes_value
+        return kind is TableKind.LAST and self.kind in VALUE_KINDS
+
+    def popped(self, word_size: int) -> int:
+        """Return how many cells an instruction pops for it."""
+        match self.kind:
+            case KeyKind.WORD | KeyKind.SIGNED | KeyKind.ADDRESS | KeyKind.STRING | KeyKind.BYTES | KeyKind.CUT_STRING:
+                return 1
+            case KeyKind.LONG | KeyKind.SIGNED_LONG | KeyKind.FRAMES | KeyKind.USER_FRAMES:
+                return self.bytes // word_size
+            case KeyKind.TEXT | KeyKind.CUT_TEXT:
+                return self.bytes // word_size
+            case _:
+                return 0
+
+    def __str__(self) -> str:
+        sizes = self.kind.sizes
+        return f"{self.kind.value}[{self.size}]" if sizes is not None and self.size != sizes[0] else self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The range of a linear histogram: buckets of ``step`` from ``low`` up to ``high``, which is not in it."""
+
+    low: int
+    high: int
+    step: int
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are between those for what is below and above."""
+        return -(-(self.high - self.low) // self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """
+    A keyed table: ``room`` is for how many keys, ``range`` that of a linear histogram.
+
+    ``value`` says what ``tally`` pops and keeps where that is not a word.
+    """
+
+    name: str
+    kind: TableKind
+    keys: tuple[Key, ...] = ()
+    range: Range | None = None
+    room: int = ROOM
+    unit: Unit = Unit.NONE
+    span: Span | None = field(default=None, compare=False, repr=False)
+    value: Key | None = None
+
+    @property
+    def parts(self) -> tuple[Key, ...]:
+        """The keys, and behind them what is kept, where that is not a word."""
+        return self.keys if self.value is None else (*self.keys, self.value)
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether values are strings or call stacks, and no numbers."""
+        return self.value is not None and self.value.kind is not KeyKind.LONG
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of a value are no number."""
+        return self.value.bytes if self.value is not None and self.keeps_bytes else 0
+
+    def key_cells(self, word_size: int) -> int:
+        """Return how many cells the keys take on the RPN stack."""
+        return sum(key.popped(word_size) for key in self.keys)
+
+    def tallied_cells(self, word_size: int) -> int:
+        """Return how many cells ``tally`` pops for a value."""
+        if self.value is not None:
+            return self.value.popped(word_size)
+        return int(self.kind.takes_value)
+
+    def shown_cells(self, word_size: int) -> int:
+        """Return how many cells ``push table`` pushes."""
+        return 1 if self.value is None else self.value.bytes // word_size
+
+    @property
+    def capacity(self) -> int:
+        """How many keys there can be."""
+        return self.room if self.keys else 1
+
+    @property
+    def has_user_stack(self) -> bool:
+        """Whether a key, or what is kept, is the call stack of a program."""
+        return any(part.kind is KeyKind.USER_STACK for part in self.parts)
+
+    @property
+    def key_size(self) -> int:
+        """How many bytes all keys take."""
+        return sum(key.bytes for key in self.keys)
+
+    @property
+    def value_cells(self) -> int:
+        """How many 64-bit cells the value takes."""
+        match self.kind:
+            case TableKind.LAST:
+                return max(self.kept_bytes // 8, 1)
+            case TableKind.AVG:
+                return 2
+            case TableKind.STATS:
+                return 4
+            case TableKind.HIST:
+                return HIST_BUCKETS
+            case TableKind.LHIST:
+                assert self.range is not None
+                return 2 + self.range.buckets
+            case _:
+                return 1
+
+    @property
+    def memory(self) -> int:
+        """How many bytes the entries take when it is full."""
+        return self.capacity * (8 + self.key_size + 8 * self.value_cells)
+
+    def __str__(self) -> str:
+        """Return what stands behind ``table =``."""
+        kind = self.kind.value
+        if self.range is not None:
+            kind += f"({self.range.low}, {self.range.high}, {self.range.step})"
+        parts = [self.name, kind, *map(str, self.keys)]
+        if self.room != ROOM:
+            parts.append(f"room = {self.room}")
+        if self.unit is not Unit.NONE:
+            parts.append(f"unit = {self.unit.value}")
+        if self.value is not None:
+            parts.append(f"value = {self.value}")
+        return ", ".join(parts)
+
+
+def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
+    """Return the numbers of the tables whose names match a pattern; raise ``EngineError`` if none does."""
+    matches = compile_glob(pattern).match
+    found = [number for number, table in enumerate(tables) if matches(table.name)]
+    if not found:
+        names = ", ".join(table.name for table in tables)
+        raise EngineError(
+            f"no keyed table is called '{pattern}'", hint=f"there are: {names}" if names else "the program has none"
+        )
+    return found
+
+
+def table_of(operand: object, tables: Sequence[Table]) -> Table | None:
+    """Return the table that an operand names, by its name or its number; None if there is none."""
+    match operand:
+        case int():
+            return tables[operand] if 0 <= operand < len(tables) else None
+        case str():
+            return next((table for table in tables if table.name == operand), None)
+    return None

@@ -1,0 +1,568 @@
+"""
+Static checks of a parsed program for one processor. What only the module or an engine knows is checked there.
+
+Each ``_check_*`` function looks at one thing; ``check`` lists them in the order of their messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dprobes.arch import Direction
+from dprobes.arch.usdt_arguments import ARGUMENTS_MAX
+from dprobes.diagnostics import Note, did_you_mean
+from dprobes.rpn import control_flow
+from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, LOG_WIDTHS, ExceptionCode, Flow, Group, OperandKind
+from dprobes.rpn.keyed_tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
+from dprobes.rpn.program_needs import ENTRY, entry_instructions, skipping_instruction, stops_target, usdt_arguments
+from dprobes.rpn.rpn_program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint, Usdt
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.rpn.rpn_program import Code, Instruction, ProbeDefinition, Program
+
+__all__ = ["check", "check_flow"]
+
+# Checks of the order in which instructions are executed, and of what the RPN stack holds then: warnings and notes only.
+#
+# What is certain follows from ``cfg``; where its bounds are open, nothing is said.
+
+
+def check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    """Add to ``diagnostics`` what is doubtful about the order in which a program's instructions are executed."""
+    gains = control_flow.procedure_gains(program, architecture)
+    writes_below = any(_writes_below_top(i) for code in program.bodies() for i in code.instructions)
+    for definition in program.definitions:
+        code = definition.handler
+        _check_unreachable(code, diagnostics)
+        depths, underflows = control_flow.depths(code, architecture, gains, tables=program.tables)
+        for index, depth in sorted(depths.items()):
+            instruction = code.instructions[index]
+            if instruction.row.flow is Flow.RETURN:
+                message = "'ret' in a handler always raises CALL_MAX: there is no procedure to return from"
+                diagnostics.warning(instruction.span, message, hint="write 'exit'")
+            if not writes_below:
+                _check_cell(instruction, depth, diagnostics)
+        if not definition.exception_mask & ExceptionCode.LOG_OVERFLOW:
+            _check_room(program.logmax, code, architecture.word_size, diagnostics)
+        for underflow in underflows:
+            instruction = code.instructions[underflow.index]
+            cells = instruction.row.effect.partition("--")[0].strip()
+            needed = f"{underflow.needed} cell{'s' if underflow.needed > 1 else ''} ({cells})"
+            pushed = f"at most {underflow.depth} {'were' if underflow.depth > 1 else 'was'}"
+            pushed = pushed if underflow.depth else "none was"
+            diagnostics.warning(instruction.span, f"'{instruction}' needs {needed}, but {pushed} pushed")
+        if not code.instructions:
+            diagnostics.note(definition.span("offset"), "the handler is empty: a hit gives a record without data")
+        elif control_flow.runs_off_end(code):
+            span = code.instructions[-1].span
+            diagnostics.note(span, "the handler has no 'exit' at its end; it acts as if it had one")
+    for procedure in program.procedures:
+        _check_unreachable(procedure.code, diagnostics)
+        if control_flow.runs_off_end(procedure.code):
+            diagnostics.warning(procedure.span, f"procedure '{procedure.name}' has no 'ret' at its end; one is added")
+
+
+def _writes_below_top(instruction: Instruction) -> bool:
+    """Return whether an instruction may write a cell that was not pushed, or move SBP or TSP."""
+    return instruction.row.operator in ("copy", "restore") or instruction.row.syntax.startswith(
+        ("pop sbp", "pop tsp", "callk")
+    )
+
+
+def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) -> None:
+    """
+    Warn of a read of a cell that nothing has written, or that was popped (language.md, "Values").
+
+    ``depth`` is an upper bound: the cells TSP+0 to TSP+depth-1 may be written, and in a handler, where SBP is the end
+    of the stack, SBP-depth to SBP-1.
+    """
+    displacement = instruction.operand
+    if not isinstance(displacement, int) or depth >= control_flow.UNKNOWN:
+        return
+    match instruction.row.syntax:
+        case "push tsp, <n>":
+            written = range(depth)
+        case "push sbp, <n>":
+            written = range(-depth, 0)
+        case _:
+            return
+    if displacement not in written:
+        cells = f"{depth} cell{'s' * (depth != 1)}"
+        has = f"at most {cells} {'are' if depth != 1 else 'is'} on the stack" if depth else "the stack is empty"
+        message = f"'{instruction}' reads a cell that nothing has written, or that was popped: {has}"
+        diagnostics.warning(instruction.operand_place, message)
+
+
+def _check_room(logmax: int, code: Code, word_size: int, diagnostics: Diagnostics) -> None:
+    """Warn of the first instruction that logs more than there is room for, whatever is found at the hit."""
+    least: dict[int, int] = {}
+    todo = [(0, 0)] if code.instructions else []
+    while todo:
+        index, logged = todo.pop()
+        if least.get(index, logged + 1) <= logged:
+            continue
+        least[index] = logged
+        instruction = code.instructions[index]
+        if instruction.row.syntax == "pop lp" or instruction.row.flow is Flow.CALL:
+            return
+        after = logged + _least_logged(instruction, word_size)
+        todo += [(target, after) for target in control_flow.successors(code, index)]
+    for index, logged in sorted(least.items()):
+        instruction = code.instructions[index]
+        needed = logged + _least_logged(instruction, word_size)
+        if needed > logmax:
+            message = (
+                f"'{instruction}' has no room: the log has {_bytes(logmax)}, and at least {_bytes(needed)} are needed"
+            )
+            diagnostics.warning(instruction.span, message, hint="write a larger 'logmax' in the file header")
+            return
+
+
+def _least_logged(instruction: Instruction, word_size: int) -> int:
+    """Return how many bytes an instruction logs at least, if there is room."""
+    row = instruction.row
+    if row.operator != "log" or row.syntax == "log st":
+        return 0
+    if row.syntax not in LOG_WIDTHS or not isinstance(instruction.operand, int):
+        return ITEM_PREFIX_SIZE
+    return (LOG_WIDTHS[row.syntax] or word_size) * instruction.operand
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte{'s' * (count != 1)}"
+
+
+def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
+    for run in control_flow.unreachable(code):
+        first = code.instructions[run.start]
+        if first.row.flow in (Flow.END, Flow.RETURN) and len(run) == 1:
+            continue  # an "exit" or "ret" behind a jump or another "exit" is a habit, not a mistake
+        diagnostics.warning(first.span, f"'{first}' is never reached")
+
+
+# Static checks of the headers of probepoints: what of a header goes together, and with the program's module.
+
+
+def check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    """Check where a probepoint is to be, and what its header says of that."""
+    location = definition.location
+    span = definition.span("address")
+    if isinstance(location, Tracepoint) or program.modtype is ModuleType.TRACEPOINT:
+        _check_tracepoint(program, definition, diagnostics)
+        return
+    if definition.watchpoint is not None and not isinstance(location, Address):
+        diagnostics.error(
+            definition.span("watchpoint"),
+            "a watchpoint needs 'address =', not 'offset ='",
+            hint="write 'address = <symbol>'",
+        )
+    if isinstance(location, Address):
+        if definition.watchpoint is None and location.high is not None:
+            diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
+        if definition.watchpoint is None and program.modtype is ModuleType.USER:
+            diagnostics.error(
+                span,
+                "'address =' in a user program is for watchpoints only",
+                hint="a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset",
+            )
+        _check_range(location, definition, diagnostics)
+    if isinstance(location, Usdt):
+        _check_usdt(program, definition, location, diagnostics)
+        return
+    for instruction in usdt_arguments(program, definition):
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' needs a USDT probe",
+            hint="write 'offset = usdt:PROVIDER:NAME'; 'dprobes list MODULE' shows them",
+            notes=(Note("the probe definition that executes it is here", definition.span("offset")),),
+        )
+    if isinstance(location, Sampler) and definition.opcode is not None:
+        diagnostics.error(definition.span("opcode"), "a sampler probe has no opcode")
+    if definition.at_return and not isinstance(location, (Offset, Glob)):
+        diagnostics.error(definition.span("return"), "'return = yes' needs the 'offset =' of a function")
+    if program.name == "*" and not isinstance(location, Sampler):
+        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+
+
+def _check_usdt(program: Program, definition: ProbeDefinition, location: Usdt, diagnostics: Diagnostics) -> None:
+    if program.modtype is not ModuleType.USER:
+        diagnostics.error(definition.span("offset"), f"'{location}' is in a program or library, not in the kernel")
+    if program.name == "*":
+        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+    if definition.at_return:
+        diagnostics.error(definition.span("return"), "a USDT probe has no return")
+    for instruction in usdt_arguments(program, definition):
+        if not 1 <= int(str(instruction.operand)) <= ARGUMENTS_MAX:
+            diagnostics.error(
+                instruction.operand_place,
+                f"a USDT probe has no argument {instruction.operand}: they are counted from 1 to {ARGUMENTS_MAX}",
+            )
+
+
+def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    location = definition.location
+    if not isinstance(location, Tracepoint):
+        if isinstance(location, Glob):
+            diagnostics.error(
+                definition.span("offset"),
+                "tracepoints and system calls have no patterns: each is named",
+                hint="all system calls are the tracepoints raw_syscalls:sys_enter and raw_syscalls:sys_exit",
+            )
+            return
+        diagnostics.error(
+            definition.span("offset"),
+            "a program with 'modtype = tracepoint' has tracepoints and system calls only",
+            hint="write 'offset = SUBSYSTEM:NAME' or 'offset = syscall:NAME'",
+        )
+        return
+    if program.modtype is not ModuleType.TRACEPOINT:
+        diagnostics.error(
+            definition.span("offset"),
+            f"'{location}' is a tracepoint",
+            hint="write 'modtype = tracepoint' and 'name = vmlinux' in the file header",
+        )
+    if definition.watchpoint is not None:
+        diagnostics.error(definition.span("watchpoint"), "a watchpoint needs 'address =', not 'offset ='")
+    if definition.opcode is not None:
+        diagnostics.error(definition.span("opcode"), "a tracepoint has no opcode")
+    if definition.at_return and not location.is_system_call:
+        diagnostics.error(definition.span("return"), "a tracepoint has no return; a system call has one")
+
+
+def _check_range(location: Address, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    low, high = location.low, location.high
+    if high is not None and low.symbol == high.symbol and high.addend < low.addend:
+        diagnostics.error(definition.span("address"), "the upper address is below the lower one")
+
+
+def check_opcode(definition: ProbeDefinition, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    """Check the opcode that a header expects."""
+    if definition.opcode is not None and definition.watchpoint is not None:
+        diagnostics.warning(definition.span("opcode"), "'opcode =' means nothing for a watchpoint")
+    if definition.opcode is not None and (mnemonic := architecture.unprobeable.get(definition.opcode)):
+        diagnostics.error(
+            definition.span("opcode"),
+            f"opcode {definition.opcode:#04x} ({mnemonic}) can never carry a probe",
+            hint="place the probepoint on the instruction before or after it",
+        )
+
+
+_X86_ONLY = (Group.IO, Group.SEGMENT)
+
+_EXTENSION_WORD = "kmod"
+"""The paper calls the instruction for extensions "call kmod"; it was ``callk`` in all versions that were released."""
+
+_VARIABLES = {
+    OperandKind.LV: ("local", "vars"),
+    OperandKind.GV: ("global", "gvars"),
+    OperandKind.CV: ("per-CPU", "cvars"),
+    OperandKind.TV: ("per-thread", "tvars"),
+}
+
+
+def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
+    """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
+    if not _is_for_words_of(program, architecture, diagnostics):
+        return
+    for table in program.tables:
+        _check_table(program, table, diagnostics)
+    titles = _handler_titles(program)
+    for definition, title in zip(program.definitions, titles, strict=True):
+        check_location(program, definition, diagnostics)
+        check_opcode(definition, architecture, diagnostics)
+        _check_selection(program, definition, diagnostics)
+        _check_skip(program, definition, diagnostics)
+        _check_entry(program, definition, title, diagnostics)
+    blocks: list[tuple[str, Code]] = [
+        *((title, definition.handler) for definition, title in zip(program.definitions, titles, strict=True)),
+        *((f"procedure '{p.name}'", p.code) for p in program.procedures),
+    ]
+    owners: dict[str, str] = {}
+    for title, code in blocks:
+        owners.update(dict.fromkeys(code.labels, title))
+    for title, code in blocks:
+        for instruction in code.instructions:
+            _check_names(program, title, code, owners, instruction, diagnostics)
+            _check_index(program, instruction, diagnostics)
+            _check_table_name(program, instruction, diagnostics)
+            _check_register(architecture, instruction, diagnostics)
+            _check_field(program, instruction, diagnostics)
+            _check_value(architecture, instruction, diagnostics)
+            _check_symbol(program, instruction, diagnostics)
+            _check_exit(program, instruction, diagnostics)
+            _check_write(program, instruction, diagnostics, allow_write=allow_write)
+    if not diagnostics.has_errors:
+        check_flow(program, architecture, diagnostics)
+
+
+def _is_for_words_of(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> bool:
+    """Return whether a program is for words of the processor; what else is wrong there is due to that."""
+    compiled, found = program.word_size, architecture.word_size
+    if compiled in (None, found):
+        return True
+    diagnostics.error(
+        program.spans.get("wordsize"),
+        f"the program is for words of {compiled} bytes, and those of {architecture.name} have {found}",
+        hint="write a second program, whose module is the path of a file with such words: it is compiled for them",
+    )
+    return False
+
+
+def _handler_titles(program: Program) -> list[str]:
+    """Return how messages call the handler of each definition: by its minor code, and its line if others have that."""
+    minors = Counter(definition.minor for definition in program.definitions)
+    titles = []
+    for definition in program.definitions:
+        span = definition.span("offset") if minors[definition.minor] > 1 else None
+        titles.append(f"the handler of minor {definition.minor}" + (f" at line {span.line}" if span else ""))
+    return titles
+
+
+def _check_field(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.syntax.startswith("log kstack") and not _sees_kernel(program):
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' needs a program about the kernel",
+            hint="a program of the type 'user' is hit outside of the kernel",
+        )
+    if program.modtype is not ModuleType.TRACEPOINT:
+        if instruction.row.operand_kind is OperandKind.FIELD:
+            diagnostics.error(
+                instruction.span,
+                f"'{instruction}' needs a tracepoint",
+                hint="write 'modtype = tracepoint' in the file header",
+            )
+    elif instruction.row.group is Group.REGISTER and " r," in instruction.row.syntax:
+        diagnostics.error(
+            instruction.span,
+            "a tracepoint has no registers of its own",
+            hint=f"write 'push tp, FIELD', or 'push u, {instruction.operand}' for that of the program",
+        )
+
+
+def _check_selection(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    for keyword, names, known, definer in (
+        ("group", (definition.group,) if definition.group else (), program.groups, "groupdef"),
+        ("type", definition.types, program.types, "typedef"),
+    ):
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"add it to '{definer} =' in the file header"
+                diagnostics.error(definition.span(keyword), f"{keyword} '{name}' is not in '{definer} ='", hint=hint)
+
+
+def _check_skip(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    skip = skipping_instruction(program, definition)
+    if skip is None:
+        return
+    if definition.watchpoint is not None:
+        what, keyword = "a watchpoint", "watchpoint"
+    elif isinstance(definition.location, Sampler):
+        what, keyword = "a sampler", "sampler"
+    elif isinstance(definition.location, Tracepoint):
+        what, keyword = "a tracepoint", "offset"
+    elif isinstance(definition.location, Usdt):
+        what, keyword = "a USDT probe", "offset"
+    elif definition.at_return:
+        what, keyword = "the return of a function", "return"
+    else:
+        return
+    diagnostics.error(
+        skip.span,
+        f"'skip' returns from the function that begins at the probepoint, and none begins at {what}",
+        notes=(Note("the probepoint is here", definition.span(keyword)),),
+    )
+
+
+def _check_names(
+    program: Program,
+    title: str,
+    code: Code,
+    owners: dict[str, str],
+    instruction: Instruction,
+    diagnostics: Diagnostics,
+) -> None:
+    kind, name = instruction.row.operand_kind, instruction.operand
+    if kind is OperandKind.LABEL and name not in code.labels:
+        name = str(name)
+        owner = owners.get(name)
+        message = f"unknown label '{name}' in {title}"
+        if owner is None and any(procedure.name == name for procedure in program.procedures):
+            notes = (Note(f"'{name}' is a procedure"),)
+            diagnostics.error(instruction.operand_place, message, notes=notes, hint=f"write 'call {name}'")
+        elif owner is None:
+            diagnostics.error(instruction.operand_place, message, hint=did_you_mean(name, code.labels))
+        elif instruction.row.operator == "sx":
+            note = Note(f"'{name}' is a label of {owner}")
+            diagnostics.error(
+                instruction.operand_place, f"the exception handler '{name}' is not a label of {title}", notes=(note,)
+            )
+        else:
+            diagnostics.error(instruction.operand_place, message, notes=(Note(f"'{name}' is a label of {owner}"),))
+    if kind is OperandKind.PROCEDURE:
+        known = [procedure.name for procedure in program.procedures]
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            if name in code.labels:
+                hint = f"'{name}' is a label: write 'jmp {name}', or make a procedure of what it does"
+            elif name == _EXTENSION_WORD:
+                hint = "extensions are called with 'callk', or 'callk NAME' for one of them"
+            diagnostics.error(instruction.operand_place, f"unknown procedure '{name}'", hint=hint)
+
+
+def _check_index(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    kind, index = instruction.row.operand_kind, instruction.operand
+    if kind not in _VARIABLES or not isinstance(index, int):
+        return
+    what, keyword = _VARIABLES[kind]
+    count = getattr(program, keyword)
+    if index >= count:
+        has = f"has {count}" if count else "has none"
+        diagnostics.error(
+            instruction.operand_place,
+            f"{what} variable {index} does not exist: the program {has}",
+            hint=f"write '{keyword} = {index + 1}' in the file header",
+        )
+
+
+def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> None:
+    if table.key_size > KEY_SIZE_MAX:
+        message = f"the keys of table '{table.name}' take {table.key_size} bytes, more than {KEY_SIZE_MAX}"
+        diagnostics.error(table.span, message, hint="give strings and stacks a smaller size, such as 'ustack[20]'")
+    elif table.memory > MEMORY_MAX:
+        mebibytes = -(-table.memory >> 20)
+        message = f"table '{table.name}' would take {mebibytes} MiB, more than {MEMORY_MAX >> 20}"
+        diagnostics.error(table.span, message, hint="give it a smaller 'room ='")
+    # One of several programs that were written as one declares the tables of all, and need not use each.
+    if (
+        any(part.kind is KeyKind.KERNEL_STACK for part in table.parts)
+        and not _sees_kernel(program)
+        and any(
+            instruction.row.operand_kind is OperandKind.TABLE and instruction.operand == table.name
+            for code in program.bodies()
+            for instruction in code.instructions
+        )
+    ):
+        what = "key" if any(key.kind is KeyKind.KERNEL_STACK for key in table.keys) else "value"
+        diagnostics.error(
+            table.span,
+            f"the {what} 'kstack' of table '{table.name}' needs a program about the kernel",
+            hint="a program of the type 'user' is hit outside of the kernel",
+        )
+
+
+def _sees_kernel(program: Program) -> bool:
+    return program.modtype is not ModuleType.USER or program.name == "*"
+
+
+def _check_table_name(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.operand_kind is not OperandKind.TABLE:
+        return
+    name, known = str(instruction.operand), [table.name for table in program.tables]
+    if name not in known:
+        hint = did_you_mean(name, known) or f"write 'table = {name}, count' in the file header"
+        diagnostics.error(instruction.operand_place, f"unknown table '{name}'", hint=hint)
+
+
+def _check_entry(program: Program, definition: ProbeDefinition, title: str, diagnostics: Diagnostics) -> None:
+    asking = entry_instructions(program, definition)
+    if asking and not definition.at_return:
+        diagnostics.error(
+            asking[0].span,
+            f"'{asking[0]}' is about a call that returns, and {title} is not at a return",
+            hint="write 'return = yes' in the header of the probepoint",
+        )
+    for instruction in asking:
+        if instruction.row.syntax == ENTRY and program.modtype is ModuleType.TRACEPOINT:
+            diagnostics.error(
+                instruction.span,
+                "a tracepoint has no registers of its own",
+                hint="write 'push tp, FIELD': a system call has its arguments at its end as well",
+            )
+
+
+def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    which = instruction.operand
+    if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(which, (str, int)):
+        return
+    register = architecture.register(which)
+    if register is None:
+        shown = f"'{which}'" if isinstance(which, str) else f"{which:#x}"
+        hint = did_you_mean(which, architecture.register_names) if isinstance(which, str) else None
+        diagnostics.error(instruction.operand_place, f"{architecture.name} has no register {shown}", hint=hint)
+        return
+    access = instruction.row.syntax.partition(",")[0]
+    if not register.may_be(access):
+        others = ", ".join(f"'{d.value}'" for d in Direction if d in register.allowed)
+        diagnostics.error(
+            instruction.operand_place,
+            f"'{access}' is not allowed for register '{which}' of {architecture.name}",
+            hint=f"allowed: {others}" if others else None,
+        )
+
+
+def _check_symbol(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    operand = instruction.operand
+    if program.name == "*" and isinstance(operand, Expression) and operand.symbol is not None:
+        message = f"'{operand.symbol}' has no address: the name \"*\" stands for no module"
+        diagnostics.error(instruction.operand_place, message)
+
+
+def _check_value(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    row, operand = instruction.row, instruction.operand
+    bits = architecture.word_bits
+    if (
+        isinstance(operand, Expression)
+        and operand.symbol is None
+        and not -(1 << (bits - 1)) <= operand.addend < 1 << bits
+    ):
+        diagnostics.error(
+            instruction.operand_place, f"{operand.addend:#x} does not fit in the {bits}-bit word of {architecture.name}"
+        )
+    if row.operand_kind is OperandKind.BITS and row.operator[0] == "p" and isinstance(operand, int):
+        if not 1 <= operand <= bits:
+            diagnostics.warning(
+                instruction.operand_place, f"bit {operand} is outside 1 to {bits}: this always raises INVALID_OPERAND"
+            )
+    elif (
+        row.operand_kind is OperandKind.BITS and isinstance(operand, int) and operand >= bits and row.operator[0] == "s"
+    ):
+        diagnostics.warning(instruction.operand_place, f"a shift by {operand} of a {bits}-bit word always gives 0")
+    span = instruction.span
+    is_compiled = span is not None and span.file.wording is not None  # and so spelt by a compiler
+    if row.syntax == "log d, <count>" and architecture.word_size == 4 and not is_compiled:
+        diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
+    if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):
+        diagnostics.error(
+            instruction.span, f"'{row.syntax}' is for x86 only, and the module is for {architecture.name}"
+        )
+
+
+def _check_exit(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.syntax != "exit <code>":
+        return
+    if instruction.operand not in (1, 2, 3):
+        message = f"'exit {instruction.operand}' always raises INVALID_OPERAND: the codes are 1, 2 and 3"
+        diagnostics.warning(instruction.operand_place, message)
+    elif instruction.operand == 2 and program.modtype is ModuleType.USER:
+        message = "'exit 2' (crash dump) is for kernel probes; here it acts as 'exit'"
+        diagnostics.warning(instruction.operand_place, message)
+
+
+def _check_write(program: Program, instruction: Instruction, diagnostics: Diagnostics, *, allow_write: bool) -> None:
+    if allow_write:
+        return
+    if instruction.row.writes:
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' writes to the target",
+            hint="give --allow-write if that is what you want",
+        )
+    elif stops_target(instruction, program.modtype):
+        diagnostics.error(
+            instruction.span, f"'{instruction}' stops the target", hint="give --allow-write if that is what you want"
+        )

@@ -1,0 +1,226 @@
+"""The needs of a program: the instructions that need ``--allow-write``, the codes of its records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.instruction_encoding import closed
+from dprobes.rpn.instruction_set import ExceptionCode, Flow, OperandKind, rows_by_syntax
+from dprobes.rpn.keyed_tables import TableKind
+from dprobes.rpn.rpn_program import Address, Expression, ModuleType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.arch import Architecture, Register
+    from dprobes.rpn.rpn_program import Instruction, ProbeDefinition, Program
+
+__all__ = [
+    "CORE_DUMP",
+    "ELAPSED",
+    "ENTRY",
+    "USER_STACKS",
+    "dumps_core",
+    "entry_instructions",
+    "entry_registers",
+    "executed_instructions",
+    "logs_user_stacks",
+    "makes_records",
+    "needs_target",
+    "record_majors",
+    "sets_codes",
+    "shared_tables",
+    "skipping_instruction",
+    "stops_target",
+    "takes_user_stacks",
+    "traced_fields",
+    "usdt_arguments",
+    "watches_user_addresses",
+    "writing_instructions",
+]
+
+ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
+"""The instructions that ask for the entry of the call that returns."""
+
+USER_STACKS = ("log ustack", "log ustack, <frames>")
+"""Those that log call stacks of the program."""
+
+CORE_DUMP = 3
+"""The operand of ``exit`` that asks for a core of the process."""
+
+_ACCESSES = frozenset({ExceptionCode.INVALID_ADDR, ExceptionCode.SEG_FAULT})
+_TARGETS = (
+    *("skip", "remove", "exit <code>", "callk", "push usdt", "push tp", "push task"),
+    *("log str", "log mrf", "log kstack", "match str", "vfyr", "seg2lin", "vsa"),
+)
+"""How instructions begin that have to do with the target beside those that may fault."""
+
+
+def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
+    """Return whether an instruction stops the target to hand it over; a user program has no crash dump (``exit 2``)."""
+    codes = (1,) if modtype is ModuleType.USER else (1, 2)
+    return instruction.row.syntax == "exit <code>" and instruction.operand in codes
+
+
+def dumps_core(program: Program) -> bool:
+    """Return whether a handler asks for a core of the process (``exit 3``)."""
+    instructions = (instruction for code in program.bodies() for instruction in code.instructions)
+    return any(each.row.syntax == "exit <code>" and each.operand == CORE_DUMP for each in instructions)
+
+
+def takes_user_stacks(program: Program) -> bool:
+    """Return whether handlers log call stacks of the program, or have them as keys."""
+    if any(table.has_user_stack for table in program.tables):
+        return True
+    return any(i.row.syntax in USER_STACKS for code in program.bodies() for i in code.instructions)
+
+
+def writing_instructions(program: Program) -> tuple[Instruction, ...]:
+    """Return the instructions that change or stop the target; what extensions do is not among them."""
+    return tuple(
+        instruction
+        for code in program.bodies()
+        for instruction in code.instructions
+        if instruction.row.writes or stops_target(instruction, program.modtype)
+    )
+
+
+def makes_records(program: Program) -> bool:
+    """Return whether a hit may leave a record: of an exception that nobody caught it always may."""
+    ending = rows_by_syntax()["exit"]
+    handlers = (closed(definition.handler, ending) for definition in program.definitions)
+    codes = (*handlers, *(procedure.code for procedure in program.procedures))
+    return any(i.row.flow is Flow.END and i.row.syntax != "abort" for code in codes for i in code.instructions)
+
+
+def logs_user_stacks(program: Program) -> bool:
+    """Return whether a hit may leave the call stack of the process, in a record or as the key of a table."""
+    instructions = (i for code in program.bodies() for i in code.instructions)
+    return any(table.has_user_stack for table in program.tables) or any(
+        i.row.syntax.startswith("log ustack") for i in instructions
+    )
+
+
+def record_majors(program: Program) -> frozenset[int] | None:
+    """Return the major codes that a program's records may have, None if it computes them."""
+    majors = {program.major}
+    for code in program.bodies():
+        for instruction in code.instructions:
+            match instruction.row.syntax, instruction.operand:
+                case "setmaj <major>", int() as major:
+                    majors.add(major)
+                case (("setmaj" | "setmaj <major>"), _):
+                    return None
+    return frozenset(majors)
+
+
+def sets_codes(program: Program) -> bool:
+    """Return whether records may have other codes than those in the headers."""
+    return any(
+        instruction.row.syntax.startswith(("setmaj", "setmin"))
+        for code in program.bodies()
+        for instruction in code.instructions
+    )
+
+
+def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
+    """Return the instructions with fields of a tracepoint that a handler, or a procedure that it calls, executes."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.FIELD)
+
+
+def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
+    """Return the instructions with arguments of a USDT probe that a handler, or a procedure that it calls, executes."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.ARGUMENT)
+
+
+def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
+    """Return the instructions that a handler, or a procedure that it calls, executes and that ask for the entry."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY))
+
+
+def entry_registers(
+    program: Program, definition: ProbeDefinition, architecture: Architecture
+) -> tuple[Register, ...] | None:
+    """Return the registers that are to be kept from the entry of a call to its return; None if the entry is unasked."""
+    if not definition.at_return or not (asking := entry_instructions(program, definition)):
+        return None
+    names = (each.operand for each in asking if each.row.syntax == ENTRY)
+    found = (architecture.register(name) for name in names if isinstance(name, (str, int)))
+    return tuple(sorted({r for r in found if r is not None and r.is_kept_at_entry}, key=lambda each: each.index))
+
+
+def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:
+    """Return the first ``skip`` that a handler, or a procedure that it calls, executes; None if there is none."""
+    return next((i for i in executed_instructions(program, definition) if i.row.syntax == "skip"), None)
+
+
+def needs_target(program: Program, definition: ProbeDefinition, architecture: Architecture) -> bool:
+    """Return whether a handler looks at more of the target than general registers, or does anything to it."""
+    if takes_user_stacks(program):
+        return True
+    for instruction in executed_instructions(program, definition):
+        row, operand = instruction.row, instruction.operand
+        if row.writes or row.syntax.startswith(_TARGETS):
+            return True
+        if row.operand_kind is OperandKind.REGISTER:
+            register = architecture.register(operand) if isinstance(operand, (str, int)) else None
+            if register is None or not register.is_kept_at_entry or register.memory_offset is not None:
+                return True
+        elif row.operand_kind is not OperandKind.TABLE and _ACCESSES & set(row.faults):
+            return True
+    return False
+
+
+def executed_instructions(program: Program, definition: ProbeDefinition) -> Iterator[Instruction]:
+    """Iterate over the instructions of a handler, and of the procedures that it calls, each once."""
+    procedures = {procedure.name: procedure.code for procedure in program.procedures}
+    waiting, seen = [definition.handler], set[str]()
+    while waiting:
+        for instruction in waiting.pop().instructions:
+            yield instruction
+            name = str(instruction.operand)
+            if instruction.row.operand_kind is OperandKind.PROCEDURE and name in procedures and name not in seen:
+                seen.add(name)
+                waiting.append(procedures[name])
+
+
+_KERNEL_HALF = 1 << 63
+"""From here on addresses are the kernel's."""
+
+
+def watches_user_addresses(program: Program) -> bool:
+    """
+    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
+
+    Such a program is about every process, whatever that maps.
+    """
+    if program.modtype is not ModuleType.KERNEL:
+        return False
+    for definition in program.definitions:
+        match definition.location:
+            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
+                if definition.watchpoint is None:
+                    return False
+            case _:
+                return False
+    operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
+    return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
+
+
+def shared_tables(program: Program) -> frozenset[int]:
+    """
+    Return the numbers of the tables whose values are the same for all CPUs.
+
+    They have a last value, or a handler looks at what is there.
+    """
+    if not program.tables:
+        return frozenset()
+    looked_at = {
+        instruction.operand
+        for code in program.bodies()
+        for instruction in code.instructions
+        if instruction.row.operand_kind is OperandKind.TABLE and instruction.row.operator != "tally"
+    }
+    return frozenset(
+        number for number, table in enumerate(program.tables) if table.kind is TableKind.LAST or table.name in looked_at
+    )

@@ -1,0 +1,270 @@
+"""
+The ``key = value`` statements of the two headers: one row for each keyword.
+
+The parser, the printer and the language reference read this table. Sources: man page, "Probe Program File Header" and
+"Probe-Point Header"; recovered reference 2.1 for the keywords that the man page lost.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.globs import is_pattern
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
+from dprobes.rpn.rpn_program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint, Usdt, quoted
+from dprobes.rpn.word_arithmetic import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.rpn.rpn_program import Code, ProbeDefinition, Program
+
+__all__ = [
+    "KEYWORDS",
+    "KEYWORD_ALIASES",
+    "LOGMAX_MAX",
+    "Header",
+    "Keyword",
+    "ValueKind",
+    "keywords_of",
+    "location_keyword",
+    "print_header",
+    "print_instruction",
+    "print_program",
+]
+
+LOGMAX_MAX = 0xFFFF
+"""Bytes of the largest log buffer."""
+
+TVARS_MAX = 1024
+"""How many variables a thread has at most: an engine has room for some thousands of threads at once."""
+
+U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
+
+
+class Header(Enum):
+    """Say in which header a keyword stands."""
+
+    FILE = "the file header"
+    POINT = "a probepoint header"
+
+
+class ValueKind(Enum):
+    """Name the forms of a value; the text is what an error message says was expected."""
+
+    MODULE = "a module name, in double quotes unless it is made of letters and digits only"
+    MODTYPE = "user, kernel, kmod or tracepoint"
+    NUMBER = "a number"
+    BOOLEAN = "yes or no"
+    NAMES = "names separated by blanks"
+    NAME = "a name"
+    LOCATION = "a number, a symbol expression, a pattern, a tracepoint, or a USDT probe"
+    RANGE = "an address, or two with ':' between them"
+    ACCESS = "x, w, rw or io"
+    FREQUENCY = "a number of samples a second, such as 100hz"
+    WORD_SIZE = "4 or 8"
+    TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """
+    Describe one header statement.
+
+    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that holds the value; ``default`` is what holds
+    when the statement is absent. ``minimum`` and ``maximum`` bound a number.
+    """
+
+    name: str
+    header: Header
+    kind: ValueKind
+    doc: str
+    default: int | bool | str | None = None
+    minimum: int = 0
+    maximum: int = U32
+    since: str = "3.6"
+    field: str = ""
+    is_repeated: bool = False
+    """Whether each statement adds to the value, a tuple."""
+
+    @property
+    def attribute(self) -> str:
+        """The name of the dataclass field."""
+        return self.field or self.name
+
+
+_F, _P = Header.FILE, Header.POINT
+
+KEYWORDS: tuple[Keyword, ...] = (
+    Keyword("name", _F, ValueKind.MODULE, "The module to probe: a program, shared library, kernel or kernel module."),
+    Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is: a program or library, the kernel that runs, a "
+            "module that it has loaded, or the kernel's tracepoints and system calls.", "user"),
+    Keyword("wordsize", _F, ValueKind.WORD_SIZE, "The bytes of a word of the processors that the program is for, 4 or "
+            "8; the compiler of DProbes C writes it where a handler depends on it. Without it the program is for both.",
+            since=OURS, field="word_size"),
+    Keyword("major", _F, ValueKind.NUMBER, "The major code of every record.", 0, 0, U16),
+    Keyword("id", _F, ValueKind.NUMBER, "A number of the user's, shown in stack traces.", 0, 0, U16),
+    Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),
+    Keyword("gvars", _F, ValueKind.NUMBER, "How many global variables the program uses.", 0, 0, 65536),
+    Keyword("cvars", _F, ValueKind.NUMBER, "How many variables each CPU has.", 0, 0, 65536, since=OURS),
+    Keyword("tvars", _F, ValueKind.NUMBER, "How many variables each thread has.", 0, 0, TVARS_MAX, since=OURS),
+    Keyword("table", _F, ValueKind.TABLE, "A keyed table; may be given several times.", None, since=OURS,
+            field="tables", is_repeated=True),
+    Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", JMPMAX, 0, U16),
+    Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", LOGMAX, 1, LOGMAX_MAX),
+    Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", EX_LOGMAX, 1, U16),
+    Keyword("heapmax", _F, ValueKind.NUMBER, "The size of a hit's heap in bytes where the probepoint has no heap =.",
+            HEAPMAX, 40, U16, since="5.0"),
+    Keyword("autostacktrace", _F, ValueKind.BOOLEAN, "Take a stack trace at every exception.", default=False),
+    Keyword("logonfault", _F, ValueKind.BOOLEAN, "Keep the record even if the probed instruction faults.",
+            default=False),
+    Keyword("groupdef", _F, ValueKind.NAMES, "The groups that probepoints may be in.", since="3.0", field="groups"),
+    Keyword("typedef", _F, ValueKind.NAMES, "The types that probepoints may have.", since="3.0", field="types"),
+    Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition. Excludes address. A "
+            "tracepoint is SUBSYSTEM:NAME, a system call syscall:NAME, a USDT probe usdt:PROVIDER:NAME.",
+            field="location"),
+    Keyword("address", _P, ValueKind.RANGE, "The range to watch, or an address in the kernel; starts a definition.",
+            field="location"),
+    Keyword("sampler", _P, ValueKind.FREQUENCY, "Sample each CPU; starts a probe definition.", None, 1, 10_000,
+            since=OURS, field="location"),
+    Keyword("opcode", _P, ValueKind.NUMBER, "The first byte of the instruction there, checked before insertion.",
+            None, *limits(1)),
+    Keyword("minor", _P, ValueKind.NUMBER, "The minor code of the probepoint's records.", 0, 0, U16),
+    Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory for this kind of access."),
+    Keyword("group", _P, ValueKind.NAME, "The group that the probepoint is in.", since="3.0"),
+    Keyword("type", _P, ValueKind.NAMES, "The types that the probepoint has.", since="3.0", field="types"),
+    Keyword("passcount", _P, ValueKind.NUMBER, "How many hits are skipped first.", 0, 0, S32),
+    Keyword("maxhits", _P, ValueKind.NUMBER, "After how many hits the probepoint is disabled; 0 is never.",
+            0, 0, S32),
+    Keyword("logonfault", _P, ValueKind.BOOLEAN, "Overrides the file header's logonfault."),
+    Keyword("ex_mask", _P, ValueKind.NUMBER, "The exceptions that are enabled, a bit each.",
+            DEFAULT_EXCEPTION_MASK, 0, U16, field="exception_mask"),
+    Keyword("heap", _P, ValueKind.NUMBER, "The size of a hit's heap in bytes.", None, 0, U16, since="5.0"),
+    Keyword("return", _P, ValueKind.BOOLEAN, "Run the handler just after the function or system call at offset "
+            "returned.",
+            default=False, since=OURS, field="at_return"),
+)  # fmt: skip
+
+KEYWORD_ALIASES = {
+    "max_hits": "maxhits",
+    "pass_count": "passcount",
+    "exmask": "ex_mask",
+    "exlogmax": "ex_logmax",
+    "log_on_fault": "logonfault",
+}
+"""Spellings of other versions; the printer writes the one on the right."""
+
+LOCATION_KEYWORDS = ("offset", "address", "sampler")
+"""The keywords that start a probe definition."""
+
+
+@cache
+def keywords_of(header: Header) -> dict[str, Keyword]:
+    """Return the keywords of one header, keyed by name."""
+    return {keyword.name: keyword for keyword in KEYWORDS if keyword.header is header}
+
+
+# ``Program`` back to text, in the new spellings, one statement a line: ``parse(print(program)) == program``.
+
+
+_PLAIN_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
+
+
+def print_program(program: Program) -> str:
+    """Return the source text of a program, with a final line end."""
+    lines = [*_header(program, Header.FILE)]
+    for procedure in program.procedures:
+        lines += ["", f"proc {procedure.name}", *_code(procedure.code), "endproc"]
+    for definition in program.definitions:
+        lines += ["", *_header(definition, Header.POINT), *_code(definition.handler)]
+    return "\n".join(lines) + "\n"
+
+
+def print_header(section: Program | ProbeDefinition) -> list[str]:
+    """Return the lines of a program's file header or of a definition's probepoint header."""
+    return list(_header(section, Header.POINT if hasattr(section, "location") else Header.FILE))
+
+
+def print_instruction(instruction: Instruction) -> str:
+    """Return the source text of one instruction."""
+    if isinstance(instruction.operand, Expression):
+        return f"push {_operand_expression(instruction.operand)}"
+    return str(instruction)
+
+
+def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]:
+    for keyword in keywords_of(header).values():
+        value = getattr(section, keyword.attribute)
+        if keyword.attribute == "location":
+            if keyword.name == location_keyword(value):
+                yield f"{keyword.name} = {_text(value)}"
+        elif keyword.is_repeated:
+            yield from (f"{keyword.name} = {each}" for each in value)
+        elif keyword.name == "name":
+            yield f"name = {quoted(value)}"
+        elif value not in ((), None, keyword.default) and getattr(value, "value", value) != keyword.default:
+            yield f"{keyword.name} = {_text(value)}"
+
+
+def location_keyword(location: object) -> str:
+    """Return the keyword of the statement that gives a location."""
+    match location:
+        case Address():
+            return "address"
+        case Sampler():
+            return "sampler"
+        case _:
+            return "offset"
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return str(value) if value < 10 else hex(value)
+        case tuple():
+            return " ".join(value)
+        case Offset(Expression(0, str(symbol))) if is_pattern(symbol):
+            return f"({quoted(symbol)})"  # the parentheses say that it is a symbol, not a pattern
+        case Offset(expression):
+            return _expression(expression)
+        case Glob(pattern):
+            return quoted(pattern)
+        case Address(low, None):
+            return _expression(low)
+        case Address(low, Expression() as high):
+            return f"{_expression(low)} : {_expression(high)}"
+        case Sampler(frequency):
+            return f"{frequency}hz"
+        case Tracepoint():
+            return str(value)
+        case Usdt():
+            return quoted(str(value)) if value.is_pattern else str(value)
+        case _:
+            return str(getattr(value, "value", value))
+
+
+def _expression(expression: Expression) -> str:
+    if expression.symbol is None or _PLAIN_SYMBOL.fullmatch(expression.symbol):
+        return str(expression)
+    return str(Expression(expression.addend, quoted(expression.symbol)))
+
+
+def _operand_expression(expression: Expression) -> str:
+    # Parentheses keep a symbol that is called like a register or a literal operand (say, "pid") a symbol.
+    text = _expression(expression)
+    return text if expression.symbol is None else f"({text})"
+
+
+def _code(code: Code) -> Iterator[str]:
+    labels: dict[int, list[str]] = {}
+    for label, index in code.labels.items():
+        labels.setdefault(index, []).append(label)
+    for index, instruction in enumerate(code.instructions):
+        yield from (f"{label}:" for label in labels.get(index, ()))
+        yield f"    {print_instruction(instruction)}"

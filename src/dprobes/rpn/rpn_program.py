@@ -1,0 +1,438 @@
+"""
+A probe program as data: the hub between the languages, the compiled file, the interpreter and the code generators.
+
+Everything is frozen and compares by value; spans are carried along for messages and do not take part in comparisons, so
+that ``parse(print(program)) == program``. Registers and labels are names here; numbers come with ``encode``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics, did_you_mean
+from dprobes.globs import is_pattern
+from dprobes.lazy_dataclass import dataclass
+from dprobes.rpn.instruction_set import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OperandKind, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dprobes.arch.usdt_arguments import Argument
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.source_text import Span
+
+__all__ = [
+    "MANY_PLACES",
+    "MAX_INSTRUCTIONS",
+    "Access",
+    "Address",
+    "Code",
+    "Expression",
+    "Glob",
+    "Instruction",
+    "Location",
+    "ModuleType",
+    "Offset",
+    "Operand",
+    "Point",
+    "ProbeDefinition",
+    "Procedure",
+    "Program",
+    "Sampler",
+    "Tracepoint",
+    "Usdt",
+    "calls_extensions",
+    "joined_program",
+    "quoted",
+    "select",
+    "select_all",
+    "without_opcodes",
+]
+
+MAX_INSTRUCTIONS = 100_000
+"""How many instructions a program may have; a text with more is not one that a person or compiler wrote for a probe."""
+
+
+class ModuleType(Enum):
+    """Say what kind of module is probed (``modtype =``)."""
+
+    USER = "user"
+    KERNEL = "kernel"
+    KMOD = "kmod"
+    TRACEPOINT = "tracepoint"
+
+
+class Access(Enum):
+    """Say which accesses a watchpoint probe is hit by (``watchpoint =``)."""
+
+    EXECUTE = "x"
+    WRITE = "w"
+    READ_WRITE = "rw"
+    IO = "io"
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Name a number, or the run-time address of ``symbol`` plus ``addend`` where ``symbol`` is not None."""
+
+    addend: int
+    symbol: str | None = None
+
+    def __str__(self) -> str:
+        if self.symbol is None:
+            return hex(self.addend) if self.addend > 9 else str(self.addend)
+        if not self.addend:
+            return self.symbol
+        return f"{self.symbol} {'+' if self.addend > 0 else '-'} {hex(abs(self.addend))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Place a probepoint in the module: a file offset, or a symbol of the module plus or minus a number."""
+
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """Place a probepoint at every function of the module whose name matches ``pattern`` (ours)."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Place a probepoint at an absolute address; ``high`` is the last byte of the range of a watchpoint."""
+
+    low: Expression
+    high: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Run the handler ``frequency`` times a second on each CPU that executes the module (ours)."""
+
+    frequency: int
+
+
+SYSTEM_CALLS = "syscall"
+"""The subsystem of a ``Tracepoint`` that is a system call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracepoint:
+    """Run the handler at a tracepoint of the kernel, or, in the subsystem SYSTEM_CALLS, at a system call (ours)."""
+
+    subsystem: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.subsystem}:{self.name}"
+
+    @property
+    def is_system_call(self) -> bool:
+        """Whether it is the entry of a system call, or with 'return = yes' its end."""
+        return self.subsystem == SYSTEM_CALLS
+
+
+@dataclass(frozen=True, slots=True)
+class Usdt:
+    """Place probepoints at every site of the module's USDT probes with this name; both may be patterns (ours)."""
+
+    provider: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"usdt:{self.provider}:{self.name}"
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether several probes may be meant."""
+        return is_pattern(self.provider) or is_pattern(self.name)
+
+
+Location = Offset | Glob | Address | Sampler | Tracepoint | Usdt
+
+MANY_PLACES = (Glob, Usdt)
+"""The locations that stand for any number of places, each a probepoint of its own."""
+
+Operand = None | int | str | Expression
+"""None, a number, a name (label, procedure, register, extension), or the value of ``push``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """
+    Join a row of the instruction table with its variable operand.
+
+    ``operand_span`` is the place of the variable operand alone, where the text is known.
+    """
+
+    row: Row
+    operand: Operand = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+    operand_span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def operand_place(self) -> Span | None:
+        """The place to underline where the operand is wrong: that of the operand, else of the whole instruction."""
+        return self.operand_span or self.span
+
+    def __str__(self) -> str:
+        kind = self.row.operand_kind
+        if kind is None:
+            return self.row.syntax
+        operand = self.operand
+        if kind is OperandKind.TEXT:
+            return self.row.syntax.replace(f"<{kind.value}>", quoted(str(operand)))
+        text = hex(operand) if isinstance(operand, int) and operand > 9 else str(operand)
+        return self.row.syntax.replace(f"<{kind.value}>", text)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Hold a sequence of instructions, and its labels as indices into the sequence."""
+
+    instructions: tuple[Instruction, ...] = ()
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """Name a piece of code that every handler of the program may call."""
+
+    name: str
+    code: Code
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ProbeDefinition:
+    """
+    Join a probepoint header with its handler.
+
+    ``maxhits`` 0 means without limit. ``logonfault`` and ``heap`` are None where the file header decides. ``spans``
+    maps a keyword to the place of its statement.
+    """
+
+    location: Location
+    handler: Code
+    opcode: int | None = None
+    minor: int = 0
+    watchpoint: Access | None = None
+    group: str | None = None
+    types: tuple[str, ...] = ()
+    passcount: int = 0
+    maxhits: int = 0
+    logonfault: bool | None = None
+    exception_mask: int = DEFAULT_EXCEPTION_MASK
+    heap: int | None = None
+    at_return: bool = False
+    spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def is_in_code(self) -> bool:
+        """Whether hits are at the instruction that it names: not so of samples, accesses and tracepoints."""
+        return self.watchpoint is None and not isinstance(self.location, Sampler | Tracepoint)
+
+    def span(self, keyword: str) -> Span | None:
+        """Return the place of a header statement, or of the definition's first one."""
+        return self.spans.get(keyword) or next(iter(self.spans.values()), None)
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    Hold a whole probe program file.
+
+    ``word_size`` is that of the processors that it is for, in bytes; None if it is for those of both sizes.
+    ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place
+    of its statement in the file header.
+    """
+
+    name: str
+    modtype: ModuleType = ModuleType.USER
+    word_size: int | None = None
+    major: int = 0
+    id: int = 0
+    vars: int = 0
+    gvars: int = 0
+    cvars: int = 0
+    tvars: int = 0
+    tables: tuple[Table, ...] = ()
+    jmpmax: int = JMPMAX
+    logmax: int = LOGMAX
+    ex_logmax: int = EX_LOGMAX
+    heapmax: int = HEAPMAX
+    autostacktrace: bool = False
+    logonfault: bool = False
+    groups: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    definitions: tuple[ProbeDefinition, ...] = ()
+    procedures: tuple[Procedure, ...] = ()
+    spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
+
+    def bodies(self) -> Iterator[Code]:
+        """Iterate over all code in the order of the encoding: the handlers, then the procedures."""
+        for definition in self.definitions:
+            yield definition.handler
+        for procedure in self.procedures:
+            yield procedure.code
+
+    def keeps_log_on_fault(self, definition: ProbeDefinition) -> bool:
+        """Return whether a record is kept when the probed instruction faults."""
+        return self.logonfault if definition.logonfault is None else definition.logonfault
+
+    def heap_size(self, definition: ProbeDefinition) -> int:
+        """Return the size in bytes of the heap of one hit."""
+        return self.heapmax if definition.heap is None else definition.heap
+
+
+def quoted(text: str) -> str:
+    """Return a text as a string of the language."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def calls_extensions(program: Program) -> bool:
+    """Return whether an instruction of a program calls an extension; those of most programs do not."""
+    return any(i.row.operator == "callk" for code in program.bodies() for i in code.instructions)
+
+
+# Programs for several modules that were written as one, as one program for people.
+
+
+def joined_program(programs: Sequence[Program]) -> Program:
+    """Return a program with the definitions of all: its probepoints are in several modules."""
+    first, *others = programs
+    if not others:
+        return first
+    return replace(first, definitions=tuple(each for program in programs for each in program.definitions))
+
+
+# Which definitions of a program are inserted: those of certain groups, and of certain types.
+#
+# A group binds stronger than a type (man page, "--group", "--type"): of all definitions in one of the groups those are
+# taken that have one of the types.
+
+
+def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
+    """
+    Return the program with the definitions of these groups and types only; without names all stay.
+
+    Upper and lower case do not differ. Raise ``SourceError`` for an unknown name, and if nothing is left.
+    """
+    return select_all((program,), groups, types)[0]
+
+
+def select_all(
+    programs: Sequence[Program], groups: Iterable[str] = (), types: Iterable[str] = ()
+) -> tuple[Program, ...]:
+    """
+    Return programs that were written as one with the definitions of these groups and types only, as ``select`` does.
+
+    Some may have none left, but not all.
+    """
+    wanted_groups = tuple(dict.fromkeys(name.lower() for name in groups))
+    wanted_types = tuple(dict.fromkeys(name.lower() for name in types))
+    if not wanted_groups and not wanted_types:
+        return tuple(programs)
+    program = programs[0]  # all have the same names
+    diagnostics = Diagnostics()
+    for keyword, definer, wanted, known in (
+        ("group", "groupdef", wanted_groups, program.groups),
+        ("type", "typedef", wanted_types, program.types),
+    ):
+        _check_names(program, keyword, definer, wanted, known, diagnostics)
+    diagnostics.raise_if_errors()
+    chosen = tuple(_chosen(each, wanted_groups, wanted_types) for each in programs)
+    if not any(each.definitions for each in chosen):
+        names = [f"group {_listed(wanted_groups)}"] if wanted_groups else []
+        names += [f"type {_listed(wanted_types)}"] if wanted_types else []
+        diagnostics.error(program.spans.get("name"), f"no probe definition has {' and '.join(names)}")
+        diagnostics.raise_if_errors()
+    return chosen
+
+
+def _chosen(program: Program, groups: Sequence[str], types: Sequence[str]) -> Program:
+    definitions = tuple(
+        definition
+        for definition in program.definitions
+        if (not groups or definition.group in groups) and (not types or not set(types).isdisjoint(definition.types))
+    )
+    return replace(program, definitions=definitions)
+
+
+def _check_names(
+    program: Program,
+    keyword: str,
+    definer: str,
+    wanted: Sequence[str],
+    known: Sequence[str],
+    diagnostics: Diagnostics,
+) -> None:
+    for name in wanted:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            if hint is None:
+                hint = f"there are: {', '.join(known)}" if known else f"the program has no '{definer} ='"
+            span = program.spans.get(definer) or program.spans.get("name")
+            diagnostics.error(span, f"the program has no {keyword} '{name}'", hint=hint)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
+
+
+def without_opcodes(program: Program) -> Program:
+    """Return the program without ``opcode =``, except where that chooses among the matches of a pattern."""
+    return replace(
+        program,
+        definitions=tuple(
+            definition if isinstance(definition.location, MANY_PLACES) else replace(definition, opcode=None)
+            for definition in program.definitions
+        ),
+    )
+
+
+# The properties of a probepoint that its handler uses, in every engine.
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Hold what a machine needs to know of the probepoint; ``offset`` is that in the module."""
+
+    module: str = ""
+    offset: int = 0
+    program_id: int = 0
+    major: int = 0
+    minor: int = 0
+    jmpmax: int = JMPMAX
+    logmax: int = LOGMAX
+    ex_logmax: int = EX_LOGMAX
+    heap: int = HEAPMAX
+    exception_mask: int = DEFAULT_EXCEPTION_MASK
+    autostacktrace: bool = False
+    arguments: tuple[Argument, ...] = ()
+    """Where the arguments of a USDT probe are."""
+
+    @classmethod
+    def of(
+        cls, program: Program, definition: ProbeDefinition, offset: int, arguments: tuple[Argument, ...] = ()
+    ) -> Point:
+        """Return the point of a definition that was resolved to ``offset`` in the module."""
+        return cls(
+            module=program.name,
+            offset=offset,
+            program_id=program.id,
+            major=program.major,
+            minor=definition.minor,
+            jmpmax=program.jmpmax,
+            logmax=program.logmax,
+            ex_logmax=program.ex_logmax,
+            heap=program.heap_size(definition),
+            exception_mask=definition.exception_mask,
+            autostacktrace=program.autostacktrace,
+            arguments=arguments,
+        )

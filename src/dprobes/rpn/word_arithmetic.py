@@ -1,0 +1,168 @@
+"""
+Words and what the instructions of arithmetic make of them: the one definition, which every back end reads.
+
+A word is an unsigned number of 32 or 64 bits. What a function returns counts modulo the word: who stores it cuts it.
+The interpreter calls the functions, the translation writes the operators' text, and what the lowering to eBPF knows
+beforehand it works out by them. Parameters are named by what they mean, not by where they are on the stack.
+
+=============  =====================  =======================================================================
+``BINARY``     (val1, val2)           val1 is the top of the stack; the same for every width
+``COMPARISONS``  (val1, val2, bits)     1 if they compare so, else 0
+``SHIFTS``     (value, count, bits)   counts are unsigned; one of the width or more shifts all bits out, and
+                                      rotates by what is left modulo the width
+``FILLS``      (value, n, bits)       n is from 1 to the width; bit n-1 or zeros fill one side
+``DIVISIONS``  (dividend, divisor)    quotient and remainder; the divisor is not 0. A signed quotient is cut towards
+                                      zero, so that the remainder has the sign of the dividend
+=============  =====================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "BINARY",
+    "COMPARISONS",
+    "DIVISIONS",
+    "FILLS",
+    "MAX_VALUE",
+    "MIN_VALUE",
+    "SHIFTS",
+    "Binary",
+    "Comparison",
+    "Division",
+    "complement",
+    "divided",
+    "limits",
+    "mask_of",
+    "signed",
+]
+
+
+def mask_of(bits: int) -> int:
+    """Return the largest unsigned number of so many bits."""
+    return (1 << bits) - 1
+
+
+def limits(size: int, *, is_signed: bool = False) -> tuple[int, int]:
+    """Return the smallest and the largest number of ``size`` bytes."""
+    bits = 8 * size
+    return (-(1 << bits - 1), mask_of(bits - 1)) if is_signed else (0, mask_of(bits))
+
+
+def signed(value: int, bits: int) -> int:
+    """Return a word as a two's complement number."""
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+MIN_VALUE, MAX_VALUE = limits(8, is_signed=True)[0], limits(8)[1]
+"""The bounds of what is written for a word, signed or unsigned, whatever the module's width."""
+
+
+def complement(value: int) -> int:
+    """Return the one's complement (``neg``)."""
+    return ~value
+
+
+class Binary(NamedTuple):
+    """An operation on two words; ``wraps`` says that its result may be no word yet, ``symbol`` is C's and Python's."""
+
+    symbol: str
+    function: Callable[[int, int], int]
+    wraps: bool
+    commutes: bool
+
+
+BINARY = {
+    "add": Binary("+", operator.add, wraps=True, commutes=True),
+    "sub": Binary("-", operator.sub, wraps=True, commutes=False),
+    "mul": Binary("*", operator.mul, wraps=True, commutes=True),
+    "and": Binary("&", operator.and_, wraps=False, commutes=True),
+    "or": Binary("|", operator.or_, wraps=False, commutes=True),
+    "xor": Binary("^", operator.xor, wraps=False, commutes=True),
+}
+
+
+class Comparison(NamedTuple):
+    """A comparison of two words; ``is_signed`` says that it takes them as two's complement numbers."""
+
+    symbol: str
+    is_signed: bool
+    function: Callable[[int, int], bool]
+
+    def of_words(self, val1: int, val2: int, bits: int) -> int:
+        """Return 1 if it holds, else 0."""
+        return int(
+            self.function(signed(val1, bits), signed(val2, bits)) if self.is_signed else self.function(val1, val2)
+        )
+
+
+COMPARISONS = {
+    "eq": Comparison("==", is_signed=False, function=operator.eq),
+    "lt": Comparison("<", is_signed=True, function=operator.lt),
+    "ltu": Comparison("<", is_signed=False, function=operator.lt),
+}
+
+
+def divided(dividend: int, divisor: int) -> tuple[int, int]:
+    """Return quotient, cut towards zero, and remainder of two signed numbers of any size, as C divides."""
+    quotient, remainder = divmod(dividend, divisor)
+    if remainder and (dividend < 0) != (divisor < 0):  # Python's is cut downwards
+        return quotient + 1, remainder - divisor
+    return quotient, remainder
+
+
+class Division(NamedTuple):
+    """A division of numbers; ``is_signed`` says that it takes words as two's complement numbers."""
+
+    function: Callable[[int, int], tuple[int, int]]
+    is_signed: bool
+
+
+DIVISIONS = {"div": Division(divmod, is_signed=False), "idiv": Division(divided, is_signed=True)}
+
+
+def _shift_left(value: int, count: int, bits: int) -> int:
+    return value << count if count < bits else 0
+
+
+def _shift_right(value: int, count: int, bits: int) -> int:
+    return value >> count if count < bits else 0
+
+
+def _rotate_left(value: int, count: int, bits: int) -> int:
+    count %= bits
+    return value << count | value >> (bits - count)
+
+
+def _rotate_right(value: int, count: int, bits: int) -> int:
+    count %= bits
+    return value >> count | value << (bits - count)
+
+
+SHIFTS = {"rol": _rotate_left, "ror": _rotate_right, "shl": _shift_left, "shr": _shift_right}
+
+
+def _propagate_left(value: int, n: int, bits: int) -> int:
+    low = (1 << n) - 1
+    return value | (mask_of(bits) & ~low) if value >> (n - 1) & 1 else value & low
+
+
+def _propagate_right(value: int, n: int, bits: int) -> int:  # noqa: ARG001 - as the others
+    low = (1 << (n - 1)) - 1
+    return value | low if value >> (n - 1) & 1 else value & ~low
+
+
+def _zero_left(value: int, n: int, bits: int) -> int:  # noqa: ARG001 - as the others
+    return value & ((1 << n) - 1)
+
+
+def _zero_right(value: int, n: int, bits: int) -> int:  # noqa: ARG001 - as the others
+    return value & ~((1 << (n - 1)) - 1)
+
+
+FILLS = {"pbl": _propagate_left, "pbr": _propagate_right, "pzl": _zero_left, "pzr": _zero_right}

@@ -1,0 +1,321 @@
+"""
+The packets of a stream, and the files that they are in.
+
+::
+
+    at  packet header                       at  packet context
+     0  u32 magic                           32  u64 packet size       in bits, with the padding behind the content
+     4  u8  uuid[16] of the trace           40  u64 content size      in bits, with header and context
+    20  u32 stream class                    48  u64 time of the first event
+    24  u64 file                            56  u64 time of the last event
+                                            64  u64 events discarded  in the file up to here
+                                            72  u32 cpu               in streams of a CPU
+
+Readers refuse a trace that has a file with anything behind its last whole packet. So a file has its size from the
+beginning, and its last packet is padded to the end. The next packet is written into that padding, where nobody looks,
+and padded itself; then the packet size of the last one is overwritten, which is 8 bytes in one page, and the new packet
+is there. That may be interrupted anywhere, or find no room on the disk: what was there stays readable. A file that is
+full is followed by a larger one, which gets its name when it is complete. Files are sparse, so padding takes no room.
+
+To readers each file is a stream of its own. Trace Compass would count the discarded events of a stream anew in each of
+its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import platform
+import shutil
+import struct
+import uuid
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.record.boot_clock import BOOT_ID
+from dprobes.sinks.ctf.ctf_metadata import STREAM_CLASS, STREAM_CLASS_WITHOUT_CPU, EventClass, Metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from uuid import UUID
+
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.sinks.ctf.ctf_metadata import HeaderItems
+    from dprobes.sinks.structured_records import Shape
+
+__all__ = ["Events", "Trace"]
+
+HEADER = struct.Struct("<I16sIQ")
+CONTEXT = struct.Struct("<QQQQQ")
+_CPU = struct.Struct("<I")
+_SIZE = struct.Struct("<Q")
+
+_MAGIC = 0xC1FC1FC1
+
+_FILE_MIN = 1 << 15
+_FILE_MAX = 1 << 26
+"""The size of a stream's first file, and that up to which it doubles from file to file."""
+
+_PAGE = 4096
+_ALIGNMENT = 8
+"""Bytes; so a packet size is never in two pages."""
+
+
+class _State(NamedTuple):
+    """
+    Hold how far a stream is.
+
+    ``file`` is the number of its last file, which has ``size`` bytes; the last packet in that begins at ``packet``, and
+    the content of it ends at ``end``.
+    """
+
+    file: int = -1
+    size: int = 0
+    packet: int = 0
+    end: int = 0
+    last_time: int = 0
+    discarded: int = 0
+
+
+class Stream:
+    """
+    Append packets of one CPU, or of none that is known, whose events are in order of time.
+
+    ``numbers`` are those that no file of the trace has. ``stage`` writes a packet, which is part of the trace once
+    ``commit`` was called; ``undo`` takes that back. All raise ``OSError``.
+    """
+
+    def __init__(self, directory: Path, trace: UUID, numbers: Iterator[int], cpu: int | None) -> None:
+        self.cpu = cpu
+        self._directory = directory
+        self._trace = trace
+        self._numbers = numbers
+        self._before = self._now = self._staged = _State()
+
+    @property
+    def last_time(self) -> int:
+        """The time of its last event; that of the next one must not be before."""
+        return self._now.last_time
+
+    def stage(self, events: Sequence[tuple[int, bytes]], lost: int) -> None:
+        """Write a packet of events, each with its time, before which ``lost`` others were lost."""
+        now = self._now
+        first, last = events[0][0], events[-1][0]
+        body = b"".join([event for _, event in events])
+        size = self._size_with(body)
+        if now.end + size <= now.size:
+            discarded = now.discarded + lost
+            packet = self._packet(now.file, body, first, last, discarded, now.size - now.end)
+            with _opened(self._path(now.file)) as descriptor:
+                _write(descriptor, packet, now.end)
+            self._staged = now._replace(packet=now.end, end=now.end + size, last_time=last, discarded=discarded)
+            return
+        file = next(self._numbers)
+        # Readers compare the count with that of the packet before: there must be one.
+        before = self._packet(file, b"", first, first, 0, self._size_with(b"")) if lost else b""
+        end = len(before) + size
+        file_size = max(min(2 * now.size, _FILE_MAX), _FILE_MIN, _aligned(end, _PAGE))
+        packet = self._packet(file, body, first, last, lost, file_size - len(before))
+        self._make(file, file_size, before + packet)
+        self._staged = _State(file, file_size, len(before), end, last, lost)
+
+    def commit(self) -> None:
+        """Make what was staged part of the trace."""
+        old, new = self._now, self._staged
+        if new.file != old.file:
+            self._hidden(new.file).rename(self._path(new.file))
+        else:
+            self._set_size(old, new.packet - old.packet)
+        self._before, self._now = old, new
+
+    def undo(self) -> None:
+        """Take the last commit back."""
+        old, new = self._before, self._now
+        if new.file != old.file:
+            self._path(new.file).unlink()
+        else:
+            self._set_size(old, old.size - old.packet)
+        self._now = old
+
+    @property
+    def _start_size(self) -> int:
+        return HEADER.size + CONTEXT.size + (0 if self.cpu is None else _CPU.size)
+
+    def _size_with(self, body: bytes) -> int:
+        return _aligned(self._start_size + len(body), _ALIGNMENT)
+
+    def _packet(self, file: int, body: bytes, first: int, last: int, discarded: int, size: int) -> bytes:
+        """Return a packet that is padded to ``size`` bytes; of the padding only what fills the last word is in it."""
+        content = self._start_size + len(body)
+        stream_class = STREAM_CLASS_WITHOUT_CPU if self.cpu is None else STREAM_CLASS
+        return b"".join((
+            HEADER.pack(_MAGIC, self._trace.bytes, stream_class, file),
+            CONTEXT.pack(8 * size, 8 * content, first, last, discarded),
+            b"" if self.cpu is None else _CPU.pack(self.cpu),
+            body,
+            bytes(self._size_with(body) - content),
+        ))  # fmt: skip
+
+    def _make(self, file: int, size: int, data: bytes) -> None:
+        path = self._hidden(file)
+        try:
+            with _opened(path, os.O_CREAT | os.O_TRUNC) as descriptor:
+                _write(descriptor, data, 0)
+                os.ftruncate(descriptor, size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _set_size(self, state: _State, size: int) -> None:
+        """Write the size of the last packet anew."""
+        with _opened(self._path(state.file)) as descriptor:
+            _write(descriptor, _SIZE.pack(8 * size), state.packet + HEADER.size)
+
+    def _path(self, file: int) -> Path:
+        return self._directory / f"stream_{file}"
+
+    def _hidden(self, file: int) -> Path:
+        return self._directory / f".stream_{file}"
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    """Open a file for writing; none stays open, since there may be hundreds of them."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+# One trace: a directory with its metadata and its streams.
+#
+# Times never decrease in a stream, which readers insist on, but records come in an order of their own: those of several
+# programs, and those of one where a handler was held up. So there is a stream for each CPU, and another one whenever a
+# batch begins before what all streams of its CPU have already. No time is changed, and nothing is held back.
+#
+# The metadata are written before the packets that need them, to another file that takes the place of the old one.
+
+
+Events = list[tuple[int, bytes]]
+"""Events with their times."""
+
+_TIME = itemgetter(0)
+
+
+class Trace:
+    """Make a trace in a directory, and write to it. All methods raise ``OSError``."""
+
+    def __init__(self, directory: Path, wall_offset: int) -> None:
+        self.wall_offset = wall_offset
+        self._directory = _new_directory(directory)
+        self._uuid = uuid.uuid4()
+        self._metadata = Metadata(self._uuid, _clock_uuid(), wall_offset, platform.node())
+        self._is_described = False
+        """Whether the metadata on disk say everything."""
+        self._classes: dict[str, EventClass] = {}
+        """By their content."""
+        self._streams: dict[int | None, list[Stream]] = {}
+        self._numbers = itertools.count()
+
+    def describe(self, source: RecordSource) -> None:
+        """Say of a program what it is; it stays said when that has gone."""
+        if self._metadata.add_program(source):
+            self._is_described = False
+
+    def add_class(self, name: str, header: HeaderItems, shape: Shape, *, has_cpu: bool) -> EventClass:
+        """Return the class of events that are on a CPU or not; that of a program that comes again is there already."""
+        number = len(self._metadata.classes)
+        stream_class = STREAM_CLASS if has_cpu else STREAM_CLASS_WITHOUT_CPU
+        event_class = EventClass(number, stream_class, name, header, shape)
+        known = self._classes.setdefault(event_class.content, event_class)
+        if known is event_class:
+            self._metadata.classes.append(event_class.text)
+            self._is_described = False
+        return known
+
+    def write(self, events: Mapping[int | None, Events], lost: int) -> None:
+        """Write events by their CPUs, before which ``lost`` others were lost: all, or none if that fails."""
+        if not self._is_described:
+            self._write_metadata()
+        staged: list[Stream] = []
+        new: list[Stream] = []
+        for cpu, found in events.items():
+            found.sort(key=_TIME)
+            streams = self._streams.get(cpu, ())
+            fitting = [stream for stream in streams if stream.last_time <= found[0][0]]
+            if fitting:
+                stream = max(fitting, key=lambda stream: stream.last_time)
+            else:
+                stream = Stream(self._directory, self._uuid, self._numbers, cpu)
+                new.append(stream)
+            stream.stage(found, 0 if staged else lost)
+            staged.append(stream)
+        _commit(staged)
+        for stream in new:
+            self._streams.setdefault(stream.cpu, []).append(stream)
+
+    def remove_if_empty(self) -> None:
+        """Delete the trace if nothing could be written to it."""
+        if not self._streams:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _write_metadata(self) -> None:
+        path = self._directory / ".metadata"
+        try:
+            path.write_text(self._metadata.text(), encoding="utf-8", errors="backslashreplace")
+            path.rename(self._directory / "metadata")
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        self._is_described = True
+
+
+def _commit(streams: list[Stream]) -> None:
+    done: list[Stream] = []
+    try:
+        for stream in streams:
+            stream.commit()
+            done.append(stream)
+    except OSError:
+        for stream in done:
+            with contextlib.suppress(OSError):
+                stream.undo()
+        raise
+
+
+def _new_directory(parent: Path) -> Path:
+    """Make a directory with the time in its name."""
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _clock_uuid() -> uuid.UUID:
+    """Return what identifies CLOCK_MONOTONIC, which begins anew with the machine."""
+    try:
+        return uuid.UUID(os.fsdecode(BOOT_ID.read_bytes()).strip())
+    except (OSError, ValueError):
+        return uuid.uuid4()

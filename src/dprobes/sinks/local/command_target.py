@@ -1,0 +1,143 @@
+"""A command's standard input: lines of text, or frames (``record.line_frames``)."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import termios
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.text_sinks import byte_sink, write_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.sinks.sink_interface import Sink, SinkOptions
+
+__all__ = ["CommandOutlet", "open"]
+
+_PATIENCE = 30.0
+"""Seconds that a command may read nothing until it is ended and started anew."""
+
+_LAST_WORDS = 5.0
+"""Seconds that a command has to end after the end of its input."""
+
+_TERMINATING = 1.0
+"""Seconds that it has to end after SIGTERM."""
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Start the command that is named."""
+    try:
+        words = shlex.split(argument)
+    except ValueError as error:
+        raise SinkError(f"log target 'command:{argument}': {str(error).lower()}") from error
+    if not words:
+        raise SinkError("log target 'command' needs a command: command:CMD ARGS")
+    return byte_sink(CommandOutlet(words), options)
+
+
+class CommandOutlet:
+    """
+    Start a command without a shell, in a session of its own, so that Ctrl-C does not end it before it has everything.
+
+    What it has not read when it ends is known to be lost.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._name = f"command '{words[0]}'"
+        try:
+            self._process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        except OSError as error:
+            raise SinkError(f"{self._name} cannot be started: {reason_of(error)}") from error
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin.fileno()
+        os.set_blocking(self._pipe, False)
+        self._in_pipe: deque[int] = deque()
+        """The sizes of the last records that were written: at least of those that may still be in the pipe."""
+        self._in_pipe_bytes = 0
+        self._capacity = fcntl.fcntl(self._pipe, fcntl.F_GETPIPE_SZ)
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Write records to its standard input."""
+        written = write_parts(self._pipe, parts, _PATIENCE)
+        self._note(parts[: written.parts])
+        if written.problem is None:
+            return
+        status = self._ended()
+        problem = f"{self._name}: {written.problem}" if status is None else f"{self._name} {_what(status)}"
+        raise SinkError(problem, taken=written.parts, lost=self._unread(self._pipe, written.extra))
+
+    def _note(self, parts: Sequence[bytes]) -> None:
+        sizes = [len(part) for part in parts]
+        self._in_pipe += sizes
+        self._in_pipe_bytes += sum(sizes)
+        while self._in_pipe and self._in_pipe_bytes - self._in_pipe[0] >= self._capacity:
+            self._in_pipe_bytes -= self._in_pipe.popleft()
+
+    def _unread(self, pipe: int, extra: int = 0) -> int:
+        """Return how many records nobody has read, behind which ``extra`` bytes of another one are; only once."""
+        found = array.array("i", [0])
+        fcntl.ioctl(pipe, termios.FIONREAD, found)
+        left, count = found[0] - extra, 0
+        for size in reversed(self._in_pipe):
+            if left <= 0:
+                break
+            left -= size
+            count += 1
+        self._in_pipe.clear()
+        return count
+
+    def _ended(self) -> int | None:
+        """Return the exit status if the command has ended, or closed its input, which ends as well."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(0.2)
+        return None
+
+    def flush(self) -> None:
+        """Do nothing: what is written can be read."""
+
+    def close(self) -> None:
+        """End the command's input, wait until it has ended, and end it if that takes too long."""
+        assert self._process.stdin is not None
+        # The same pipe, to see at the end what is left in it.
+        reader = os.open(f"/proc/self/fd/{self._pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._process.stdin.close()
+        try:
+            what = _what(self._process.wait(_LAST_WORDS))
+        except subprocess.TimeoutExpired:
+            self._end()
+            what = f"did not end within {_LAST_WORDS:.0f} s after its input, and was ended"
+        unread = self._unread(reader)
+        os.close(reader)
+        if unread or self._process.returncode:
+            raise SinkError(f"{self._name} {what}", lost=unread)
+
+    def abort(self) -> None:
+        """End the command; a thread that waits for it to read gets an error."""
+        if self._process.poll() is None:
+            self._end()
+
+    def _end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TERMINATING)
+                return
+
+
+def _what(status: int) -> str:
+    if status >= 0:
+        return f"has ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

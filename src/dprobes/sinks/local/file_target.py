@@ -1,0 +1,87 @@
+"""A file that records are appended to; with a name in .dpt or .dptz, a trace file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.target_kinds import is_trace_name
+from dprobes.sinks.text_sinks import byte_sink, write_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.sinks.sink_interface import Sink, SinkOptions
+
+__all__ = ["FileOutlet", "open"]
+
+_PATIENCE = 10.0
+"""Seconds that a pipe or a terminal may take nothing, until that is an error."""
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the file that is named."""
+    if not argument:
+        raise SinkError("log target 'file' needs a path: file:PATH")
+    if is_trace_name(argument):
+        from dprobes.sinks.local.trace_file_target import TraceFileSink
+
+        return TraceFileSink(argument)
+    outlet = FileOutlet(argument)
+    return byte_sink(outlet, options, goes_on=outlet.goes_on)
+
+
+class FileOutlet:
+    """
+    Append to a file, or to whatever else a path leads to.
+
+    Each write is one system call as a rule, so that writers of one file do not tear each other's lines. Of a record
+    that finds no room nothing stays in a plain file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            # O_NONBLOCK: a named pipe that nobody reads must not be waited for.
+            self._file = os.open(
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, 0o666
+            )
+        except OSError as error:
+            raise self._opening_error(error) from error
+
+    def _opening_error(self, error: OSError) -> SinkError:
+        if error.errno == errno.ENXIO and Path(self._path).is_fifo():
+            return SinkError(f"'{self._path}' cannot be written: no process reads this pipe")
+        return SinkError(f"'{self._path}' cannot be written: {reason_of(error)}")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something in the file."""
+        return os.fstat(self._file).st_size > 0
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Append records."""
+        written = write_parts(self._file, parts, _PATIENCE)
+        if written.problem is not None:
+            self._take_back(written.extra)
+            raise SinkError(f"'{self._path}': {written.problem}", taken=written.parts)
+
+    def _take_back(self, count: int) -> None:
+        """Cut off what was just written of a record."""
+        with contextlib.suppress(OSError):
+            if count:
+                os.ftruncate(self._file, os.fstat(self._file).st_size - count)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is visible."""
+
+    def close(self) -> None:
+        """Close the file."""
+        try:
+            os.close(self._file)
+        except OSError as error:
+            raise SinkError(f"'{self._path}': {reason_of(error)}") from error

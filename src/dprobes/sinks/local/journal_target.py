@@ -1,0 +1,200 @@
+"""
+The systemd journal, by its native protocol (systemd's documentation, JOURNAL_NATIVE_PROTOCOL).
+
+Each entry is a datagram of fields, ``NAME=value`` and a line end, or, where the value is binary or has several lines,
+``NAME``, a line end, its length as a little-endian u64, the value and a line end. An entry that is too large for a
+datagram goes as the descriptor of a sealed memory file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.escapes import json_text
+from dprobes.sinks.structured_records import FieldReader, names_text, place_items, value_text
+from dprobes.sinks.text_sinks import BatchFormatter, refuse_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.keyed.table_text import ShownRow
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+
+__all__ = ["MESSAGE_ID", "JournalSink", "open"]
+
+_SOCKET = "/run/systemd/journal/socket"
+
+_PATIENCE = 10.0
+"""Seconds that the journal may take nothing, until that is an error."""
+
+MESSAGE_ID = "8f3b6a0c6f0f4c0ea2e7d4a1c95d2b17"
+"""What all records have in common in the journal: ``journalctl MESSAGE_ID=…``."""
+
+_NAME_MAX = 64
+"""The length of a field's name: journald drops longer ones."""
+
+_INFO, _WARNING = "6", "4"
+
+_TOO_LARGE = (errno.EMSGSIZE, errno.ENOBUFS)
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the journal, or the socket that is named."""
+    refuse_binary("journal", options)
+    return JournalSink(argument or _SOCKET, options.format_name)
+
+
+class JournalSink:
+    """Send each record as an entry, with its text as message and everything that is known of it as fields."""
+
+    def __init__(self, path: str, format_name: str) -> None:
+        self._path = path
+        self._strings = BatchFormatter(format_name, has_items=True)
+        self._fields = FieldReader()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(_PATIENCE)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            hint = None
+            if error.errno in (errno.ENOENT, errno.ECONNREFUSED) and path == _SOCKET:
+                hint = "no systemd-journald runs here; 'syslog' or a file may do"
+            raise SinkError(f"the journal at '{path}' cannot be reached: {reason_of(error)}", hint=hint) from error
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program."""
+        self._strings.create_event(source)
+        self._fields.create_event(source)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._strings.destroy_event(source)
+        self._fields.destroy_event(source)
+
+    def log_events(self, batch: Batch) -> None:
+        """Send the records of a batch, and before them how many were lost."""
+        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
+        taken = 0
+        try:
+            if batch.lost:
+                self._send(self._lost_entry(batch))
+            for record, place, text in zip(batch.records, batch.places, strings, strict=True):
+                self._send(self._entry(batch, record, place, text))
+                taken += 1
+        except OSError as error:
+            raise self._error(error, taken) from error
+
+    def _error(self, error: OSError, taken: int = 0) -> SinkError:
+        said = f"nothing was taken for {_PATIENCE:.0f} s" if isinstance(error, TimeoutError) else reason_of(error)
+        return SinkError(f"the journal at '{self._path}': {said}", taken=taken)
+
+    def _entry(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
+        message = text.rstrip("\r\n")
+        try:
+            record, header, fields, names, _ = self._fields.read(batch.source, data, place)
+        except FormatError:  # the text says so
+            return _encoded(
+                [*_common(message, _WARNING), ("DPROBES_PROGRAM", batch.source.name), ("DPROBES_DATA", data)]
+            )
+        items: list[tuple[str, str | bytes | None]] = [*_common(message, _INFO)]
+        items += [(f"DPROBES_{name.upper()}", value) for name, value in (*place_items(batch.source, place), *header)]
+        if record.time is not None:
+            items.append(("DPROBES_TIMESTAMP", str((record.time + batch.wall_offset) // 1000)))
+            items.append(("DPROBES_MONOTONIC", str(record.time)))
+        items.append(("DPROBES_DATA", record.data))
+        items += [
+            (f"DPROBES_FIELD_{field.name.upper()}"[:_NAME_MAX], value_text(field, value)) for field, value in fields
+        ]
+        items += [(f"DPROBES_FIELD_{name.upper()}"[:_NAME_MAX], names_text(each)) for name, each in names]
+        return _encoded(items)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Send each row of keyed tables as an entry."""
+        from dprobes.formatters.table_addresses import names_for
+        from dprobes.keyed.table_text import shown_rows
+
+        names = names_for(source, [each.table for each in contents])
+        try:
+            for each in contents:
+                for row in shown_rows(each, names):
+                    self._send(self._table_entry(source, each.table, row))
+        except OSError as error:
+            raise self._error(error) from error
+
+    @staticmethod
+    def _table_entry(source: RecordSource, table: Table, row: ShownRow) -> bytes:
+        items: list[tuple[str, str | bytes | None]] = [
+            *_common(row.line, _WARNING if "lost" in row.value else _INFO),
+            ("DPROBES_PROGRAM", source.name),
+            ("DPROBES_TABLE", table.name),
+            ("DPROBES_KIND", table.kind.value),
+        ]
+        items += [(f"DPROBES_KEY{number}", key) for number, key in enumerate(row.keys)]
+        items += [(f"DPROBES_{name.upper()}", json_text(value)) for name, value in row.value.items()]
+        return _encoded(items)
+
+    @staticmethod
+    def _lost_entry(batch: Batch) -> bytes:
+        name, count = batch.source.name, batch.lost
+        message = f"{count} records of '{name}' were lost here"
+        return _encoded([*_common(message, _WARNING), ("DPROBES_PROGRAM", name), ("DPROBES_LOST", str(count))])
+
+    def _send(self, entry: bytes) -> None:
+        try:
+            self._socket.send(entry)
+        except OSError as error:
+            if error.errno not in _TOO_LARGE:
+                raise
+            self._send_as_file(entry)
+
+    def _send_as_file(self, entry: bytes) -> None:
+        file = os.memfd_create("dprobes-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(file, entry)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+            socket.send_fds(self._socket, [b""], [file])
+        finally:
+            os.close(file)
+
+    def flush(self) -> None:
+        """Do nothing: what is sent is there."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+def _common(message: str, priority: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ("MESSAGE", message),
+        ("MESSAGE_ID", MESSAGE_ID),
+        ("PRIORITY", priority),
+        ("SYSLOG_FACILITY", "1"),
+        ("SYSLOG_IDENTIFIER", "dprobes"),
+    )
+
+
+def _encoded(items: Iterable[tuple[str, str | bytes | None]]) -> bytes:
+    parts = []
+    for name, value in items:
+        if value is None:
+            continue
+        data = value if isinstance(value, bytes) else value.encode("utf-8", "backslashreplace")
+        if isinstance(value, bytes) or b"\n" in data:
+            parts.append(b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data))
+        else:
+            parts.append(b"%b=%b\n" % (name.encode(), data))
+    return b"".join(parts)

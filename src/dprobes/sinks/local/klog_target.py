@@ -1,0 +1,112 @@
+"""
+The kernel's log (``/dev/kmsg``, Documentation/ABI/testing/dev-kmsg): a message for each line.
+
+The log is a ring: what is not read in time is overwritten, and nothing tells a writer so.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.text_sinks import TextSink, refuse_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.sinks.sink_interface import Sink, SinkOptions
+
+__all__ = ["DEVICE", "KernelLogOutlet", "open"]
+
+DEVICE = "/dev/kmsg"
+
+_PREFIX = b"<6>"  # LOG_KERN is the kernel's own; user space gets LOG_USER and, from this, the severity "info"
+
+_LINE_MAX = 976
+"""Bytes of a message: LOG_LINE_MAX of the kernel is 1024 less its own prefix (48 bytes in printk.c)."""
+_READ_MAX = 1900
+"""
+Bytes of a message as it is read from the device, where a byte that is not plain takes four (``\\xc3``).
+
+More than PRINTK_MESSAGE_MAX, 2048 with the message's number and time, are cut off (msg_add_ext_text in printk.c).
+"""
+
+_PLAIN = bytes(code for code in range(0x20, 0x7F) if code != ord("\\"))
+
+_BURST = 10
+"""
+Messages after which the device is opened again.
+
+With ``kernel.printk_devkmsg=ratelimit``, the default, the kernel takes ten messages in five seconds from each opening
+of the device, and drops more without a word (DEFAULT_RATELIMIT_BURST, devkmsg_write in printk.c).
+"""
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the kernel's log."""
+    if argument:
+        raise SinkError(f"log target KLOG takes no argument, found '{argument}'")
+    refuse_binary("KLOG", options)
+    return TextSink(KernelLogOutlet(), options.format_name)
+
+
+class KernelLogOutlet:
+    """Write lines to the kernel's log; longer ones than the kernel takes become several."""
+
+    def __init__(self) -> None:
+        self._file = self._open()
+        self._count = 0
+
+    def write(self, strings: Sequence[str]) -> None:
+        """Write each line of each record as a message."""
+        for taken, text in enumerate(strings):
+            try:
+                self._write_record(text)
+            except OSError as error:
+                raise SinkError(f"'{DEVICE}': {reason_of(error)}", taken=taken) from error
+
+    def _write_record(self, text: str) -> None:
+        for line in text.split("\n"):
+            data = line.encode("utf-8", "backslashreplace")
+            while True:
+                size = _fitting(data)
+                self._write(_PREFIX + data[:size] + b"\n")  # without a line end it waits to be continued
+                data = data[size:]
+                if not data:
+                    break
+
+    def _open(self) -> int:
+        try:
+            return os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            hint = None
+            if isinstance(error, PermissionError):
+                hint = "this needs root, and that 'sysctl kernel.printk_devkmsg' is not 'off'"
+            raise SinkError(f"'{DEVICE}' cannot be opened: {reason_of(error)}", hint=hint) from error
+
+    def _write(self, message: bytes) -> None:
+        if self._count == _BURST:
+            file = self._open()
+            os.close(self._file)
+            self._file, self._count = file, 0
+        os.write(self._file, message)
+        self._count += 1
+
+    def flush(self) -> None:
+        """Do nothing: a message is there when it is written."""
+
+    def close(self) -> None:
+        """Give up the device."""
+        os.close(self._file)
+
+
+def _fitting(data: bytes) -> int:
+    """Return how many bytes of a line fit into a message, none of its characters being torn."""
+    size = min(len(data), _LINE_MAX)
+    while (excess := size + 3 * len(data[:size].translate(None, _PLAIN)) - _READ_MAX) > 0:
+        size -= (excess + 3) // 4
+    end = size
+    while size < len(data) and size and data[size] & 0xC0 == 0x80:
+        size -= 1
+    return size or end

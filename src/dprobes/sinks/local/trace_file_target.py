@@ -1,0 +1,185 @@
+"""A trace file (``trace.trace_writer``) as a log target."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SinkError
+from dprobes.formatters.recorded_names import RecordedNames
+from dprobes.formatters.table_addresses import ProcessAddresses, names_for
+from dprobes.record.packed_records import PackedPlaces
+from dprobes.sinks.target_kinds import compression_of
+from dprobes.trace.carried_names import NameRegister
+from dprobes.trace.trace_content import PlaceEntry
+from dprobes.trace.trace_writer import TraceFileWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.sinks.sink_interface import Batch
+
+__all__ = ["TraceFileSink"]
+
+_HOLD = 50_000_000
+"""Nanoseconds for which records are put together."""
+
+
+class TraceFileSink:
+    """
+    Append to a trace file, which gets the places of probepoints with their first record, and names for addresses.
+
+    One with a name in .dptz is compressed. In others records that come one by one are put together, for a twentieth of
+    a second; a thread of ours writes them then, should no more come. Not so if records that were taken have to be in
+    the file (``is_safe``).
+    """
+
+    def __init__(self, path: str, *, is_safe: bool = False) -> None:
+        compress = compression_of(path)
+        self._holds = compress is None and not is_safe
+        self._writer = TraceFileWriter(Path(path), compress=compress, hold=_HOLD if self._holds else 0)
+        self._lock = threading.Lock()
+        """Held by the thread that has the sink, and by that which writes what was held."""
+        self._timer: threading.Timer | None = None
+        self._has_failed = False
+        """Whether what was held could not be written, and nobody knows yet."""
+        self._numbers: dict[int, int] = {}
+        """The number in the file of each source."""
+        self._places: dict[int, dict[Place, int]] = {}
+        self._names: dict[int, RecordedNames] = {}
+        self._register = NameRegister()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether records are held."""
+        return self._timer is not None or self._has_failed
+
+    def create_event(self, source: RecordSource) -> None:
+        """Announce a program, or say more of it."""
+        with self._lock:
+            self._create(source)
+
+    def _create(self, source: RecordSource) -> None:
+        if (number := self._numbers.get(source.number)) is not None:
+            self._writer.update_program(number, source.details())
+            self._names[source.number].know(source)
+            return
+        self._numbers[source.number] = self._writer.add_program(source.name, source.major, source.details())
+        self._places[source.number] = {}
+        self._names[source.number] = RecordedNames(source)
+
+    def log_events(self, batch: Batch) -> None:
+        """Append the records of a batch, all of them or none."""
+        with self._lock:
+            self._raise_failure()
+            self._log(batch)
+            if self._holds and self._timer is None and self._writer.is_holding:
+                self._timer = threading.Timer(_HOLD / 1e9, self._on_time)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _on_time(self) -> None:
+        """Write what is held."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer = None
+                self._has_failed |= not self._writer.flush()
+
+    def _raise_failure(self) -> None:
+        if self._has_failed:
+            self._has_failed = False
+            raise self._failure()
+
+    def _log(self, batch: Batch) -> None:
+        number = self._numbers[batch.source.number]
+        records = self._packed(number, batch)
+        if records is None:
+            known = self._known(number, batch.source, batch.places)
+            records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
+        if batch.lost:
+            self._writer.lose(number, batch.lost)
+        located = self._names[batch.source.number].located(batch.records, batch.places)
+        if not self._writer.append(number, records, self._register.telling(located)):
+            raise self._failure(batch)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Append what the keyed tables of a program hold."""
+        with self._lock:
+            names = names_for(source, [each.table for each in contents])
+            located = names.located(contents) if isinstance(names, ProcessAddresses) else []
+            number = self._numbers[source.number]
+            if not self._writer.append_tables(number, contents, self._register.telling(located)):
+                raise self._failure()
+
+    def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
+        """Return packed records with the numbers that the file gives their probepoints; None if they are not packed."""
+        if (packed := batch.packed) is None or not isinstance(batch.places, PackedPlaces):
+            return None
+        table = batch.places.table
+        known = self._known(number, batch.source, batch.places.distinct())
+        return packed.renumbered(lambda probe: known[table[probe]])
+
+    def _known(self, number: int, source: RecordSource, places: Iterable[Place]) -> dict[Place, int]:
+        """Announce places that the file does not know, and return the numbers of all that it knows."""
+        known = self._places[source.number]
+        if new := [place for place in dict.fromkeys(places) if place not in known]:
+            self._writer.add_places(number, [PlaceEntry.of(place) for place in new])
+            known |= {place: index for index, place in enumerate(new, len(known))}
+        return known
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        with self._lock:
+            self._raise_failure()
+            if (number := self._numbers.get(source.number)) is not None:
+                if not self._writer.end_program(number):
+                    raise self._failure()
+                del self._numbers[source.number]
+                del self._places[source.number]
+                del self._names[source.number]
+
+    def flush(self) -> None:
+        """Write what is kept back to be compressed; what is held is written in time."""
+        with self._lock:
+            self._raise_failure()
+            if self._timer is None and not self._writer.flush():
+                raise self._failure()
+
+    def settle(self) -> None:
+        """Write all that is held or kept back."""
+        with self._lock:
+            self._raise_failure()
+            self._cancel()
+            if not self._writer.flush():
+                raise self._failure()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Write what is kept back, and close the file."""
+        with self._lock:
+            self._cancel()
+            self._writer.close()
+            if self._writer.problem is not None or self._has_failed:
+                self._has_failed = False
+                raise self._failure()
+
+    def _failure(self, batch: Batch | None = None) -> SinkError:
+        """
+        Return the error: what was kept back is lost, and the notes in it are not in the file.
+
+        What was lost before ``batch`` is not among them, because it comes again with it.
+        """
+        problem = self._writer.problem or f"'{self._writer.path}' cannot be written"
+        lost = self._writer.take_lost()
+        unmarked = {source: lost[number][0] for source, number in self._numbers.items() if number in lost}
+        if batch is not None:
+            unmarked[batch.source.number] -= batch.lost
+        count = sum(missing - given for missing, given in lost.values())
+        return SinkError(problem, lost=count, unmarked={source: n for source, n in unmarked.items() if n > 0})

@@ -1,0 +1,388 @@
+"""
+The delivery of one batch to an OpenTelemetry collector: in several requests, some of them under way at once.
+
+A request costs time, and the way to the collector more of it, so requests are large, and nobody waits for the answer
+to one before the next is sent. What is refused as a whole is sent again in halves, until those records are alone that
+the collector does not want. Each record is sent until it is taken or refused, or there is a failure; then it is known
+which are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from dprobes.errors import SinkError, reason_of
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import requests
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk._logs import ReadableLogRecord
+    from opentelemetry.sdk.metrics.export import MetricsData
+
+__all__ = ["CollectorClient", "Delivery", "Experience", "Piece"]
+
+# Requests to an OpenTelemetry collector, and what it answers to each.
+#
+# The exporter of OpenTelemetry's SDK makes and sends them. What it keeps to itself, the answer, is seen by the HTTP
+# session that it is given. It also sends again by itself what failed; the session keeps it from that, because how long
+# to wait, and what else to send meanwhile, is decided where all requests are known.
+
+
+_TIMEOUT = 10.0
+_TIMEOUT_MAX = 60.0
+"""Seconds that a request may take, with the waits for a collector that is busy."""
+
+_BUSY = (429, 502, 503, 504)
+"""Answers that ask for the same request once more (OTLP specification, Retryable Response Codes)."""
+
+_REFUSALS = (400, 413, 422)
+"""Answers that say that there is something wrong with the records: to send them again would not help."""
+
+_TOO_LARGE = 413
+
+
+def request_timeout() -> float:
+    """Return how many seconds a request may take."""
+    for name in ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
+        try:
+            return min(max(float(os.environ[name]), 0.1), _TIMEOUT_MAX)
+        except (KeyError, ValueError):
+            continue
+    return _TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    Hold what a collector says to a request; ``status`` is 0 if there is none because the exporter cannot send it.
+
+    Of a request that it takes, ``rejected`` records are not wanted, for the ``reason``. ``wait`` is for how many
+    seconds it asks to be left alone, if it does.
+    """
+
+    status: int
+    reason: str
+    rejected: int = 0
+    wait: float | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the request was taken."""
+        return 200 <= self.status < 300
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the same request may be taken later."""
+        return self.status in _BUSY
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether these records are not taken, nor will be."""
+        return self.status in _REFUSALS or not self.status
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether they might be taken in smaller requests."""
+        return self.status == _TOO_LARGE
+
+
+class CollectorClient:
+    """Send requests, from any number of threads."""
+
+    def __init__(self, endpoint: str) -> None:
+        # Without a handler, Python would print what the SDK logs; handlers of the user's own still get it.
+        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+
+        self.endpoint = endpoint
+        self._session = _session()
+        self._metrics: OTLPMetricExporter | None = None
+        self._exporter = OTLPLogExporter(endpoint=endpoint, session=self._session, timeout=request_timeout())
+
+    def send(self, records: Sequence[ReadableLogRecord]) -> Answer:
+        """Send log records in one request; raise ``SinkError`` if there is no answer."""
+        return self._answer(lambda: self._exporter.export(records))
+
+    def send_metrics(self, data: MetricsData, endpoint: str) -> Answer:
+        """Send metrics to another URL of the collector; raise as ``send``."""
+        if self._metrics is None:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+            self._metrics = OTLPMetricExporter(endpoint=endpoint, session=self._session, timeout=request_timeout())
+        exporter = self._metrics
+        return self._answer(lambda: exporter.export(data))
+
+    def _answer(self, export: Callable[[], object]) -> Answer:
+        memory = self._session.memory
+        memory.response = memory.error = None
+        export()
+        response, error = memory.response, memory.error
+        if response is None and error is None:
+            return Answer(0, "the exporter cannot send these records")
+        if response is None:
+            raise SinkError(f"'{self.endpoint}' {_why(error)}")
+        status = response.status_code
+        if not 200 <= status < 300:
+            return Answer(status, f"{status} {response.reason or ''}".rstrip(), wait=_retry_after(response))
+        return _partial(status, response.content)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call] # of the SDK
+
+
+def _partial(status: int, content: bytes) -> Answer:
+    """Read how many records were rejected out of an answer; one that is not in protobuf's form says nothing."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+    try:
+        partial = ExportLogsServiceResponse.FromString(content).partial_success
+    except DecodeError:
+        return Answer(status, "")
+    return Answer(status, partial.error_message, max(partial.rejected_log_records, 0))
+
+
+def _retry_after(response: requests.Response) -> float | None:
+    from urllib3.exceptions import InvalidHeader
+    from urllib3.util.retry import Retry
+
+    text = response.headers.get("Retry-After")
+    try:
+        return None if text is None else Retry().parse_retry_after(text)
+    except InvalidHeader:
+        return None
+
+
+def _why(error: Exception | None) -> str:
+    import requests
+
+    match error:
+        case requests.exceptions.SSLError():
+            return f"cannot be reached safely: {_innermost(error)}"
+        case requests.exceptions.ConnectTimeout() | requests.exceptions.ReadTimeout():
+            return "has not answered in time"
+        case None:
+            return "has not answered"
+    return f"cannot be reached: {_innermost(error)}"
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what the system said, of all that libraries have wrapped around it."""
+    cause: BaseException = error
+    for _ in range(10):
+        inner = getattr(cause, "reason", None) or cause.__cause__ or cause.__context__
+        if not isinstance(inner, BaseException):
+            break
+        cause = inner
+    if isinstance(cause, OSError) and cause.strerror:
+        return reason_of(cause)
+    return (str(cause).splitlines() or [type(cause).__name__])[0]
+
+
+class _Memory(threading.local):
+    """Hold how the last request of a thread has ended."""
+
+    response: requests.Response | None = None
+    error: Exception | None = None
+
+
+def _session() -> Any:
+    """Return a session that remembers how requests have ended."""
+    import requests
+
+    class Session(requests.Session):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory = _Memory()
+
+        def request(self, *arguments: Any, **options: Any) -> requests.Response:
+            if self.verify is not True:  # OpenTelemetry's variables say so, and go before REQUESTS_CA_BUNDLE
+                options.setdefault("verify", self.verify)
+            try:
+                response = super().request(*arguments, **options)
+            except requests.exceptions.RequestException as error:
+                self.memory.error = error
+                raise OSError(str(error)) from error  # which the exporter does not try again
+            self.memory.response = response
+            if response.status_code in _BUSY:
+                raise OSError(response.reason)
+            return response
+
+    return Session()
+
+
+_RECORDS_MAX = 2048
+"""Records in a request at most."""
+
+_UNDER_WAY_MAX = 8
+_QUICK = 0.02
+"""Requests that are under way at once; but one at a time if each is answered within so many seconds."""
+
+_BACKOFF = 0.5
+"""Seconds to wait for a collector that is busy and does not say for how long, at first; it doubles."""
+
+_LAST_ANSWERS = 0.5
+"""Seconds in which answers to what is under way still count at the end."""
+
+_LOOK = 0.1
+"""Seconds between two looks whether it is the end."""
+
+_SPLITS_MAX = 64
+"""Refusals in a row after which it is believed that the collector wants nothing, and that halves are no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Hold records of a batch from position ``first``, and ``before`` them what is none."""
+
+    first: int
+    records: list[ReadableLogRecord]
+    before: list[ReadableLogRecord]
+
+    def halves(self) -> tuple[Piece, Piece]:
+        """Return the two pieces that a piece is made of."""
+        middle = len(self.records) // 2
+        return (
+            Piece(self.first, self.records[:middle], self.before),
+            Piece(self.first + middle, self.records[middle:], []),
+        )
+
+
+class Experience:
+    """Remember, from one delivery to the next, what a collector is like; ``steps`` counts its answers."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.records_max = _RECORDS_MAX
+        self.slowest: float | None = None
+        """Seconds that the slowest answer took in the last delivery, with the waits for a collector that is busy."""
+        self.refusals = 0
+        """How often in a row it has refused a request."""
+        self.stopped = threading.Event()
+        """Set when nobody waits for answers any more."""
+
+
+class Delivery:
+    """Send pieces; then ``refused`` counts records, and ``left`` has the positions of those that may come again."""
+
+    def __init__(self, client: CollectorClient, experience: Experience, pieces: Iterator[Piece]) -> None:
+        self._client = client
+        self._experience = experience
+        self._pieces = pieces
+        self._lock = threading.Lock()
+        """Guards everything below, and the pieces, which are made when they are asked for."""
+        self._halves: list[Piece] = []
+        self._unsent: list[Piece] = []
+        self._under_way: list[Piece] = []
+        self._slowest = 0.0
+        self.refused = 0
+        self.reason = ""
+        self.failure: Exception | None = None
+
+    def run(self, count: int) -> None:
+        """
+        Send everything, ``count`` pieces as it seems; return when all is answered, or after a failure.
+
+        When nobody waits for answers any more, return soon: what is not answered by then is left.
+        """
+        slowest = self._experience.slowest
+        workers = 1 if slowest is not None and slowest < _QUICK else min(_UNDER_WAY_MAX, count)
+        # Daemons: a request that hangs must not keep a run from ending.
+        threads = [threading.Thread(target=self._work, name="otlp request", daemon=True) for _ in range(workers)]
+        for thread in threads:
+            thread.start()
+        until = None
+        for thread in threads:
+            while thread.is_alive() and (until is None or time.monotonic() < until):
+                thread.join(_LOOK)
+                if until is None and self._experience.stopped.is_set():
+                    until = time.monotonic() + _LAST_ANSWERS
+        self._experience.slowest = self._slowest
+        if any(thread.is_alive() for thread in threads):
+            self._fail(None, SinkError(f"'{self._client.endpoint}' did not answer before the end"))
+
+    def left(self) -> list[int]:
+        """Return the positions of the records that were neither taken nor refused, in order."""
+        with self._lock:
+            pieces = [*self._unsent, *self._halves, *self._under_way, *self._pieces]
+        return sorted(position for each in pieces for position in range(each.first, each.first + len(each.records)))
+
+    def _work(self) -> None:
+        while (piece := self._next()) is not None:
+            try:
+                self._deliver(piece)
+            except Exception as error:  # noqa: BLE001 - of another thread perhaps; whoever has called us gets it
+                self._fail(piece, error)
+
+    def _next(self) -> Piece | None:
+        with self._lock:
+            if self.failure is not None:
+                return None
+            if self._experience.stopped.is_set():
+                self.failure = SinkError(f"'{self._client.endpoint}' did not answer before the end")
+                return None
+            try:
+                piece = self._halves.pop() if self._halves else next(self._pieces, None)
+            except Exception as error:  # noqa: BLE001 - as above
+                self.failure = error
+                return None
+            if piece is not None:
+                self._under_way.append(piece)
+            return piece
+
+    def _fail(self, piece: Piece | None, error: Exception) -> None:
+        with self._lock:
+            if piece is not None:
+                self._under_way.remove(piece)
+                self._unsent.append(piece)
+            self.failure = self.failure or error
+
+    def _deliver(self, piece: Piece) -> None:
+        begun = time.monotonic()
+        answer = self._answer(piece)
+        count = len(piece.records)
+        with self._lock:
+            self._slowest = max(self._slowest, time.monotonic() - begun)
+            self._experience.steps += 1
+            self._under_way.remove(piece)
+            if answer.is_success:
+                self._experience.refusals = 0
+                if answer.rejected:
+                    self._refuse(min(answer.rejected, count), answer.reason)
+                return
+            self._experience.refusals += 1
+            if answer.is_too_large:
+                self._experience.records_max = max(min(self._experience.records_max, count // 2), 1)
+            if count > 1 and self._experience.refusals <= _SPLITS_MAX:
+                first, second = piece.halves()
+                self._halves += (second, first)
+            else:
+                self._refuse(count, answer.reason)
+
+    def _refuse(self, count: int, reason: str) -> None:
+        self.refused += count
+        self.reason = reason
+
+    def _answer(self, piece: Piece) -> Answer:
+        """Return what the collector says to a piece at last; raise ``SinkError`` if it says nothing of the records."""
+        records = piece.before + piece.records
+        until = time.monotonic() + request_timeout()
+        pause = _BACKOFF
+        while True:
+            answer = self._client.send(records)
+            if answer.is_success or answer.is_refusal:
+                return answer
+            problem = f"'{self._client.endpoint}' answers {answer.reason}"
+            if not answer.is_busy:
+                raise SinkError(problem)
+            wait, pause = pause if answer.wait is None else answer.wait, 2 * pause
+            if time.monotonic() + wait > until or self._experience.stopped.wait(wait) or self.failure is not None:
+                raise SinkError(problem, wait=answer.wait or 0.0)

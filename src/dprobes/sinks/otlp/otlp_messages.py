@@ -1,0 +1,325 @@
+"""
+Keyed tables as OpenTelemetry's metrics: one metric for what a table keeps, with a data point for each key.
+
+A count is a monotonic sum, ``sum`` one that is not, ``min``, ``max`` and ``last`` are gauges, histograms are histograms
+with explicit bounds. ``avg`` and ``stats`` are several metrics. All are cumulative since the program was announced. The
+attributes of a data point are the parts of its key, named as the labels of Prometheus.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dprobes.errors import FormatError
+from dprobes.escapes import escaped
+from dprobes.formatters.templates.data_extraction import Fault, FieldKind
+from dprobes.keyed.prometheus_text import labels_of
+from dprobes.keyed.table_layout import BIAS, buckets_of, shown_value
+from dprobes.keyed.table_text import ordered_rows
+from dprobes.rpn.keyed_tables import TableKind, Unit
+from dprobes.rpn.word_arithmetic import signed
+from dprobes.sinks.structured_records import FieldReader
+from dprobes.sinks.text_sinks import BatchFormatter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from opentelemetry.sdk._logs import ReadableLogRecord
+    from opentelemetry.sdk.metrics.export import Metric, MetricsData
+    from opentelemetry.sdk.resources import Resource
+
+    from dprobes.formatters.templates.data_extraction import Field, Value
+    from dprobes.keyed.key_parts import Names
+    from dprobes.keyed.table_layout import TableContents, TableRow
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.sinks.sink_interface import Batch
+
+__all__ = ["LogRecords", "TableMetrics", "resource"]
+
+# Records as OpenTelemetry's log records: a text as body, what is known as attributes with types.
+
+
+_INT_MAX = (1 << 63) - 1
+_TIME_MAX = (1 << 64) - 1
+_UNICODE_MAX = 0x10FFFF
+
+
+def resource() -> Resource:
+    """Return what all records have in common: this service on this host, and what OTEL_RESOURCE_ATTRIBUTES says."""
+    from opentelemetry.sdk.resources import Resource
+
+    name = os.environ.get("OTEL_SERVICE_NAME") or "dprobes"
+    return Resource.create({"service.name": name, "host.name": platform.node()})
+
+
+class LogRecords:
+    """Make log records of batches."""
+
+    def __init__(self, format_name: str) -> None:
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        from dprobes.version import __version__
+
+        self._strings = BatchFormatter(format_name, has_items=True)
+        self._fields = FieldReader()
+        self._resource = resource()
+        self._scope = InstrumentationScope("dprobes", __version__)
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program, or more of it."""
+        self._strings.create_event(source)
+        self._fields.create_event(source)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._strings.destroy_event(source)
+        self._fields.destroy_event(source)
+
+    def of_batch(self, batch: Batch) -> Iterator[ReadableLogRecord]:
+        """Iterate over the log records of a batch, one for each record."""
+        strings = self._strings.strings(replace(batch, lost=0))
+        for text, data, place in zip(strings, batch.records, batch.places, strict=True):
+            wall_time, attributes = self._known(batch, data, place)
+            yield self._record(text, wall_time, attributes, is_warning=False)
+
+    def of_lost(self, batch: Batch) -> ReadableLogRecord:
+        """Return the log record that says that records were lost."""
+        text = f"<{batch.lost} records of '{batch.source.name}' were lost here>"
+        attributes = {"dprobes.program": escaped(batch.source.name), "dprobes.lost": _integer(batch.lost)}
+        return self._record(text, time.time_ns(), attributes, is_warning=True)
+
+    def _record(
+        self, text: str, wall_time: int | None, attributes: dict[str, Any], *, is_warning: bool
+    ) -> ReadableLogRecord:
+        from opentelemetry._logs import LogRecord, SeverityNumber
+        from opentelemetry.sdk._logs import ReadableLogRecord
+
+        severity = SeverityNumber.WARN if is_warning else SeverityNumber.INFO
+        record = LogRecord(
+            timestamp=wall_time,
+            observed_timestamp=time.time_ns(),
+            severity_text=severity.name,
+            severity_number=severity,
+            body=text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),  # it may be JSON, and stays so
+            attributes=attributes,
+        )
+        return ReadableLogRecord(record, self._resource, self._scope)
+
+    def _known(self, batch: Batch, data: bytes, place: Place) -> tuple[int | None, dict[str, Any]]:
+        """Return the time of a record in nanoseconds since 1970, and its attributes."""
+        attributes: dict[str, Any] = {
+            "dprobes.program": escaped(batch.source.name),
+            "dprobes.module": escaped(place.module),
+            "dprobes.symbol": escaped(place.symbol),
+        }
+        if place.routine:
+            attributes["code.function.name"] = escaped(place.routine)
+        if place.placed is not None:
+            attributes["dprobes.placed"] = place.placed
+        try:
+            known = self._fields.read(batch.source, data, place)
+        except FormatError:
+            return None, {**attributes, "dprobes.data": data}  # which is a bug; it is shown as what it is
+        record, fields = known.record, known.fields
+        if known.function:
+            attributes["code.function.name"] = escaped(known.function)
+        items = {
+            "dprobes.major": record.major,
+            "dprobes.minor": record.minor,
+            "dprobes.cpu": record.cpu,
+            "process.pid": record.pid,
+            "thread.id": record.tid,
+            "user.id": None if record.uid is None else str(record.uid),
+            "dprobes.process_name": None if record.process_name is None else escaped(record.process_name),
+        }
+        for name in ("cs", "ip", "ss", "sp"):
+            value = getattr(record, name)
+            items[f"dprobes.{name}"] = None if value is None else f"{value:#x}"
+        attributes |= {name: value for name, value in items.items() if value is not None}
+        if record.is_stack_trace:
+            attributes["dprobes.stack_trace"] = True
+        if record.is_cut:
+            attributes["dprobes.cut"] = True
+        for field, field_value in fields:
+            if field_value is not None:
+                attributes[f"dprobes.field.{field.name}"] = _typed(field, field_value)
+        for name, names in known.names:
+            shown = escaped(names) if isinstance(names, str) else [escaped(each) for each in names]
+            attributes[f"dprobes.field.{name}"] = shown
+        if not fields and record.data:
+            attributes["dprobes.data"] = record.data
+        wall_time = None if record.time is None else record.time + batch.wall_offset
+        return (wall_time if wall_time is not None and 0 <= wall_time <= _TIME_MAX else None), attributes
+
+
+def _typed(field: Field, value: Value) -> Any:
+    """Return a value with a type that OTLP has; numbers there are signed."""
+    match value:
+        case Fault():
+            return str(value)
+        case str():
+            return _clean(value)
+        case int() | tuple() if field.kind is FieldKind.CHARACTER:
+            codes = value if isinstance(value, tuple) else (value,)
+            return _clean(
+                "".join(chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>" for code in codes)
+            )
+        case int() if field.kind is FieldKind.ADDRESS:
+            return f"{value:#x}"
+        case int():
+            return _integer(value)
+        case tuple():
+            return [f"{each:#x}" if field.kind is FieldKind.ADDRESS else _integer(each) for each in value]
+    return value
+
+
+def _integer(value: int) -> int | str:
+    return value if value <= _INT_MAX else str(value)
+
+
+def _clean(text: str) -> str:
+    """Return a text that UTF-8 can hold."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+_POINTS_MAX = 2000
+"""Data points in a request at most."""
+
+_UNITS = {Unit.NONE: "1", Unit.BYTES: "By", Unit.NANOSECONDS: "ns"}
+
+
+class TableMetrics:
+    """Make metrics of the tables of programs."""
+
+    def __init__(self, resource: Resource) -> None:
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        from dprobes.version import __version__
+
+        self._resource = resource
+        self._scope = InstrumentationScope("dprobes", __version__)
+
+    def of_tables(
+        self, source: RecordSource, contents: Sequence[TableContents], names: Names, since: int
+    ) -> Iterator[MetricsData]:
+        """Iterate over what goes in a request each; ``since`` is when the tables began, nanoseconds since 1970."""
+        now = time.time_ns()
+        metrics: list[Metric] = []
+        points = 0
+        for each in contents:
+            rows = ordered_rows(each)
+            for first in range(0, len(rows), _POINTS_MAX):
+                part = rows[first : first + _POINTS_MAX]
+                found = _Points(source, each.table, names, since, now).metrics(part)
+                if metrics and points + len(part) > _POINTS_MAX:
+                    yield self._data(metrics)
+                    metrics, points = [], 0
+                metrics += found
+                points += len(part)
+            if each.lost:
+                metrics.append(_Points(source, each.table, names, since, now).lost(each.lost))
+        if metrics:
+            yield self._data(metrics)
+
+    def _data(self, metrics: Sequence[Metric]) -> MetricsData:
+        from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+
+        return MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(self._scope, metrics, "")], "")])
+
+
+class _Points:
+    """Make the metrics of one table."""
+
+    def __init__(self, source: RecordSource, table: Table, names: Names, since: int, now: int) -> None:
+        self._source = source
+        self._table = table
+        self._names = names
+        self._times: dict[str, Any] = {"start_time_unix_nano": since, "time_unix_nano": now}
+        self._unit = _UNITS[table.unit]
+
+    def metrics(self, rows: Sequence[TableRow]) -> list[Metric]:
+        table = self._table
+        match table.kind:
+            case TableKind.COUNT:
+                return [self._sum("", rows, lambda row: row.cells[0], is_monotonic=True, unit="1")]
+            case TableKind.SUM:
+                return [self._sum("", rows, lambda row: shown_value(table, row.cells))]
+            case TableKind.HIST | TableKind.LHIST:
+                return [self._histogram(rows)]
+            case TableKind.AVG | TableKind.STATS:
+                found = [
+                    self._sum(".count", rows, lambda row: row.cells[0], is_monotonic=True, unit="1"),
+                    self._sum(".sum", rows, lambda row: signed(row.cells[1], 64)),
+                ]
+                if table.kind is TableKind.STATS:
+                    found.append(self._gauge(".min", rows, lambda row: BIAS - 1 - row.cells[2]))
+                    found.append(self._gauge(".max", rows, lambda row: row.cells[3] - BIAS))
+                return found
+            case _:
+                return [self._gauge("", rows, lambda row: shown_value(table, row.cells))]
+
+    def lost(self, count: int) -> Metric:
+        """Return the metric of what found no room for its keys."""
+        from opentelemetry.sdk.metrics.export import AggregationTemporality, NumberDataPoint, Sum
+
+        point = NumberDataPoint({"dprobes.program": self._source.name}, **self._times, value=min(count, _INT_MAX))
+        return self._metric(".lost", Sum([point], AggregationTemporality.CUMULATIVE, is_monotonic=True), "1")
+
+    def _metric(self, what: str, data: Any, unit: str) -> Metric:
+        from opentelemetry.sdk.metrics.export import Metric
+
+        return Metric(f"dprobes.{self._table.name}{what}", "", unit, data)
+
+    def _sum(
+        self,
+        what: str,
+        rows: Sequence[TableRow],
+        value: Callable[[TableRow], int],
+        *,
+        is_monotonic: bool = False,
+        unit: str | None = None,
+    ) -> Metric:
+        from opentelemetry.sdk.metrics.export import AggregationTemporality, Sum
+
+        data = Sum(self._numbers(rows, value), AggregationTemporality.CUMULATIVE, is_monotonic)
+        return self._metric(what, data, unit or self._unit)
+
+    def _gauge(self, what: str, rows: Sequence[TableRow], value: Callable[[TableRow], int]) -> Metric:
+        from opentelemetry.sdk.metrics.export import Gauge
+
+        return self._metric(what, Gauge(self._numbers(rows, value)), self._unit)
+
+    def _numbers(self, rows: Sequence[TableRow], value: Callable[[TableRow], int]) -> list[Any]:
+        from opentelemetry.sdk.metrics.export import NumberDataPoint
+
+        return [NumberDataPoint(self._attributes(row), **self._times, value=min(value(row), _INT_MAX)) for row in rows]
+
+    def _histogram(self, rows: Sequence[TableRow]) -> Metric:
+        """Return histograms; a bound is in the bucket below it, so it is one less than where ours begins."""
+        from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, HistogramDataPoint
+
+        buckets, points = buckets_of(self._table), []
+        for row in rows:
+            filled = [number for number, count in enumerate(row.cells) if count]
+            first, last = (filled[0], filled[-1]) if filled else (0, -1)
+            shown = range(first, min(last + 1, len(buckets)))
+            bounds = [float(high - 1) for number in shown if (high := buckets[number].high) is not None]
+            counts = [row.cells[number] for number in shown]
+            if (low := buckets[first].low) is not None and filled:
+                bounds, counts = [float(low - 1), *bounds], [0, *counts]
+            counts += [0] * (len(bounds) + 1 - len(counts))
+            points.append(
+                HistogramDataPoint(
+                    self._attributes(row), **self._times, count=sum(counts), sum=None,  # type: ignore[arg-type] # nor kept
+                    bucket_counts=counts, explicit_bounds=bounds, min=None, max=None,  # type: ignore[arg-type]
+                )
+            )  # fmt: skip
+        return self._metric("", Histogram(points, AggregationTemporality.CUMULATIVE), self._unit)
+
+    def _attributes(self, row: TableRow) -> dict[str, Any]:
+        return {"dprobes.program": self._source.name, **labels_of(self._table, row, self._names)}

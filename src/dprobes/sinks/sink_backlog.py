@@ -1,0 +1,350 @@
+"""
+What waits for a log target: batches of records, and what is to be said of programs between them, in order.
+
+It is bounded in records and in bytes; what finds no room is counted as lost, and the next batch of the same program
+says so. Whoever uses it holds a lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.boot_clock import wall_offset
+from dprobes.sinks.sink_interface import Batch, bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.sinks.sink_interface import Sink
+
+__all__ = ["Created", "Destroyed", "Message", "Pace", "Problems", "RecordQueue", "Tables"]
+
+RECORDS_MAX = 1 << 16
+"""Records that wait for a target at most."""
+
+BYTES_MAX = 128 << 20
+"""Bytes of records that wait for a target at most: a record may have 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """Say that a program is there, or more of it."""
+
+    source: RecordSource
+
+
+@dataclass(frozen=True, slots=True)
+class Destroyed:
+    """Say that no more records of a program will come."""
+
+    source: RecordSource
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Hold what the keyed tables of a program hold at a moment."""
+
+    source: RecordSource
+    contents: Sequence[TableContents]
+
+
+Message = Batch | Created | Destroyed | Tables
+
+
+class RecordQueue:
+    """Hold messages; ``waiting`` counts records in it, ``lost`` those that had no room or were given up."""
+
+    def __init__(self, records_max: int = RECORDS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._messages: deque[Message] = deque()
+        self._bytes = 0
+        self._lost_before: dict[int, int] = {}
+        """Records of each source that were lost since its last batch in the queue."""
+        self.is_given_up = False
+        self._last: Message | None = None
+        """The first message when all was given up, which a sink may be writing."""
+        self.waiting = self.lost = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, batch: Batch) -> None:
+        """Add the records of a batch that find room."""
+        number, count = batch.source.number, len(batch.records)
+        taken = self._room(batch)
+        if taken:
+            lost = batch.lost + self._lost_before.pop(number, 0)
+            if taken == count and lost == batch.lost:
+                added = batch
+            else:
+                added = replace(batch, records=batch.records[:taken], places=batch.places[:taken], lost=lost)
+            self._messages.append(added)
+            self.waiting += taken
+            self._bytes += bytes_of(added.records)
+        if taken < count:
+            self.lost += count - taken
+            self._lost_before[number] = self._lost_before.get(number, 0) + count - taken
+
+    def _room(self, batch: Batch) -> int:
+        if self.is_given_up:
+            return 0
+        count = min(self._records_max - self.waiting, len(batch.records))
+        room = self._bytes_max - self._bytes
+        if bytes_of(batch.records) <= room:
+            return count
+        for taken, record in enumerate(batch.records[:count]):
+            room -= len(record)
+            if room < 0:
+                return taken
+        return count
+
+    def tell(self, messages: Iterable[Created | Destroyed]) -> None:
+        """Add what is to be said of programs; before the end of one, how many of its last records were lost."""
+        if self.is_given_up:
+            return
+        for message in messages:
+            if isinstance(message, Destroyed) and (lost := self._lost_before.pop(message.source.number, 0)):
+                self._messages.append(Batch(message.source, (), (), wall_offset(), lost))
+            self._messages.append(message)
+
+    def put_tables(self, tables: Tables) -> None:
+        """Add tables, in the place of earlier ones of the program that still wait."""
+        if self.is_given_up:
+            return
+        # The first message may be on its way.
+        for at in range(len(self._messages) - 1, 0, -1):
+            message = self._messages[at]
+            if isinstance(message, Tables) and message.source.number == tables.source.number:
+                del self._messages[at]
+        self._messages.append(tables)
+
+    def first(self, count: int) -> Message:
+        """
+        Return the first message; it stays until it is taken or dropped.
+
+        Of a batch these are ``count`` records at most, and if it has less, those of the next batches of the same
+        program as well: what costs a sink a request is not to be done for each handful of records.
+        """
+        message = self._messages[0]
+        if not isinstance(message, Batch):
+            return message
+        if len(message.records) > count:
+            self._messages[0] = message.after(count)
+            message = replace(message, records=message.records[:count], places=message.places[:count])
+            self._messages.appendleft(message)
+        elif len(message.records) < count and len(self._messages) > 1:
+            message = self._joined(message, count)
+        return message
+
+    def _joined(self, first: Batch, count: int) -> Batch:
+        """Put batches into one of up to ``count`` records, as long as there is nothing to be said between them."""
+        records, places = list(first.records), list(first.places)
+        self._messages.popleft()
+        while (room := count - len(records)) and self._messages and _goes_on(first, self._messages[0]):
+            other = self._messages.popleft()
+            assert isinstance(other, Batch)
+            records += other.records[:room]
+            places += other.places[:room]
+            if len(other.records) > room:
+                self._messages.appendleft(other.after(room))
+        joined = replace(first, records=records, places=places)
+        self._messages.appendleft(joined)
+        return joined
+
+    def take(self, message: Message, count: int) -> bool:
+        """Take away the first message, or ``count`` records of it; return False if it is not there any more."""
+        if message is self._last:
+            self._last = None
+            self.lost -= count
+            return True
+        if not self._messages or self._messages[0] is not message:
+            return False
+        if isinstance(message, Batch):
+            self._bytes -= bytes_of(message.records[:count])
+            self.waiting -= count
+            if count < len(message.records):
+                self._messages[0] = message.after(count)
+                return True
+        self._messages.popleft()
+        return True
+
+    def keep(self, message: Message, left: Sequence[int]) -> bool:
+        """Take the first message away but for the records at some positions; return as ``take`` does."""
+        assert isinstance(message, Batch)
+        if message is self._last:
+            return self.take(message, len(message.records) - len(left))
+        if not self._messages or self._messages[0] is not message:
+            return False
+        records = [message.records[position] for position in left]
+        places = [message.places[position] for position in left]
+        lost = message.lost if left and left[0] == 0 else 0
+        self._bytes -= bytes_of(message.records) - sum(map(len, records))
+        self.waiting -= len(message.records) - len(records)
+        self._messages[0] = replace(message, records=records, places=places, lost=lost)
+        if not records:
+            self._messages.popleft()
+        return True
+
+    def drop(self, message: Message) -> None:
+        """Lose the first message."""
+        count = len(message.records) if isinstance(message, Batch) else 0
+        if self.take(message, count):
+            self.lost += count
+            if count and isinstance(message, Batch):
+                number = message.source.number
+                self._lost_before[number] = self._lost_before.get(number, 0) + count + message.lost
+
+    def mark_lost(self, source: RecordSource, count: int) -> None:
+        """Have what comes next of a program say that ``count`` records more were lost before."""
+        for at, message in enumerate(self._messages):
+            match message:
+                case Batch() if message.source.number == source.number:
+                    self._messages[at] = replace(message, lost=message.lost + count)
+                    return
+                case Destroyed(other) if other.number == source.number:
+                    self._messages.insert(at, Batch(source, (), (), wall_offset(), count))
+                    return
+        self._lost_before[source.number] = self._lost_before.get(source.number, 0) + count
+
+    def give_up(self) -> None:
+        """
+        Lose everything that waits, and whatever comes.
+
+        What a sink has taken of the first message may still be said, until it is settled what is lost.
+        """
+        self.is_given_up = True
+        self._last = self._messages[0] if self._messages else self._last
+        self._messages.clear()
+        self.lost += self.waiting
+        self.waiting = self._bytes = 0
+
+    def settle(self) -> None:
+        """Let what was given up be lost for good."""
+        self._last = None
+
+
+def _goes_on(batch: Batch, message: Message) -> bool:
+    """Return whether a message has nothing but more records for a batch."""
+    return (
+        isinstance(message, Batch)
+        and message.source is batch.source
+        and message.wall_offset == batch.wall_offset
+        and not message.lost
+    )
+
+
+# The pace of a sink: the size of its batches, the retries after a failure, and the reports of a problem.
+
+
+_RETRY = 1.0
+"""Seconds between two tries of a target that fails, at first and at the end; up to which they double is below."""
+
+_RETRY_MAX = 60.0
+
+_WAIT_MAX = 3600.0
+"""Seconds that a target is left alone at most when it asks for that."""
+
+_PIECE_FIRST, _PIECE_MIN, _PIECE_MAX = 64, 8, 1 << 14
+"""Records that a sink gets at once: so many that it takes about as long as below, so that its progress can be seen."""
+
+_PIECE_TIME = 0.5
+
+_BY_RECORD = 1.5
+"""Of twice as many records: how much longer they take if it is they that take the time, and not the call."""
+
+_FADING = 0.5
+"""By what a time is reduced each time that more records are not tried for it: sinks change."""
+
+_SAY_AGAIN = 600.0
+"""Seconds after which the same problem, if it has gone meanwhile and is back, is reported once more."""
+
+_SAID_MAX = 100
+"""Problems to remember: there may be a changing number in them."""
+
+
+class Pace:
+    """Follow how fast a sink is, and how often it fails."""
+
+    def __init__(self) -> None:
+        self._piece = _PIECE_FIRST
+        self._seconds: dict[int, float] = {}
+        """How long a piece of each size took, when it was last tried."""
+        self._tried = 0.0
+        self._failures = 0
+
+    def piece(self, sink: Sink | None) -> int:
+        """Return how many records a sink is to get at once; one whose progress can be seen anyway gets many."""
+        return self._piece if getattr(sink, "steps", None) is None else _PIECE_MAX
+
+    def took(self, count: int, seconds: float) -> None:
+        """
+        Note how long ``count`` records took.
+
+        If they took long, half as many are tried. Where that takes as long, as with a server that is far away, it is
+        the call that costs time: then more records at once are better, not less.
+        """
+        if count != self._piece:
+            if seconds > _PIECE_TIME:
+                self._piece = max(1 << (count.bit_length() - 1), _PIECE_MIN)
+            return
+        self._seconds[count] = seconds
+        if seconds > _PIECE_TIME:
+            self._piece = self._better(count, seconds)
+        elif seconds < _PIECE_TIME / 4:
+            self._piece = min(2 * count, _PIECE_MAX)
+
+    def _better(self, count: int, seconds: float) -> int:
+        """Return how many records to try if ``count`` of them take long."""
+        half, double = self._seconds.get(count // 2), self._seconds.get(2 * count)
+        if count > _PIECE_MIN and (half is None or seconds > _BY_RECORD * half):
+            return count // 2
+        if double is not None and double > _BY_RECORD * seconds:
+            self._seconds[2 * count] = double * _FADING
+            return count
+        return min(2 * count, _PIECE_MAX)
+
+    def tried(self) -> None:
+        """Note that the sink is opened."""
+        self._tried = time.monotonic()
+
+    def succeeded(self) -> None:
+        """Note that the sink works."""
+        self._failures = 0
+
+    def failed(self, wait: float, *, at_end: bool) -> float:
+        """
+        Note that the sink does not work; return how many seconds to wait until the next try.
+
+        One that has worked for a while is tried again at once: a connection that is closed in order is no trouble.
+        ``wait`` is for how many seconds it asks to be left alone. ``at_end`` there is no time for long pauses.
+        """
+        self._failures += 1
+        if self._failures == 1:
+            pause = max(self._tried + _RETRY - time.monotonic(), 0.0)
+        else:
+            pause = _RETRY if at_end else min(_RETRY * 2.0 ** min(self._failures - 2, 10), _RETRY_MAX)
+        return max(pause, min(wait, _WAIT_MAX))
+
+
+class Problems:
+    """Remember which problems were said."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def is_new(self, problem: str) -> bool:
+        """Return whether a problem is to be said, which then it is."""
+        now = time.monotonic()
+        if now - self._said.get(problem, -_SAY_AGAIN) < _SAY_AGAIN:
+            return False
+        if len(self._said) >= _SAID_MAX:
+            self._said.clear()
+        self._said[problem] = now
+        return True

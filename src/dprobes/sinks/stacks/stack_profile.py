@@ -1,0 +1,251 @@
+"""The sink that collects call stacks into a profile; frames are named while their processes may still run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import field
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.escapes import escaped
+from dprobes.formatters.address_names import AddressSymboliser, is_of_kernel
+from dprobes.formatters.field_values import FieldValues
+from dprobes.formatters.templates.data_extraction import stacks_in
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_items import KERNEL_STACK, USER_STACK
+from dprobes.record.log_record import decode_record
+from dprobes.rpn.instruction_set import StackEnd, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dprobes.record.log_record import LogRecord
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.sinks.sink_interface import Batch
+    from dprobes.target.code_names import CodeName
+    from dprobes.trace.carried_names import CarriedNames
+
+__all__ = ["FrameNode", "StackCollector", "StackProfile", "StackSample", "tree_of"]
+
+# A profile of call stacks: what each stack weighs, and the tree that they make.
+
+
+@dataclass(frozen=True, slots=True)
+class StackProfile:
+    """
+    What stacks weigh: ``weights`` by the names of their frames, the outermost first.
+
+    ``unit`` says what a weight counts: samples, bytes, nanoseconds. ``title`` is shown to people.
+    """
+
+    weights: Mapping[tuple[str, ...], int]
+    unit: str = "samples"
+    title: str = ""
+
+    @property
+    def total(self) -> int:
+        """The weight of all stacks together."""
+        return sum(self.weights.values())
+
+
+@dataclass(slots=True)
+class FrameNode:
+    """
+    A frame in the tree of all stacks: what the stacks weigh that have it there, and those that end with it.
+
+    ``before`` is the same weight in the profile that this one is compared with.
+    """
+
+    name: str
+    weight: int = 0
+    own: int = 0
+    before: int = 0
+    callees: dict[str, FrameNode] = field(default_factory=dict)
+
+    def callee(self, name: str) -> FrameNode:
+        """Return the node of a frame that this one calls."""
+        if name not in self.callees:
+            self.callees[name] = FrameNode(name)
+        return self.callees[name]
+
+    def sorted_callees(self) -> Iterator[FrameNode]:
+        """Give the nodes of the frames that this one calls, by name."""
+        yield from (node for _, node in sorted(self.callees.items()))
+
+
+def tree_of(profile: StackProfile, baseline: StackProfile | None = None) -> FrameNode:
+    """Return the tree of a profile; with a ``baseline`` its frames are in it as well."""
+    root = FrameNode("all")
+    for stack, weight in profile.weights.items():
+        node = root
+        node.weight += weight
+        for name in stack:
+            node = node.callee(name)
+            node.weight += weight
+        node.own += weight
+    if baseline is not None:
+        for stack, weight in baseline.weights.items():
+            node = root
+            node.before += weight
+            for name in stack:
+                node = node.callee(name)
+                node.before += weight
+    return root
+
+
+class StackSample(NamedTuple):
+    """A stack at its time, CLOCK_MONOTONIC in nanoseconds; the outermost function is the first."""
+
+    time: int
+    cpu: int | None
+    pid: int
+    tid: int
+    name: str
+    stack: tuple[str, ...]
+    weight: int
+
+
+_STACKS_MAX = 1 << 18
+"""Distinct stacks that are kept; what comes beyond them is one."""
+
+SAMPLES_MAX = 1 << 20
+"""Samples that are kept with their times."""
+
+_OTHERS = ("[other stacks]",)
+
+_CUTS = {
+    StackEnd.NO_TABLE: "[cut: no unwind table]",
+    StackEnd.BAD_TABLE: "[cut: unwind table]",
+    StackEnd.UNREADABLE: "[cut: stack not copied]",
+    StackEnd.NOT_RISING: "[cut: stack not rising]",
+    StackEnd.GONE: "[cut: process gone]",
+    StackEnd.NO_COPY: "[cut: no copy]",
+}
+
+
+class StackCollector:
+    """
+    Weigh the stacks of records.
+
+    ``weight`` is the field that a record's stack weighs, None for one each. ``without`` counts records that have no
+    stack, or no number in that field. With ``keeps_samples`` each stack is kept with its thread and time, up to
+    SAMPLES_MAX of them; ``left_out`` counts the others.
+    """
+
+    def __init__(self, weight: str | None = None, *, keeps_samples: bool = False) -> None:
+        self._weight = weight
+        self._weights: Counter[tuple[str, ...]] = Counter()
+        self._sources: dict[int, tuple[AddressSymboliser, FieldValues]] = {}
+        self._title = ""
+        self.without = self.left_out = 0
+        self.wall_offset = 0
+        """What turns the times of samples into nanoseconds since 1970."""
+        self.samples: list[StackSample] = []
+        self._keeps_samples = keeps_samples
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """The stacks of samples, each once."""
+
+    # The sink
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program; raise ``FormatError`` if its records can have no field of the weight's name."""
+        self.create_event_of(source, live=True)
+
+    def create_event_of(self, source: RecordSource, *, live: bool, carried: CarriedNames | None = None) -> None:
+        """Know a program whose records are ``live``, of this machine, or have ``carried`` names in a trace file."""
+        values = FieldValues(source)
+        if self._weight is not None:
+            values.check(self._weight, is_number=True)
+        known = self._sources.get(source.number)
+        symboliser = known[0] if known is not None else AddressSymboliser(source, live=live, carried=carried)
+        self._sources[source.number] = symboliser, values
+        self._title = self._title or source.name
+
+    def log_events(self, batch: Batch) -> None:
+        """Weigh the stacks of records."""
+        symboliser, values = self._sources[batch.source.number]
+        self.wall_offset = batch.wall_offset
+        for encoded, place in zip(batch.records, batch.places, strict=True):
+            record = decode_record(encoded)
+            weight = self._weight_of(values, record, place)
+            stack = tuple(_frames(_stacks(record, values), record, place, symboliser))
+            if not stack or weight is None:
+                self.without += 1
+                continue
+            root = escaped(record.process_name or str(record.pid or "?"))
+            whole = (root, *stack)
+            if whole not in self._weights and len(self._weights) >= _STACKS_MAX:
+                whole = _OTHERS
+            self._weights[whole] += weight
+            if self._keeps_samples:
+                self._keep(record, root, stack, weight)
+
+    def _keep(self, record: LogRecord, name: str, stack: tuple[str, ...], weight: int) -> None:
+        if len(self.samples) >= SAMPLES_MAX or (stack not in self._known and len(self._known) >= _STACKS_MAX):
+            self.left_out += 1
+            return
+        stack = self._known.setdefault(stack, stack)
+        pid = record.pid or 0
+        tid = pid if record.tid is None else record.tid
+        time = record.time if record.time is not None else self.samples[-1].time if self.samples else 0
+        self.samples.append(StackSample(time, record.cpu, pid, tid, name, stack, weight))
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program, but not its stacks."""
+        self._sources.pop(source.number, None)
+
+    def flush(self) -> None:
+        """Do nothing: the profile is asked for at the end."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    # What has come of it
+
+    def profile(self) -> StackProfile:
+        """Return what the stacks weigh."""
+        return StackProfile(dict(self._weights), self._weight or "samples", self._title)
+
+    def _weight_of(self, values: FieldValues, record: LogRecord, place: Place) -> int | None:
+        if self._weight is None:
+            return 1
+        value = values.find(record, place, self._weight)
+        return value if isinstance(value, int) and value >= 0 else None
+
+
+_INLINED = "_[i]"
+"""What follows the name of a function whose call was inlined, as ``_[k]`` that of one of the kernel."""
+
+
+def _stacks(record: LogRecord, values: FieldValues) -> Mapping[str, Sequence[int]]:
+    """Return the call stacks of a record by their kinds: of items alone, or as the template of the program has it."""
+    found = {item.kind: item.value for item in record.items() if isinstance(item.value, tuple)}
+    template = values.templates.of(record)
+    if found or template is None or record.is_stack_trace:
+        return found
+    taken = stacks_in(template, record)
+    kinds = ((Token.USER_STACK, USER_STACK), (Token.KERNEL_STACK, KERNEL_STACK))
+    return {kind: taken[token] for token, kind in kinds if token in taken}
+
+
+def _frames(
+    found: Mapping[str, Sequence[int]], record: LogRecord, place: Place, symboliser: AddressSymboliser
+) -> Iterator[str]:
+    """Iterate over the names of a record's frames, outermost first: the program's, then the kernel's."""
+    for kind in (USER_STACK, KERNEL_STACK):
+        words: Sequence[int] = found.get(kind, ())
+        for number in range(len(words) - 1, -1, -1):
+            address = words[number]
+            if address in _CUTS:
+                yield _CUTS[StackEnd(address)]
+                continue
+            find = symboliser.caller_name if number else symboliser.code_name
+            name = find(address, record, place)
+            yield _function(name, is_kernel=is_of_kernel(address))
+            if name is not None:
+                yield from (f"{escaped(inlined)}{_INLINED}" for inlined in reversed(name.inlined))
+
+
+def _function(name: CodeName | None, *, is_kernel: bool) -> str:
+    """Return the name of a frame without the place in it: frames of one function are one."""
+    text = "[unknown]" if name is None else name.function or f"[{name.module}]"
+    return f"{escaped(text)}_[k]" if is_kernel else escaped(text)

@@ -1,0 +1,334 @@
+"""
+The data of a record as named, typed values, for log targets that have types.
+
+A template names them. Without one there is ``data``, the bytes, and what of it describes itself. A field whose value
+could not be read when the record was made is replaced by ``NAME_fault``, the address where that failed; one that the
+data ended before is left out; bytes that no field takes are ``rest``, and ``cut`` is a mark where the log buffer had no
+room for all. Addresses that a template prints by name have
+their names behind all that (``formatters.address_fields``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from dprobes.escapes import CUT, escaped
+from dprobes.formatters.address_fields import address_fields, code_names, code_names_of, function_of
+from dprobes.formatters.address_names import AddressSymboliser
+from dprobes.formatters.templates.data_columns import fixed_layout
+from dprobes.formatters.templates.data_extraction import Fault, Field, FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.template_collection import ProgramTemplates
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_items import CUT_ITEM, UNSEEN
+from dprobes.record.log_record import decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.formatters.address_names import Symboliser
+    from dprobes.formatters.templates.data_extraction import Value
+    from dprobes.formatters.templates.template_model import Template
+    from dprobes.record.log_items import LogItem
+    from dprobes.record.log_record import ByteOrder, LogRecord
+    from dprobes.record.record_origin import Place, RecordSource
+
+__all__ = ["ArgumentReader", "ArgumentValue", "FieldReader", "Shape", "names_text", "place_items", "value_text"]
+
+# A record as names and strings, for logs with structured data: syslog and the systemd journal.
+
+
+_NUMBERS = ("major", "minor", "cpu", "pid", "tid", "uid")
+_ADDRESSES = ("cs", "ip", "ss", "sp")
+
+
+class KnownRecord(NamedTuple):
+    """
+    Hold a record, the items of its header as strings, and the fields that its template or its handler names.
+
+    A last field, ``rest``, is the bytes that no other takes.
+    ``names`` are those of the fields' addresses, by fields of their own. ``function`` is where a sampler or a
+    watchpoint hit, as far as somebody knows; of other places ``place_items`` tells.
+    """
+
+    record: LogRecord
+    items: Sequence[tuple[str, str]]
+    fields: Sequence[tuple[Field, Value]]
+    names: Sequence[tuple[str, str | tuple[str, ...]]] = ()
+    function: str = ""
+
+
+class FieldReader:
+    """Read the records of programs with their templates; addresses are named while their processes may still run."""
+
+    def __init__(self) -> None:
+        self._templates: dict[int, ProgramTemplates] = {}
+        self._symbolisers: dict[int, AddressSymboliser] = {}
+        self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program, or more of it."""
+        self._templates[source.number] = ProgramTemplates.of_source(source)
+        if source.number not in self._symbolisers:
+            self._symbolisers[source.number] = AddressSymboliser(source, live=True)
+        self._symbolisers[source.number].know(source)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._templates.pop(source.number, None)
+        self._symbolisers.pop(source.number, None)
+        self._fields.clear()
+
+    def read(self, source: RecordSource, data: bytes, place: Place) -> KnownRecord:
+        """Return what is known of a record; raise ``FormatError`` if it is none."""
+        record = decode_record(data, place)
+        template = self._templates[source.number].of(record)
+        symboliser = self._symbolisers[source.number]
+        fields: Sequence[tuple[Field, Value]] = ()
+        names: Sequence[tuple[str, str | tuple[str, ...]]] = ()
+        if template is not None:
+            decoded = decode_fields(template, record)
+            fields = list(zip(self._fields_of(template, record.word_size), decoded.values, strict=True))
+            if decoded.rest:
+                fields.append((_rest_field(fields), decoded.rest))
+            names = code_names_of(template, record, decoded.values, place, symboliser)
+        function = "" if place.is_code else function_of(record, place, symboliser)
+        items = _items(record)
+        if function and not place.routine:
+            items.insert(0, ("function", escaped(function)))
+        return KnownRecord(record, items, fields, names, function)
+
+    def _fields_of(self, template: Template, word_size: int) -> tuple[Field, ...]:
+        key = (template, word_size)
+        if (found := self._fields.get(key)) is None:
+            found = self._fields[key] = fields_of(template, word_size)
+        return found
+
+
+def _rest_field(fields: Sequence[tuple[Field, Value]]) -> Field:
+    """Return the field of the bytes that no other one takes, of which there are some if a dump was cut."""
+    names = {field.name for field, _ in fields}
+    name = next(each for each in ("rest", *(f"rest_{n}" for n in range(2, len(names) + 3))) if each not in names)
+    return Field(name, FieldKind.BYTES, 0, 16, is_array=False)
+
+
+def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
+    """Return what is known of where records come from, names as all formats have them."""
+    items = [("program", source.name), ("module", place.module), ("symbol", place.symbol)]
+    if place.routine:
+        items.append(("function", place.routine))
+    if place.placed is not None:
+        items.append(("placed", f"{place.placed:#x}"))
+    return [(name, escaped(text)) for name, text in items]
+
+
+def _items(record: LogRecord) -> list[tuple[str, str]]:
+    """Return the items of a record's header; a name has no character that would disturb a line."""
+    items = [(name, str(value)) for name in _NUMBERS if (value := getattr(record, name)) is not None]
+    if record.process_name is not None:
+        items.append(("name", escaped(record.process_name)))
+    items += [(name, f"{value:#x}") for name in _ADDRESSES if (value := getattr(record, name)) is not None]
+    if record.is_stack_trace:
+        items.append(("stack_trace", "1"))
+    if record.is_cut:
+        items.append(("cut", "1"))
+    return items
+
+
+def value_text(field: Field, value: Value) -> str | None:
+    """Return the value of a field as text, None if the record has none."""
+    match value:
+        case None:
+            return None
+        case int():
+            return _number_text(field, value)
+        case tuple():
+            return " ".join(_number_text(field, one) for one in value)
+        case bytes():
+            return value.hex()
+        case Fault() | str():
+            return str(value)
+
+
+def names_text(names: str | tuple[str, ...]) -> str:
+    """Return the name of an address, or those of several, as one text."""
+    return escaped(names if isinstance(names, str) else "; ".join(names))
+
+
+def _number_text(field: Field, number: int) -> str:
+    match field.kind, field.base:
+        case FieldKind.CHARACTER, _:
+            return chr(number) if 0x20 <= number < 0x7F else f"\\x{number:02x}"
+        case FieldKind.ADDRESS, _:
+            return f"{number:#x}"
+        case _, 16:
+            return f"{number:#x}"
+        case _, 8:
+            return f"0{number:o}"
+    return str(number)
+
+
+ArgumentValue = int | str | bytes | tuple[int, ...] | tuple[str, ...]
+
+_BYTE_ORDERS: tuple[ByteOrder, ...] = ("little", "big")
+
+_SHAPES_MAX = 64
+"""Shapes of the records with one template. Data that may be anything can have any number; the others stay bytes."""
+
+_ITEM_KINDS = {
+    "string": FieldKind.STRING,
+    CUT_ITEM: FieldKind.STRING,
+    UNSEEN: FieldKind.ADDRESS,
+    "memory": FieldKind.BYTES,
+    "fault": FieldKind.ADDRESS,
+    "selector fault": FieldKind.ADDRESS,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Hold the fields of records that are alike; compared by identity, so that it is a quick key."""
+
+    fields: tuple[Field, ...]
+
+
+class ArgumentReader:
+    """
+    Read the data of the records with one template (None: there is none) and one word size.
+
+    ``symboliser`` names addresses.
+    """
+
+    def __init__(self, template: Template | None, word_size: int, symboliser: Symboliser | None = None) -> None:
+        self._template = template
+        self._symboliser = symboliser
+        self._named = () if template is None or symboliser is None else address_fields(template, word_size)
+        self._with_names: dict[tuple[Shape, tuple[str, ...]], Shape] = {}
+        self._word_size = word_size
+        self._fields = fields_of(template, word_size) if template is not None else ()
+        self._full = Shape(self._fields)
+        self._raw = Shape((_bytes_field("data", set()),))
+        taken: set[str] = set()
+        self._cut = Shape((_bytes_field("data", taken), self._item_field(CUT_ITEM, taken)))
+        self._stack_trace = Shape((_bytes_field("stack_trace", set()),))
+        self._layouts = {
+            order: None if template is None else fixed_layout(template, word_size, order) for order in _BYTE_ORDERS
+        }
+        self._others: dict[tuple[str, ...], Shape] = {}
+
+    def read(self, record: LogRecord, place: Place) -> tuple[Shape, Sequence[ArgumentValue]]:
+        """Return the values in a record's data, and what they are."""
+        shape, values = self._read(record)
+        if not self._named or shape in (self._raw, self._stack_trace) or self._symboliser is None:
+            return shape, values
+        by_name = {field.name: value for field, value in zip(shape.fields, values, strict=True)}
+        names: dict[str, str | tuple[str, ...]] = {}
+        for each in self._named:
+            value = by_name.get(self._fields[each.position].name)
+            if isinstance(value, int | tuple):
+                numbers = cast("int | tuple[int, ...]", value)
+                found = code_names(numbers, record, place, self._symboliser, is_stack=each.is_stack)
+                names[each.name] = escaped(found) if isinstance(found, str) else tuple(map(escaped, found or ()))
+        key = (shape, tuple(names))
+        if (named := self._with_names.get(key)) is None:
+            more = [Field(e.name, FieldKind.STRING, 0, 10, e.is_array) for e in self._named if e.name in names]
+            named = self._with_names[key] = Shape((*shape.fields, *more))
+        return named, [*values, *names.values()]
+
+    def _read(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
+        if record.is_stack_trace:
+            return self._stack_trace, (record.data,)
+        if self._template is None:
+            return self._by_items(record)
+        layout = self._layouts[record.byte_order]
+        if layout is not None and len(record.data) == layout.size:
+            return self._full, layout.unpack(record.data)
+        decoded = decode_fields(self._template, record)
+        marks = [_mark(value) for value in decoded.values if value is None or isinstance(value, Fault)]
+        if not marks and not decoded.rest and not record.is_cut:
+            return self._full, decoded.values  # type: ignore[return-value] # neither None nor Fault is in them
+        return self._incomplete(record, decoded.values, decoded.rest)
+
+    def _incomplete(
+        self, record: LogRecord, values: tuple[Value, ...], rest: bytes
+    ) -> tuple[Shape, Sequence[ArgumentValue]]:
+        key = (*(_mark(value) for value in values), "rest" if rest else "", CUT_ITEM if record.is_cut else "")
+        shape = self._others.get(key)
+        if shape is None:
+            if len(self._others) >= _SHAPES_MAX:
+                return self._raw, (record.data,)
+            shape = self._others[key] = self._shape_of(key)
+        found = [value.address if isinstance(value, Fault) else value for value in values if value is not None]
+        return shape, [*found, *((rest,) if rest else ()), *((CUT,) if record.is_cut else ())]
+
+    def _shape_of(self, marks: tuple[str, ...]) -> Shape:
+        fields: list[Field] = []
+        taken = {field.name for field in self._fields}
+        for field, mark in zip(self._fields, marks[:-2], strict=True):
+            match mark:
+                case "missing":
+                    continue
+                case "":
+                    fields.append(field)
+                case _:
+                    name = _unique(f"{field.name}_{mark}", taken)
+                    fields.append(Field(name, FieldKind.ADDRESS, self._word_size, 16, is_array=False))
+        if marks[-2]:
+            fields.append(_bytes_field(marks[-2], taken))
+        if marks[-1]:
+            fields.append(self._item_field(marks[-1], taken))
+        return Shape(tuple(fields))
+
+    def _by_items(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
+        items = record.items()
+        if not items:
+            return (self._cut, (record.data, CUT)) if record.is_cut else (self._raw, (record.data,))
+        key = tuple(item.kind for item in items)
+        shape = self._others.get(key)
+        if shape is None:
+            if len(self._others) >= _SHAPES_MAX:
+                return self._raw, (record.data,)
+            taken: set[str] = set()
+            fields = [_bytes_field("data", taken), *(self._item_field(kind, taken) for kind in key)]
+            shape = self._others[key] = Shape(tuple(fields))
+        return shape, [record.data, *(_item_value(item) for item in items)]
+
+    def _item_field(self, item_kind: str, taken: set[str]) -> Field:
+        name = _unique(item_kind.replace(" ", "_"), taken)
+        kind = _ITEM_KINDS.get(item_kind, FieldKind.UNSIGNED)
+        match kind:
+            case FieldKind.STRING | FieldKind.BYTES:
+                return Field(name, kind, 0, 16, is_array=False)
+            case FieldKind.ADDRESS:
+                return Field(name, kind, self._word_size, 16, is_array=False)
+        return Field(name, kind, self._word_size, 10, is_array=True)
+
+
+def _mark(value: Value) -> str:
+    """Return what makes the shape of a record with this value another one."""
+    match value:
+        case None:
+            return "missing"
+        case Fault(is_unseen=True):
+            return "entry_not_seen"
+        case Fault(is_selector=is_selector):
+            return "selector_fault" if is_selector else "fault"
+    return ""
+
+
+def _item_value(item: LogItem) -> ArgumentValue:
+    if item.kind in ("string", CUT_ITEM):
+        return item.text
+    return item.value
+
+
+def _bytes_field(name: str, taken: set[str]) -> Field:
+    return Field(_unique(name, taken), FieldKind.BYTES, 0, 16, is_array=False)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken yet, and take it."""
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    taken.add(found)
+    return found

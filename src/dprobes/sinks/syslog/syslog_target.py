@@ -1,0 +1,352 @@
+"""
+Syslog messages: RFC 5424, and the older form that daemons expect at ``/dev/log`` (RFC 3164, as logger(1) writes it).
+
+A message has one line, for receivers show a line end as they like: the lines of a record are joined by `` | ``. What
+the record says is there twice, as text and as structured data::
+
+    <14>1 2026-11-22T04:30:00.123456Z host dprobes 4242 1.2
+        [dprobes@32473 program="app" symbol="main" major="1" minor="2" pid="77"][fields@32473 fd="3"]
+        04:30:00.123456  [77]  fd=3
+
+MSGID is major.minor, PROCID the process that sends. 32473 is the number that IANA has set apart for what has none
+(RFC 5612). A message that is longer than receivers need to take is cut, and says by how much.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.escapes import escaped, json_text
+from dprobes.keyed.table_text import shown_rows
+from dprobes.lazy_dataclass import dataclass
+from dprobes.sinks.structured_records import FieldReader, names_text, place_items, value_text
+from dprobes.sinks.syslog.syslog_transports import Datagrams, Stream, Tls
+from dprobes.sinks.text_sinks import BatchFormatter, refuse_binary
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.keyed.key_parts import Names
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.keyed.table_text import ShownRow
+    from dprobes.record.record_origin import Place, RecordSource
+    from dprobes.rpn.keyed_tables import Table
+    from dprobes.sinks.sink_interface import Batch, Sink, SinkOptions
+
+__all__ = ["SyslogAddress", "SyslogFormatter", "SyslogSink"]
+
+FORMS = ("5424", "3164")
+
+_INFO = 1 * 8 + 6
+_WARNING = 1 * 8 + 4
+"""Facility 1, user-level messages, with severities 6 and 4."""
+
+_APP = "dprobes"
+_HEADER_ID = "dprobes@32473"
+_FIELDS_ID = "fields@32473"
+
+_NAME_MAX = 32
+"""The length of a name in structured data (RFC 5424, 6.3.3)."""
+
+_HOST_MAX = 255
+
+_QUOTED = str.maketrans({'"': '\\"', "\\": "\\\\", "]": "\\]"})
+
+_SECOND = 1_000_000_000
+
+
+class SyslogFormatter:
+    """Make messages of records, each of ``limit`` bytes at most; ``is_local`` ones of the old form name no host."""
+
+    def __init__(self, format_name: str, form: str, limit: int, *, is_local: bool) -> None:
+        self._strings = BatchFormatter(format_name, has_items=True)
+        self._fields = FieldReader()
+        self._is_old = form == "3164"
+        self._json = format_name == "json"
+        self._limit = limit
+        self._process = str(os.getpid())
+        self._host = _host_name()
+        self._old_host = "" if is_local else f"{self._host} "
+        self._places: dict[tuple[str, Place], str] = {}
+        self._second = -1
+        self._second_text = ""
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program."""
+        self._strings.create_event(source)
+        self._fields.create_event(source)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._strings.destroy_event(source)
+        self._fields.destroy_event(source)
+        self._places.clear()
+
+    def messages(self, batch: Batch) -> list[bytes]:
+        """Return the message of each record."""
+        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
+        return [
+            self._message(batch, record, place, text)
+            for record, place, text in zip(batch.records, batch.places, strings, strict=True)
+        ]
+
+    def lost_message(self, batch: Batch) -> bytes:
+        """Return the message that says how many records before a batch were lost."""
+        name, count = batch.source.name, batch.lost
+        structured = _element(_HEADER_ID, [("program", name), ("lost", str(count))])
+        text = f"{count} records of '{name}' were lost here"
+        return self._put_together(_WARNING, time.time_ns(), "lost", structured, "", text)
+
+    def table_messages(self, source: RecordSource, contents: Sequence[TableContents], names: Names) -> list[bytes]:
+        """Return a message for each row of keyed tables."""
+        now = time.time_ns()
+        return [
+            self._table_message(source, each.table, row, now) for each in contents for row in shown_rows(each, names)
+        ]
+
+    def _table_message(self, source: RecordSource, table: Table, row: ShownRow, now: int) -> bytes:
+        is_lost = "lost" in row.value
+        items = [("program", source.name), ("table", table.name), ("kind", table.kind.value)]
+        items += [("lost", str(row.value["lost"]))] if is_lost else []
+        values = [(f"key{number}", key) for number, key in enumerate(row.keys)]
+        values += [(name, str(value)) for name, value in row.value.items() if isinstance(value, int | float)]
+        fields = "" if is_lost else _element(_FIELDS_ID, values)
+        if self._json:
+            head = {"table": table.name, "kind": table.kind.value, "keys": row.keys}
+            text = json_text(head | row.value)
+        else:
+            text = row.line
+        return self._put_together(
+            _WARNING if is_lost else _INFO, now, "table", _element(_HEADER_ID, items), fields, text
+        )
+
+    def _message(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
+        try:
+            record, items, fields, names, _ = self._fields.read(batch.source, data, place)
+        except FormatError:  # the text says so
+            return self._put_together(_INFO, time.time_ns(), "-", "-", "", text)
+        when = time.time_ns() if record.time is None else record.time + batch.wall_offset
+        if self._is_old:
+            return self._put_together(_INFO, when, "", "", "", text)
+        named = [(field.name[:_NAME_MAX], value_text(field, value)) for field, value in fields]
+        named += [(name[:_NAME_MAX], names_text(each)) for name, each in names]
+        return self._put_together(
+            _INFO,
+            when,
+            f"{record.major or 0}.{record.minor or 0}",
+            f"[{_HEADER_ID}{self._place_text(batch.source, place)}{''.join(_parameters(items))}]",
+            _element(_FIELDS_ID, ((name, value) for name, value in named if value is not None)),
+            text,
+        )
+
+    def _place_text(self, source: RecordSource, place: Place) -> str:
+        key = (source.name, place)
+        if (text := self._places.get(key)) is None:
+            text = self._places[key] = "".join(_parameters(place_items(source, place)))
+        return text
+
+    def _put_together(self, priority: int, when: int, kind: str, header: str, fields: str, text: str) -> bytes:
+        text = escaped(" | ".join(line.strip() for line in text.split("\n")))
+        if self._is_old:
+            stamp = time.strftime("%b %e %H:%M:%S", time.localtime(when // _SECOND))
+            return self._cut(f"<{priority}>{stamp} {self._old_host}{_APP}[{self._process}]: ", text)
+        begin = f"<{priority}>1 {self._time(when)} {self._host} {_APP} {self._process} {kind} {header}"
+        if fields and len((begin + fields).encode()) * 2 > self._limit:
+            fields = ""  # the text has them too, and can be cut
+        return self._cut(f"{begin}{fields} ", text)
+
+    def _time(self, when: int) -> str:
+        second, rest = divmod(when, _SECOND)
+        if second != self._second:
+            self._second = second
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second_text}.{rest // 1000:06}Z"
+
+    def _cut(self, begin: str, text: str) -> bytes:
+        data = (begin + text).encode("utf-8", "backslashreplace")
+        if len(data) <= self._limit:
+            return data
+        size = self._limit - len(f" <{len(data)} bytes were cut>")
+        while size and data[size] & 0xC0 == 0x80:  # no torn character
+            size -= 1
+        return data[:size] + f" <{len(data) - size} bytes were cut>".encode()
+
+
+def _element(name: str, items: Iterable[tuple[str, str]]) -> str:
+    parts = "".join(_parameters(items))
+    return f"[{name}{parts}]" if parts else ""
+
+
+def _parameters(items: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for name, value in items:
+        yield f' {name}="{escaped(value).translate(_QUOTED)}"'
+
+
+def _host_name() -> str:
+    """Return this machine's name as RFC 5424 wants it: printable ASCII, or ``-``."""
+    name = "".join(c for c in socket.gethostname() if "!" <= c <= "~")
+    return name[:_HOST_MAX] or "-"
+
+
+# A syslog server, here or elsewhere.
+#
+# ::
+#
+#     syslog                                                  /dev/log, in the form that daemons there expect
+#     syslog:unix:///path/to/socket
+#     syslog:udp://host[:514]
+#     syslog:tcp://host[:601]
+#     syslog:tls://host[:6514][?ca=FILE&cert=FILE&key=FILE]
+#
+# Each may have ``max=BYTES``, the longest message, and ``rfc=3164`` or ``rfc=5424``, its form.
+
+
+_LOCAL = "/dev/log"
+
+_PORTS = {"udp": 514, "tcp": 601, "tls": 6514}
+"""What IANA has registered (RFC 5426, RFC 3195, RFC 5425)."""
+
+_LIMITS = {"unix": 8192, "udp": 2048, "tcp": 8192, "tls": 8192}
+"""What receivers should take (RFC 5424, 6.1; RFC 5425, 4.3.1)."""
+
+_LIMIT_MIN, _LIMIT_MAX = 480, 65_000
+
+_FILES = ("ca", "cert", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class SyslogAddress:
+    """Hold what the argument of a log target says; ``url`` is for messages."""
+
+    url: str
+    transport: str
+    host: str
+    port: int
+    form: str
+    limit: int
+    files: dict[str, str]
+
+    @classmethod
+    def parse(cls, argument: str) -> SyslogAddress:
+        """Return what an argument says; raise ``SinkError`` if that cannot be."""
+        if not argument:
+            return cls("syslog", "unix", _LOCAL, 0, "3164", _LIMITS["unix"], {})
+        url = f"syslog:{argument}"
+        try:
+            parts = urlsplit(argument)
+        except ValueError as error:
+            raise SinkError(f"log target '{url}': {str(error).lower()}") from error
+        try:
+            port = parts.port
+        except ValueError:
+            found = parts.netloc.rpartition(":")[2]
+            raise SinkError(f"log target '{url}': expected a port, 1 to 65535, found '{found}'") from None
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        transport, host = parts.scheme, parts.hostname or ""
+        if transport not in _LIMITS:
+            raise SinkError(
+                f"log target '{url}': expected unix, udp, tcp or tls and '://', found '{argument}'",
+                hint="syslog:udp://host:514, syslog:unix:///dev/log",
+            )
+        if transport == "unix":
+            host = parts.path
+        elif parts.path.strip("/"):
+            raise SinkError(f"log target '{url}': a host is followed by nothing but its port, found '{parts.path}'")
+        if not host:
+            raise SinkError(f"log target '{url}' needs a {'path' if transport == 'unix' else 'host'}")
+        known = ("max", "rfc", *(_FILES if transport == "tls" else ()))
+        for name in given:
+            if name not in known:
+                raise SinkError(
+                    f"log target '{url}': there is no option '{name}'", hint=f"options are {', '.join(known)}"
+                )
+        form, limit = given.get("rfc", "5424"), given.get("max", str(_LIMITS[transport]))
+        if form not in FORMS:
+            raise SinkError(f"log target '{url}': expected rfc={' or '.join(FORMS)}, found '{form}'")
+        if not (limit.isascii() and limit.isdigit() and _LIMIT_MIN <= int(limit) <= _LIMIT_MAX):
+            raise SinkError(f"log target '{url}': expected max={_LIMIT_MIN} to {_LIMIT_MAX}, found '{limit}'")
+        files = {name: given[name] for name in _FILES if name in given}
+        for name, path in files.items():
+            if not Path(path).is_absolute():
+                raise SinkError(f"log target '{url}': the path {name}={path} must be absolute")
+        if "key" in files and "cert" not in files:
+            raise SinkError(f"log target '{url}': a key needs its certificate, cert=FILE")
+        return cls(url, transport, host, port or _PORTS.get(transport, 0), form, int(limit), files)
+
+    def connect(self) -> Datagrams | Stream:
+        """Return the way to the server; raise ``SinkError`` if there is none."""
+        is_local = self.transport == "unix"
+        name = f"syslog at '{self.host}'" if is_local else f"syslog at '{self.transport}://{self.host}:{self.port}'"
+        match self.transport:
+            case "unix":
+                return Datagrams(name, self.host)
+            case "udp":
+                return Datagrams(name, (self.host, self.port))
+            case "tcp":
+                return Stream(name, self.host, self.port)
+        return Tls(name, self.host, self.port, self._context())
+
+    def _context(self) -> ssl.SSLContext:
+        import ssl
+
+        for path in self.files.values():
+            try:
+                with Path(path).open("rb"):
+                    pass
+            except OSError as error:
+                raise SinkError(f"'{path}' cannot be read: {reason_of(error)}") from error
+        try:
+            context = ssl.create_default_context(cafile=self.files.get("ca"))
+        except ssl.SSLError as error:
+            raise SinkError(f"'{self.files['ca']}' has no certificate in PEM form") from error
+        if "cert" in self.files:
+            certificate, key = self.files["cert"], self.files.get("key")
+            try:
+                context.load_cert_chain(certificate, key, password=lambda: b"")
+            except ssl.SSLError as error:
+                where = f"'{certificate}' and '{key}'" if key else f"'{certificate}'"
+                raise SinkError(f"{where} must be a certificate and its key in PEM form, without a password") from error
+        return context
+
+
+class SyslogSink:
+    """Send each record as a message."""
+
+    def __init__(self, address: SyslogAddress, format_name: str) -> None:
+        self._transport = address.connect()
+        is_local = address.transport == "unix"
+        self._formatter = SyslogFormatter(format_name, address.form, address.limit, is_local=is_local)
+        self.create_event = self._formatter.create_event
+        self.destroy_event = self._formatter.destroy_event
+        self.close = self._transport.close
+
+    def log_events(self, batch: Batch) -> None:
+        """Send the records of a batch, and before them how many were lost."""
+        messages = self._formatter.messages(batch)
+        if batch.lost:
+            self._transport.send([self._formatter.lost_message(batch)], are_records=False)
+        self._transport.send(messages)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Send each row of keyed tables as a message."""
+        from dprobes.formatters.table_addresses import names_for
+
+        names = names_for(source, [each.table for each in contents])
+        self._transport.send(self._formatter.table_messages(source, contents, names), are_records=False)
+
+    def flush(self) -> None:
+        """Do nothing: what is sent is on its way."""
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the way to the server that is named."""
+    refuse_binary("syslog", options)
+    return SyslogSink(SyslogAddress.parse(argument), options.format_name)

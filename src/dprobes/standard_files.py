@@ -1,0 +1,283 @@
+"""
+Standard output and standard error of a process of ours, in which nobody who reads can hold up its end.
+
+Writing waits for the reader, who sets the pace, until a signal comes that is to end the process (SIGINT, SIGTERM). From
+then on nothing waits: what finds no room is held, and written as soon as there is some. At the end ``settle`` waits for
+as long as the reader takes something; what nobody takes is lost, which is said.
+
+A pipe or terminal is opened anew for that, so that writing need not wait: to set O_NONBLOCK would set it for all who
+share the file. Where that is not allowed as much is written at once as finds room (pipe(7), PIPE_BUF). The signals are
+seen through a pipe (``signal.set_wakeup_fd``), because a thread that waits here may hold a lock that the main thread
+waits for, in which no handler can run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from _thread import allocate_lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TextIO
+
+    from _typeshed import ReadableBuffer
+
+__all__ = ["PATIENCE", "EndingSignals", "WaitingFile", "give_up", "own_standard_files", "settle", "waiting_file_of"]
+
+# Nothing that takes long is imported here: no typing, no threading.
+
+
+PATIENCE = 10.0
+"""Seconds at the end in which a reader who takes nothing is waited for."""
+
+_GIVEN_UP = "its reader was waited for no longer"
+
+_HELD_MAX = 64 << 20
+"""Bytes that are held; what comes then waits for the reader, who must take something."""
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_WRITING = select.POLLOUT | select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+class EndingSignals:
+    """The signals that have come to end this process, as far as Python handles them; made in the main thread."""
+
+    def __init__(self) -> None:
+        self.descriptor, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._have_come = False
+
+    @property
+    def have_come(self) -> bool:
+        """Whether one has come so far."""
+        with contextlib.suppress(BlockingIOError):
+            while numbers := os.read(self.descriptor, 1 << 12):
+                self._have_come |= not set(_ENDING).isdisjoint(numbers)
+        return self._have_come
+
+
+class WaitingFile(io.RawIOBase):
+    """
+    A file whose reader may take his time: a pipe, a terminal, a socket; any other file as well.
+
+    With ``is_owned`` the descriptor is closed with it.
+    """
+
+    def __init__(self, descriptor: int, name: str, ending: EndingSignals, *, is_owned: bool = False) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._is_owned = is_owned
+        self.name = name
+        self.mode = "wb"
+        self.ending = ending
+        self.written = 0
+        """How many bytes the reader has been given, or the file has."""
+        self.has_lost = False
+        """Whether something was not written that was to be."""
+        self.is_given_up = False
+        self.problem: str | None = None
+        """Why that is so, if somebody reads at all."""
+        kind = os.fstat(descriptor).st_mode
+        self._waits = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(descriptor)
+        self._own = _opened_anew(descriptor) if self._waits and not stat.S_ISSOCK(kind) else -1
+        self._held = bytearray()
+        self._lock = allocate_lock()
+        """Held for moments only, in which nothing waits."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that others know."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return whether this is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held."""
+        return bool(self._held)
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write all, or hold what finds no room when the process is to end; OSError as the kernel answers."""
+        view = memoryview(data).cast("B")
+        place = 0
+        while place < len(view):
+            if self.is_given_up:
+                self.has_lost = True
+                break
+            place += self._put(view[place:])
+            if place < len(view):
+                if self.ending.have_come:
+                    self._hold(view[place:])
+                    break
+                try:
+                    self._await_room()
+                except BaseException:  # of a signal's handler
+                    self.has_lost = True
+                    self.give_up(_GIVEN_UP)
+                    raise
+        return len(view)
+
+    def close(self) -> None:
+        """Close what was opened anew; the descriptor itself may be others'."""
+        if not self.closed:
+            if self._own >= 0:
+                os.close(self._own)
+            if self._is_owned:
+                os.close(self._descriptor)
+        super().close()
+
+    def end_wait(self) -> bool:
+        """Discard held output; return whether there was any. Signal handlers may call it."""
+        if not self._held:
+            return False
+        self.give_up(_GIVEN_UP)
+        return True
+
+    def settle(self, patience: float = PATIENCE) -> bool:
+        """Write what is held; give up if nothing of it is taken for ``patience`` seconds, and return whether not."""
+        until = time.monotonic() + patience
+        while self._held and not self.is_given_up:
+            before = self.written
+            self._put(memoryview(b""))
+            if self.written > before:
+                until = time.monotonic() + patience
+            elif (left := until - time.monotonic()) <= 0:
+                self.give_up(f"nothing was taken for {patience:.0f} s" if patience else _GIVEN_UP)
+            else:
+                _is_ready(self._descriptor, min(left, _LOOK))
+        return not self.is_given_up
+
+    def give_up(self, problem: str | None = None) -> None:
+        """Write nothing more: what is held is lost, and so is what comes. A signal handler may call it."""
+        self.is_given_up = True
+        self.problem = self.problem or problem
+        self.has_lost |= bool(self._held)
+        self._held = bytearray()
+
+    def _hold(self, view: memoryview) -> None:
+        if len(self._held) + len(view) > _HELD_MAX and not self.settle():
+            self.has_lost = True
+            return
+        with self._lock:
+            self._held += view
+
+    def _put(self, view: memoryview) -> int:
+        """Write what is held, and then of ``view`` what finds room; return how many bytes of that."""
+        with self._lock:
+            held = self._held
+            while held:
+                count = self._taken(memoryview(bytes(held[: 1 << 16])))
+                if not count:
+                    return 0
+                del held[:count]
+            return self._taken(view) if view else 0
+
+    def _taken(self, view: memoryview) -> int:
+        if self._own < 0 and self._waits:
+            if not _is_ready(self._descriptor, 0):
+                return 0
+            view = view[: select.PIPE_BUF]
+        try:
+            count = os.write(self._own if self._own >= 0 else self._descriptor, view)
+        except BlockingIOError:
+            return 0
+        self.written += count
+        return count
+
+    def _await_room(self) -> None:
+        """Wait until something can be written, or a signal has come."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        poll.register(self.ending.descriptor, select.POLLIN)
+        poll.poll()
+
+
+_LOOK = 0.1
+"""Seconds after which it is looked at whether somebody has given up what is waited for."""
+
+
+def _is_ready(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(events & _WRITING for _, events in poll.poll(seconds * 1000))
+
+
+def _opened_anew(descriptor: int) -> int:
+    """Return another descriptor of a pipe or terminal, in which writing does not wait; -1 if it is not ours to open."""
+    try:
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:
+        return -1
+
+
+def own_standard_files() -> None:
+    """
+    Have standard output and standard error wait for nobody when the process is to end, and write all that is printed.
+
+    Only for who owns the process: the files that it has had are closed with the new ones. With PYTHONUNBUFFERED Python
+    forgets what a write leaves over; with a buffer it goes on.
+    """
+    ending = EndingSignals()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError, ValueError):
+                whole = io.BufferedWriter(WaitingFile(stream.fileno(), stream.name, ending))
+                buffered = stream.line_buffering or stream.write_through
+                text = io.TextIOWrapper(whole, stream.encoding, stream.errors, line_buffering=buffered)
+                setattr(sys, name, text)
+
+
+def waiting_file_of(stream: TextIO) -> WaitingFile | None:
+    """Return the file of ours that a stream writes to, None if it is another one."""
+    found = getattr(getattr(stream, "buffer", None), "raw", None)
+    return found if isinstance(found, WaitingFile) else None
+
+
+def give_up(stream: TextIO) -> None:
+    """Let nothing more be written by a stream, not even what it keeps when it is closed."""
+    if (file := waiting_file_of(stream)) is not None:
+        file.give_up()
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def settle(*, is_patient: bool) -> Sequence[str]:
+    """
+    Write what was printed and is held, at the end of the process; return what is lost, as sentences.
+
+    Who is not patient gives up what nobody takes at once.
+    """
+    problems: list[str] = []
+    for stream, name in ((sys.stdout, "standard output"), (sys.stderr, "standard error")):
+        if (file := waiting_file_of(stream)) is None or stream.closed:  # pygls closes its output at the end
+            continue
+        try:
+            stream.flush()
+            file.settle(PATIENCE if is_patient else 0)
+        except OSError as error:
+            file.give_up()
+            if error.errno != errno.EPIPE and stream is sys.stdout:  # whom could the other one be said to?
+                file.problem = file.problem or os.strerror(error.errno or errno.EIO).lower()
+                file.has_lost = True
+        if file.has_lost and file.problem is not None:
+            problems.append(f"{name}: {file.problem}; what was still to be printed is lost")
+    return problems

@@ -1,0 +1,223 @@
+"""
+The tables of records: which columns there are, of which types, and in which directory a file of them lies.
+
+There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``, then ``DATA_COLUMN``; one with a
+template has a column for each of its fields besides, those of the names of their addresses, ``PROBLEMS`` and ``REST``,
+one without has ``ITEMS``. Directories
+are written as Hive does, so that readers know program, major and minor from a file's path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass  # noqa: TID251 - it has what is rare
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote, unquote
+
+from dprobes.formatters.address_fields import AddressField, address_fields
+from dprobes.formatters.templates.data_extraction import Field, FieldKind, fields_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dprobes.formatters.templates.template_model import Template
+
+__all__ = [
+    "HEADER_COLUMNS",
+    "TIME_NS",
+    "TIME_ZONE",
+    "Partition",
+    "field_columns",
+    "field_type",
+    "file_schema",
+    "fixed_columns",
+    "name_columns",
+    "name_type",
+    "table_schema",
+]
+
+HEADER_COLUMNS = {
+    "time": "timestamp[ns]",
+    "monotonic": "uint64",
+    "cpu": "uint32",
+    "pid": "uint32",
+    "tid": "uint32",
+    "uid": "uint32",
+    "process_name": "string",
+    "module": "string",
+    "symbol": "string",
+    "function": "string",
+    "placed": "uint64",
+    "at_return": "bool",
+    "cs": "uint32",
+    "ip": "uint64",
+    "ss": "uint32",
+    "sp": "uint64",
+    "word_size": "uint8",
+    "byte_order": "string",
+    "stack_trace": "bool",
+    "lost_before": "uint64",
+    "data": "binary",
+}
+"""
+What every table has, and the types.
+
+``time`` has no time zone in its type: DuckDB 1 reads one with a zone in microseconds; DuckDB 2 reads it exactly, but as
+a type (TIMESTAMPTZ_NS) that knows no intervals, differences, ``time_bucket`` or ``date_trunc``.
+"""
+
+TIME_NS = "time_ns"
+"""
+The column of files that has ``time`` in nanoseconds, as a number.
+
+Their ``time`` itself is in microseconds: Spark refuses files with TIMESTAMP(NANOS), whichever columns it reads
+(ParquetSchemaConverter: "Illegal Parquet type").
+"""
+
+TIME_ZONE = "UTC"
+"""What ``time`` is in; each file says so in its metadata."""
+
+PARTITION_COLUMNS = ("program", "major", "minor")
+ITEMS, PROBLEMS, REST = "items", "problems", "rest"
+
+_NAME_MAX = 200
+"""Bytes of the longest directory name of a program; file systems have 255."""
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive writes for no value."""
+
+_WORD = 8
+"""Words of both sizes fit into columns of this one."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """Name a table: a program's records with one major and minor code; None where records do not carry them."""
+
+    program: str
+    major: int | None
+    minor: int | None
+
+    @property
+    def directory(self) -> PurePath:
+        """The directory of the table's files, below that of all tables."""
+        return PurePath(f"program={_directory_name(self.program)}", f"major={_code(self.major)}",
+                        f"minor={_code(self.minor)}")  # fmt: skip
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self | None:
+        """Return the table that a file belongs to, None if its path does not say."""
+        found = dict(part.split("=", 1) for part in path.parts[-4:-1] if "=" in part)
+        if tuple(found) != PARTITION_COLUMNS:
+            return None
+        try:
+            return cls(unquote(found["program"]), _read_code(found["major"]), _read_code(found["minor"]))
+        except ValueError:
+            return None
+
+
+def _directory_name(program: str) -> str:
+    data = program.encode("utf-8", "surrogateescape")
+    name = quote(data, safe=" ")
+    if program == _NULL:
+        name = name.replace("_", "%5F")
+    if len(name) <= _NAME_MAX:
+        return name
+    # Two long names that begin alike must not be one.
+    return f"{quote(data[: _NAME_MAX // 4], safe=' ')}~{hashlib.sha256(data).hexdigest()[:16]}"
+
+
+def _code(code: int | None) -> str:
+    return _NULL if code is None else str(code)
+
+
+def _read_code(text: str) -> int | None:
+    if text == _NULL:
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def fixed_columns() -> dict[str, str]:
+    """Return the columns of the table of all records, with those that are in a file's path."""
+    partition = dict(zip(PARTITION_COLUMNS, ("string", "uint32", "uint32"), strict=True))
+    return {"time": HEADER_COLUMNS["time"], **partition, **HEADER_COLUMNS}
+
+
+def field_columns(template: Template) -> tuple[tuple[str, Field], ...]:
+    """
+    Return the columns of a template's fields.
+
+    A name that another column has, be it in other letter case, gets a number: SQL takes the two for one.
+    """
+    taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST}
+    columns = []
+    for field in fields_of(template, _WORD):
+        name, number = field.name, 2
+        while name.lower() in taken:
+            name, number = f"{field.name}_{number}", number + 1
+        taken.add(name.lower())
+        columns.append((name, field))
+    return tuple(columns)
+
+
+def field_type(field: Field) -> pa.DataType:
+    """Return the type of a field's column."""
+    import pyarrow as pa
+
+    match field.kind:
+        case FieldKind.STRING | FieldKind.CHARACTER:
+            return pa.string()
+        case FieldKind.BYTES:
+            return pa.binary()
+        case FieldKind.SIGNED:
+            element = pa.type_for_alias(f"int{8 * field.size}")
+        case _:
+            element = pa.type_for_alias(f"uint{8 * field.size}")
+    return pa.list_(element) if field.is_array else element
+
+
+def name_columns(template: Template) -> tuple[tuple[str, AddressField], ...]:
+    """Return the columns of the names of addresses, which are named as those of fields are."""
+    taken = {*fixed_columns(), TIME_NS, ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
+    columns = []
+    for each in address_fields(template, _WORD):
+        name, number = each.name, 2
+        while name.lower() in taken:
+            name, number = f"{each.name}_{number}", number + 1
+        taken.add(name.lower())
+        columns.append((name, each))
+    return tuple(columns)
+
+
+def name_type(field: AddressField) -> pa.DataType:
+    """Return the type of a column of names."""
+    import pyarrow as pa
+
+    return pa.list_(pa.string()) if field.is_array else pa.string()
+
+
+def table_schema(template: Template | None) -> pa.Schema:
+    """Return the columns of the files of a table; those of its path are not among them."""
+    import pyarrow as pa
+
+    columns = [(name, pa.type_for_alias(kind)) for name, kind in HEADER_COLUMNS.items()]
+    if template is None:
+        columns.append((ITEMS, pa.list_(pa.struct([("type", pa.string()), ("text", pa.string())]))))
+    else:
+        columns += [(name, field_type(field)) for name, field in field_columns(template)]
+        columns += [(name, name_type(field)) for name, field in name_columns(template)]
+        problem = pa.struct([("field", pa.string()), ("problem", pa.string()), ("address", pa.uint64())])
+        columns += [(PROBLEMS, pa.list_(problem)), (REST, pa.binary())]
+    return pa.schema(columns)
+
+
+def file_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a file, by those of its table."""
+    import pyarrow as pa
+
+    fields = [pa.field("time", pa.timestamp("us")) if each.name == "time" else each for each in schema]
+    fields.insert(schema.get_field_index("time") + 1, pa.field(TIME_NS, pa.int64()))
+    return pa.schema(fields)

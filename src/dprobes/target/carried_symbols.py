@@ -1,0 +1,210 @@
+"""
+What a compiled file carries of the modules that it was built for, and how that serves the files of a machine.
+
+A file of the same build needs no symbols of its own then. Each build of a module has an identity (``identity``); with
+the symbols the bytes of the probed instructions are carried, so that a wrong file shows.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.elf.elf_file import module_identity
+from dprobes.target.elf.symbol_sources import ListedSymbols
+from dprobes.target.module_symbols import Symbol, SymbolTable
+from dprobes.target.probed_module import OWN_SYMBOLS, Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.kernel.kernel_symbols import CarriedKernel
+    from dprobes.target.module_symbols import CodeRange, SymbolSource
+
+__all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "NeededSymbols", "OtherBuild"]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedPlace:
+    """
+    Say which instruction is at a file offset; ``where`` names the place for people.
+
+    ``definition`` is the number of the probe definition that it is for; with ``is_exit`` it leaves the function whose
+    return is probed.
+    """
+
+    definition: int
+    offset: int
+    raw: bytes
+    where: str
+    is_exit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBuild:
+    """
+    Hold what a program needs to know of one build of its module.
+
+    ``path`` is that of the file that it was taken from, for people. ``machine`` is as in ``ElfFile``.
+    """
+
+    identity: str
+    path: str
+    machine: str
+    symbols: tuple[Symbol, ...] = ()
+    places: tuple[CarriedPlace, ...] = ()
+
+
+class OtherBuild(enum.Enum):
+    """Say what becomes of a file that none of the carried builds is."""
+
+    REFUSE = "refuse"
+    OWN_SYMBOLS = "own symbols"
+    """It is resolved with the symbols that it has itself."""
+    NEAREST = "nearest"
+    """It is taken for the build whose instructions it has most of."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedSymbols:
+    """
+    Give the files of a module the symbols that were carried for their builds, and no others.
+
+    ``source`` names what carries them in errors. With ``verify_opcodes`` the instructions must be the carried ones.
+    ``kernels`` are what is carried of the kernel or a module of it, in the place of ``builds``.
+    """
+
+    builds: tuple[CarriedBuild, ...]
+    source: str
+    other: OtherBuild = OtherBuild.REFUSE
+    verify_opcodes: bool = True
+    kernels: tuple[CarriedKernel, ...] = ()
+
+    def module_of(self, elf: ElfFile) -> Module:
+        """Return the module in a file; raise ``TargetError`` if nothing is carried for its build."""
+        build = self._build_of(elf)
+        if build is None:
+            return OWN_SYMBOLS.module_of(elf)
+        table = SymbolTable([_Listed(build.symbols)], code_range=elf.code_range)
+        expected = {place.offset: place.raw for place in build.places} if self.verify_opcodes else None
+        return Module(elf, table, expected)
+
+    def machine(self, host: str) -> str | None:
+        """Return the processor of the first build if there is none for the machine's own."""
+        machines = [build.machine for build in self.builds]
+        return None if host in machines or not machines else machines[0]
+
+    def _build_of(self, elf: ElfFile) -> CarriedBuild | None:
+        identity = module_identity(elf)
+        same = next((build for build in self.builds if build.identity == identity), None)
+        if same is not None or self.other is OtherBuild.OWN_SYMBOLS:
+            return same
+        fitting = [build for build in self.builds if build.machine == elf.machine]
+        if self.other is OtherBuild.REFUSE or not fitting:
+            raise self._refusal(elf, identity, fitting)
+        return max(fitting, key=lambda build: sum(_holds(elf, place) for place in build.places))
+
+    def _refusal(self, elf: ElfFile, identity: str, fitting: list[CarriedBuild]) -> TargetError:
+        if not self.builds:
+            known = "no module"
+        elif not fitting:
+            known = "modules of " + " and ".join(sorted({build.machine for build in self.builds}))
+        else:
+            known = ", ".join(f"{build.identity} ('{build.path}')" for build in fitting)
+        found = f"for {elf.machine}" if self.builds and not fitting else f"build {identity}"
+        hint = "build it for this file too (dprobes build --for FILE)"
+        if fitting:
+            hint += ", or give --dont-verify-build-id if the code is the same"
+        return TargetError(f"'{elf.path}' is {found}, but '{self.source}' was built for {known}", hint=hint)
+
+
+class _Listed(ListedSymbols):
+    """Give also what has no type as code, as the symbols of a file do."""
+
+    def code(self) -> Iterator[tuple[int, int, int]]:
+        kinds = ("func", "ifunc", "notype")
+        return ((s.address, s.size, i) for i, s in enumerate(self._symbols) if s.kind in kinds)
+
+
+def _holds(elf: ElfFile, place: CarriedPlace) -> bool:
+    return elf.data[place.offset : place.offset + len(place.raw)] == place.raw
+
+
+# Which symbols of a module answer the questions of a program: those that a compiled file carries.
+#
+# The answers are the same from these symbols alone. A question that had an answer keeps it, because what was nearer to
+# an address did not cover it then and does not now; one that had none is settled by the symbol that stands before.
+
+
+class NeededSymbols(SymbolTable):
+    """Answer questions as every table of symbols, and remember the answers."""
+
+    def __init__(
+        self,
+        sources: Iterable[SymbolSource],
+        *,
+        code_range: Callable[[int], CodeRange | None],
+        later: Callable[[], Iterable[SymbolSource]] | None = None,
+    ) -> None:
+        super().__init__(sources, code_range=code_range, later=later)
+        self._needed: dict[Symbol, None] = {}
+        self._functions: list[Symbol] = []
+
+    @property
+    def needed(self) -> tuple[Symbol, ...]:
+        """
+        The symbols of all answers.
+
+        Functions come in the order in which the sources give them, as far as patterns asked: of several symbols with
+        one name and address the first one counts.
+        """
+        first = dict.fromkeys(symbol for symbol in self._functions if symbol in self._needed)
+        others = sorted(
+            (symbol for symbol in self._needed if symbol not in first),
+            key=lambda symbol: (symbol.address, symbol.name, symbol.kind, symbol.binding, symbol.default_version),
+        )
+        return (*first, *others)
+
+    def lookup(self, name: str) -> list[Symbol]:
+        """Return what the table says, and remember it."""
+        found = super().lookup(name)
+        self._need(found)
+        return found
+
+    def covering(self, link_address: int) -> Symbol | None:
+        """Return what the table says, and remember it."""
+        found = super().covering(link_address)
+        self._need([found] if found is not None else self.preceding(link_address))
+        return found
+
+    def starting(self, start: int, end: int) -> list[Symbol]:
+        """Return what the table says, and remember it."""
+        found = super().starting(start, end)
+        self._need(found)
+        return found
+
+    def need_matching(self, pattern: str) -> None:
+        """Remember all names that match a pattern, and the functions that reach over the beginnings of those."""
+        matches = self.matcher(pattern)
+        functions = self._functions = self._functions or list(self.functions())
+        matching = [symbol for symbol in functions if matches(symbol.name)]
+        self._need(matching)
+        names = {name for source in self.sources for name in source.names() if matches(name)}
+        for name in names.difference(symbol.name for symbol in functions):
+            self._need(symbol for source in self.sources for symbol in source.find(name))
+        self._need_overlapping(functions, {symbol.address for symbol in matching})
+
+    def _need_overlapping(self, functions: list[Symbol], addresses: set[int]) -> None:
+        """Remember the functions that begin before one of the addresses and reach over it."""
+        waiting = sorted(addresses, reverse=True)
+        for symbol in sorted(functions, key=lambda symbol: symbol.address):
+            while waiting and waiting[-1] <= symbol.address:
+                waiting.pop()
+            if waiting and symbol.address + symbol.size > waiting[-1]:
+                self._need([symbol])
+
+    def _need(self, symbols: Iterable[Symbol]) -> None:
+        self._needed.update(dict.fromkeys(symbols))

@@ -1,0 +1,252 @@
+"""
+Where a function is left: its return instructions, and the jumps that may be tail calls.
+
+A function is its symbol's range, or that of its frame description, and the cold parts that the compiler moved
+elsewhere. A jump out of it with only the return address on the stack is a tail call; that is what the unwind table
+tells. What cannot be decided is an error: a return that is missed would be worse than none.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from dataclasses import field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.code.machine_code import instructions_between, is_x86
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
+
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.probed_module import Module
+    from dprobes.target.unwind.exception_frames import FrameAddress, Row
+
+__all__ = ["CallFrames", "Exit", "ExitKind", "Exits", "function_exits"]
+
+# How deep the stack is at an instruction, from the unwind table (``.eh_frame``) of a file.
+#
+# Bytes that are not as they should be count as no answer.
+
+
+class CallFrames:
+    """Answer questions about the call frames of one file."""
+
+    def __init__(self, elf: ElfFile) -> None:
+        self._elf = elf
+        self._tables: dict[int, list[Row] | None] = {}
+
+    def is_at_entry(self, address: int) -> bool | None:
+        """
+        Return whether the return address is on top of the stack at ``address``, as it is when a function begins.
+
+        None if the file does not say.
+        """
+        from dprobes.target.unwind.stack_walk import COLUMNS  # few programs ask
+
+        frame = self.frame_address(address)
+        columns = COLUMNS.get(self._elf.machine)
+        if frame is None or frame.register is None or columns is None:
+            return None
+        return frame.register == columns.sp and frame.offset == self._elf.word_size
+
+    def frame_address(self, address: int) -> FrameAddress | None:
+        """Return where the canonical frame address is at a link address; None if the file does not say."""
+        description = self._elf.frames.description_of(self._elf, address)
+        if description is None:
+            return None
+        if description not in self._tables:
+            self._tables[description] = _rows(self._elf, description)
+        rows = self._tables[description]
+        if rows is None:
+            return None
+        number = bisect_right([row.start for row in rows], address) - 1
+        return rows[number].frame if number >= 0 else None
+
+
+def _rows(elf: ElfFile, description: int) -> list[Row] | None:
+    """Return the rows of a function in order; None if its description cannot be read."""
+    from dprobes.target.unwind.exception_frames import read_description, rows_of
+
+    try:
+        return rows_of(read_description(elf, description), elf.word_size)
+    except (TargetError, struct.error, IndexError, ValueError):
+        return None
+
+
+class ExitKind(Enum):
+    """Say how an instruction leaves a function."""
+
+    RETURN = "return"
+    JUMP = "jump"
+    """Leaves it only if the target lies outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Hold one instruction that leaves a function; ``address`` is its link address and ``offset`` its file offset."""
+
+    kind: ExitKind
+    address: int
+    offset: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exits:
+    """
+    Hold the exits of a function, and the ranges of link addresses (end excluded) that are the function.
+
+    ``goes_back`` says that it jumps to its own first instruction, which is then executed without a call. ``are_known``
+    is False for processors whose functions return through a register: where they do is seen when it happens.
+    """
+
+    exits: tuple[Exit, ...]
+    ranges: tuple[tuple[int, int], ...]
+    goes_back: bool = False
+    are_known: bool = True
+
+    @property
+    def are_missing(self) -> bool:
+        """Whether the function never returns."""
+        return self.are_known and not self.exits
+
+
+def function_exits(module: Module, frames: CallFrames, address: int, size: int) -> Exits:
+    """
+    Return the exits of the function at a link address; ``size`` is that of its symbol, or 0.
+
+    Raise ``TargetError``, a clause about ``it``, if they cannot be known.
+    """
+    end = address + size
+    if not is_x86(module):
+        return Exits((), ((address, end),), are_known=False)
+    if not size:
+        extent = module.elf.frames.extent(module.elf, address)
+        if extent is None or extent[0] != address:
+            raise TargetError("its size is not known")
+        end = extent[1]
+    return _Search(module, frames, address, end).run()
+
+
+@dataclass(slots=True)
+class _Search:
+    module: Module
+    frames: CallFrames
+    start: int
+    end: int
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    exits: dict[int, Exit] = field(default_factory=dict)
+    starts: set[int] = field(default_factory=set)
+    jumps: list[tuple[Instruction, int, bytes]] = field(default_factory=list)
+
+    def run(self) -> Exits:
+        waiting = [(self.start, self.end)]
+        decided = 0
+        while waiting:
+            self._decode(*waiting.pop())
+            # All jumps so far, because a range that is new may be the target of several.
+            for jump in self.jumps[decided:]:
+                part = self._follow(*jump)
+                if part is not None and part not in self.ranges and part not in waiting:
+                    waiting.append(part)
+            decided = len(self.jumps)
+        for instruction, _, _ in self.jumps:
+            if self._target(instruction) is not None:
+                self._check_target(instruction)
+        exits = tuple(exit_ for _, exit_ in sorted(self.exits.items()))
+        goes_back = any(self._target(instruction) == self.start for instruction, _, _ in self.jumps)
+        return Exits(exits, tuple(self.ranges), goes_back)
+
+    def _decode(self, start: int, end: int) -> None:
+        from iced_x86 import FlowControl, Mnemonic
+
+        self.ranges.append((start, end))
+        falls, position = False, start
+        for instruction, offset, raw in instructions_between(self.module, start, end):
+            if instruction.is_invalid:
+                raise TargetError("it holds data between its instructions")
+            position = instruction.ip + instruction.len
+            self.starts.add(instruction.ip)
+            flow = instruction.flow_control
+            if flow == FlowControl.NEXT:
+                if instruction.mnemonic != Mnemonic.NOP:
+                    falls = instruction.mnemonic != Mnemonic.HLT
+                continue
+            falls = flow == FlowControl.CONDITIONAL_BRANCH
+            if flow == FlowControl.RETURN:
+                if instruction.mnemonic != Mnemonic.RET:
+                    raise TargetError("it does not return as functions do, but far or from an interrupt")
+                self._add(ExitKind.RETURN, instruction, offset, raw)
+            elif flow in (
+                FlowControl.UNCONDITIONAL_BRANCH,
+                FlowControl.CONDITIONAL_BRANCH,
+                FlowControl.INDIRECT_BRANCH,
+            ):
+                self.jumps.append((instruction, offset, raw))
+        if position != end:
+            raise TargetError("its size ends inside an instruction")
+        if falls:
+            raise TargetError("it continues into the code after it")
+
+    def _add(self, kind: ExitKind, instruction: Instruction, offset: int, raw: bytes) -> None:
+        self.exits[instruction.ip] = Exit(kind, instruction.ip, offset, raw)
+
+    def _target(self, instruction: Instruction) -> int | None:
+        from iced_x86 import FlowControl
+
+        return None if instruction.flow_control == FlowControl.INDIRECT_BRANCH else int(instruction.near_branch_target)
+
+    def _contains(self, address: int) -> bool:
+        return any(start <= address < end for start, end in self.ranges)
+
+    def _follow(self, instruction: Instruction, offset: int, raw: bytes) -> tuple[int, int] | None:
+        """Note a jump that may leave the function, or return the part of the function elsewhere that it leads to."""
+        target = self._target(instruction)
+        if target is not None and self._contains(target):
+            return None
+        if target is not None and (part := self._cold_part(target)) is not None:
+            return part
+        at_entry = self.frames.is_at_entry(instruction.ip)
+        if at_entry is None:
+            raise TargetError("it has a jump, and no unwind table says whether that leaves it")
+        if at_entry:
+            self._add(ExitKind.JUMP, instruction, offset, raw)
+            return None
+        # With more on the stack than the return address no other function could be called.
+        return None if target is None else self._unnamed_part(target)
+
+    def _cold_part(self, target: int) -> tuple[int, int] | None:
+        """Return the range of this function's cold part if ``target`` is in that."""
+        symbols = self.module.symbols
+        part, own = symbols.covering(target), symbols.names_at(self.start)
+        if part is None or not part.size or ".cold" not in part.name or part.name.partition(".cold")[0] not in own:
+            return None
+        return part.address, part.address + part.size
+
+    def _unnamed_part(self, target: int) -> tuple[int, int]:
+        symbol = self.module.symbols.covering(target)
+        if symbol is not None and ".cold" not in symbol.name:
+            raise TargetError(f"it shares code with '{symbol.name}'")
+        extent = self.module.elf.frames.extent(self.module.elf, target)
+        if extent is None:
+            raise TargetError("it continues in code of unknown size")
+        return extent
+
+    def _check_target(self, instruction: Instruction) -> None:
+        """Raise if a jump leads into another instruction, unless it only skips a prefix of it."""
+        from iced_x86 import FlowControl
+
+        target = self._target(instruction)
+        area = next((r for r in self.ranges if target is not None and r[0] <= target < r[1]), None)
+        if target is None or area is None or target in self.starts:
+            return
+        for inner, _, _ in instructions_between(self.module, target, area[1]):
+            if inner.is_invalid or inner.flow_control != FlowControl.NEXT:
+                break
+            if inner.ip + inner.len in self.starts or inner.ip + inner.len == area[1]:
+                return
+        raise TargetError("it has a jump into the middle of an instruction")

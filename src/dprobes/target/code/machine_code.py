@@ -1,0 +1,490 @@
+"""
+The instructions of a module: decoding, boundaries, and what may carry a probepoint.
+
+Those of x86 are read through iced-x86, those of other processors by ``foreign_instructions``. Works on the file, never
+on a running process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from enum import Enum
+from importlib import import_module
+from importlib.machinery import PathFinder
+from itertools import takewhile
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from iced_x86 import Instruction
+
+    from dprobes.target.probed_module import Module
+
+__all__ = [
+    "MAX_LENGTH",
+    "Boundary",
+    "BoundaryCheck",
+    "DecodedInstruction",
+    "check_boundary",
+    "decode",
+    "decode_at",
+    "disassemble",
+    "disassemble_around",
+    "first_instructions",
+    "instruction_at",
+    "instruction_starts",
+    "instructions_between",
+    "is_x86",
+    "prepare_decoder",
+    "registers_written",
+    "unprobeable",
+]
+
+# The decoder (iced-x86), imported without its forty modules of names.
+#
+# The package's own start imports a module for each of its enumerations, which takes four times as long as the machine
+# code that decodes; a run needs two of them. So the package is made here from its machine code, and everything else of
+# it comes when somebody asks for it: to others it is the same package.
+
+
+_PACKAGE = "iced_x86"
+_MACHINE_CODE = f"{_PACKAGE}._iced_x86_py"
+
+_MEMORY = 16 << 20
+"""Bytes; the decoder's library and its tables take 13 MiB."""
+
+
+def prepare_decoder() -> None:
+    """
+    Have ``from iced_x86 import ...`` import what is named only.
+
+    Raise ``MemoryError`` where the decoder would get none: the language that it is written in ends the process.
+    """
+    if _PACKAGE in sys.modules:
+        return
+    try:
+        mmap.mmap(-1, _MEMORY).close()  # none of it is touched, which would take milliseconds
+    except OSError:
+        raise MemoryError from None
+    spec = PathFinder.find_spec(_PACKAGE)
+    if spec is None or spec.submodule_search_locations is None:
+        return  # whoever imports it is told
+    package = _Package(_PACKAGE)
+    package.__spec__, package.__loader__ = spec, spec.loader
+    package.__path__ = spec.submodule_search_locations
+    package.__file__, package.__package__ = spec.origin, _PACKAGE
+    sys.modules[_PACKAGE] = package
+    try:
+        import_module(_MACHINE_CODE)
+    except BaseException:
+        del sys.modules[_PACKAGE]
+        raise
+
+
+class _Package(ModuleType):
+    """The package, whose modules and other names are imported when they are asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return self._whole(name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            found: Any = import_module(f"{_PACKAGE}.{name}")
+        except ModuleNotFoundError:
+            # The machine code has the names of modules as well, which hide those.
+            found = getattr(sys.modules[_MACHINE_CODE], name, None)
+        if found is None:
+            return self._whole(name)
+        setattr(self, name, found)
+        return found
+
+    def _whole(self, name: str) -> Any:
+        """Run the package's start after all, and return what it gives a name to."""
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        assert self.__spec__ is not None
+        assert self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+MAX_LENGTH = 15
+"""How many bytes an instruction has at most (Intel SDM volume 2, 2.3.11)."""
+_CHUNK = 4096  # bytes decoded at once
+_BITS = {"i386": 32, "x86_64": 64}
+_BAD = "(bad)"
+
+_UNPROBEABLE = {
+    **dict.fromkeys(("int3", "brk", "ebreak", "c.ebreak", "trap"), "it is a breakpoint instruction itself"),
+    "int1": "it raises a debug exception itself",
+    "int": "it is a software interrupt",
+    "into": "it may raise a software interrupt",
+    "fwait": "it only waits for a pending floating-point exception",
+    _BAD: "it is not a valid instruction",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedInstruction:
+    """
+    Describe one instruction; ``address`` is its link address and ``offset`` its file offset.
+
+    ``text`` is in lower case, that of x86 in Intel syntax; ``opcode_byte`` is the first byte, even if that is a prefix.
+    An invalid instruction has the mnemonic ``(bad)``.
+    """
+
+    address: int
+    length: int
+    raw: bytes
+    text: str
+    opcode_byte: int
+    mnemonic: str
+    offset: int
+
+
+class Boundary(Enum):
+    """Say how an offset lies to the instructions around it."""
+
+    ON_BOUNDARY = "on boundary"
+    INSIDE = "inside"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryCheck:
+    """Hold the verdict on an offset, and if it is inside an instruction the file offsets of that and of the next."""
+
+    status: Boundary
+    before: int | None = None
+    after: int | None = None
+
+
+def is_x86(module: Module) -> bool:
+    """Return whether a module's code is that of i386 or x86-64; raise ``TargetError`` if nobody knows it."""
+    return _bits(module) is not None
+
+
+def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
+    """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
+    return next(first_instructions(module, (file_offset,)))
+
+
+def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
+    """Give the instruction at each of ``file_offsets``, presuming that one starts there; made for thousands of them."""
+    bits = _bits(module)
+    if bits is None:
+        yield from (_foreign_at(module, offset) for offset in file_offsets)
+        return
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    describe = _describer()
+    for offset in file_offsets:
+        data = module.elf.data[offset : min(offset + MAX_LENGTH, _code_end(module, offset))]
+        if not data:
+            raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
+        instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
+        yield describe(instruction, offset, data[: max(1, instruction.len)])
+
+
+def decode(data: bytes, bits: int, address: int, offset: int = 0) -> Iterator[DecodedInstruction]:
+    """Give the instructions in ``data``, the first of which is at ``address`` and has that offset in its module."""
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    describe = _describer()
+    position = 0
+    for instruction in Decoder(bits, data, ip=address):
+        length = max(1, instruction.len)
+        yield describe(instruction, offset + position, data[position : position + length])
+        position += length
+
+
+def instruction_starts(module: Module, start: int, end: int) -> set[int]:
+    """Return the link addresses at which instructions start, decoding from ``start`` to ``end`` (excluded)."""
+    if _bits(module) is not None:
+        return {instruction.ip for instruction, _, _ in instructions_between(module, start, end)}
+    offset = module.elf.file_offset(start)
+    if offset is None:
+        return set()
+    last = offset + end - start
+    return {
+        each.offset - offset + start for each in takewhile(lambda e: e.offset < last, _foreign_extents(module, offset))
+    }
+
+
+def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
+    """
+    Give the instructions that start from link address ``start`` to ``end`` (excluded), their offsets and bytes.
+
+    Those of x86 only.
+    """
+    offset = module.elf.file_offset(start)
+    if offset is not None:
+        for found in _instructions(module, offset):
+            if found[0].ip >= end:
+                return
+            yield found
+
+
+def registers_written(module: Module, start: int, end: int) -> frozenset[str] | None:
+    """
+    Return the names of the registers that the instructions between two link addresses write, as wide as they are.
+
+    None if one of them may lead elsewhere, or cannot be told.
+    """
+    from iced_x86 import FlowControl, InstructionInfoFactory, OpAccess, Register, RegisterExt
+
+    names = {number: name.lower() for name, number in vars(Register).items() if isinstance(number, int)}
+    reading = (OpAccess.NONE, OpAccess.READ, OpAccess.COND_READ, OpAccess.NO_MEM_ACCESS)
+    factory = InstructionInfoFactory()
+    found: set[str] = set()
+    for instruction, _, _ in instructions_between(module, start, end):
+        if instruction.flow_control != FlowControl.NEXT:
+            return None
+        for used in factory.info(instruction).used_registers():
+            if used.access not in reading:
+                name = names[RegisterExt.full_register(used.register)]
+                found.add(f"x{name[1:]}" if name[1:3] == "mm" else name)
+    return frozenset(found)
+
+
+def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
+    """Return whether an instruction starts at ``file_offset``, by decoding from the start of the function."""
+    preceding = _decode_up_to(module, file_offset)
+    if preceding is None:
+        return BoundaryCheck(Boundary.UNKNOWN)
+    if not preceding or preceding[-1].end <= file_offset:
+        return BoundaryCheck(Boundary.ON_BOUNDARY)
+    return BoundaryCheck(Boundary.INSIDE, preceding[-1].offset, preceding[-1].end)
+
+
+def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedInstruction]:
+    """Return up to ``count`` instructions from ``start_offset`` on; fewer where the code ends."""
+    found = []
+    if count > 0:
+        for decoded in _decode(module, start_offset):
+            found.append(decoded)
+            if len(found) >= count:
+                break
+    return found
+
+
+def disassemble_around(module: Module, file_offset: int, before: int, after: int) -> list[DecodedInstruction]:
+    """
+    Return the instruction that holds ``file_offset``, with up to ``before`` and ``after`` others around it.
+
+    Those before stay in the function; without a known function start the first one is that at ``file_offset``.
+    """
+    preceding = _decode_up_to(module, file_offset) or []
+    start = file_offset
+    if preceding and preceding[-1].end > file_offset:
+        start = preceding.pop().offset
+    first = preceding[max(0, len(preceding) - before)].offset if preceding and before > 0 else start
+    return disassemble(module, first, min(len(preceding), max(0, before)) + 1 + max(0, after))
+
+
+def unprobeable(decoded: DecodedInstruction) -> str | None:
+    """Return why an instruction cannot carry a probepoint, as a clause about ``it``; None if it can."""
+    return _UNPROBEABLE.get(decoded.mnemonic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Say from which file offset to which one instruction reaches."""
+
+    offset: int
+    end: int
+    is_invalid: bool = False
+
+
+def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
+    """Return the instructions of the function that start before ``file_offset``; None if they cannot be known."""
+    _bits(module)
+    _code_end(module, file_offset)
+    start = module.function_start(file_offset)
+    start_offset = module.elf.file_offset(start) if start is not None else None
+    if start_offset is None or start_offset > file_offset:
+        return None
+    found = []
+    for extent in _extents(module, start_offset):
+        if extent.offset >= file_offset:
+            break
+        if extent.is_invalid:
+            return None  # data between the instructions: what follows may be out of step
+        found.append(extent)
+    return found
+
+
+def _extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+    """Give the places of the instructions from ``start_offset`` on."""
+    if _bits(module) is None:
+        return _foreign_extents(module, start_offset)
+    return (_Extent(at, at + found.len, found.is_invalid) for found, at, _ in _instructions(module, start_offset))
+
+
+def _foreign_extents(module: Module, start_offset: int) -> Iterator[_Extent]:
+    from dprobes.target.code.foreign_instructions import LENGTH_MAX, instruction_length
+
+    end, at = _code_end(module, start_offset), start_offset
+    while at < end:
+        data = module.elf.data[at : min(end, at + LENGTH_MAX)]
+        length = instruction_length(module.elf.machine, data, module.elf.link_address(at) or 0)
+        yield _Extent(at, at + (length or 1), length is None)
+        at += length or 1
+
+
+def _foreign_at(module: Module, offset: int) -> DecodedInstruction:
+    """Return the instruction at a file offset, of a processor other than x86."""
+    from dprobes.target.code.foreign_instructions import LENGTH_MAX, instruction_length, instruction_text
+
+    data = module.elf.data[offset : min(offset + LENGTH_MAX, _code_end(module, offset))]
+    if not data:
+        raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
+    machine, address = module.elf.machine, module.elf.link_address(offset) or 0
+    length = instruction_length(machine, data, address)
+    if length is None:
+        return DecodedInstruction(address, 1, data[:1], _BAD, data[0], _BAD, offset)
+    mnemonic, text = instruction_text(machine, data[:length], address)
+    return DecodedInstruction(address, length, data[:length], text, data[0], mnemonic, offset)
+
+
+def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
+    """Give the instructions from ``start_offset`` on as text."""
+    if _bits(module) is None:
+        return (_foreign_at(module, extent.offset) for extent in _foreign_extents(module, start_offset))
+    describe = _describer()
+    return (describe(*found) for found in _instructions(module, start_offset))
+
+
+def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
+    """Return a function from an instruction, its file offset and its bytes to their description."""
+    from iced_x86 import FormatMnemonicOptions, Formatter, FormatterSyntax
+
+    formatter = Formatter(FormatterSyntax.INTEL)
+    formatter.hex_prefix = "0x"
+    formatter.hex_suffix = ""
+    formatter.uppercase_hex = False
+    formatter.small_hex_numbers_in_decimal = False
+    formatter.branch_leading_zeros = False
+    formatter.show_branch_size = False
+    formatter.rip_relative_addresses = True
+    formatter.space_after_operand_separator = True
+
+    def describe(instruction: Instruction, offset: int, raw: bytes) -> DecodedInstruction:
+        bad = instruction.is_invalid
+        mnemonic = formatter.format_mnemonic(instruction, FormatMnemonicOptions.NO_PREFIXES)
+        return DecodedInstruction(
+            address=instruction.ip,
+            length=len(raw),
+            raw=raw,
+            text=_BAD if bad else formatter.format(instruction),
+            opcode_byte=raw[0],
+            mnemonic=_BAD if bad else mnemonic,
+            offset=offset,
+        )
+
+    return describe
+
+
+def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instruction, int, bytes]]:
+    """Give each instruction from ``start_offset`` to the end of its segment, with its file offset and bytes."""
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    bits = _bits(module)
+    assert bits is not None, "the caller has made sure that it is x86"
+    end = _code_end(module, start_offset)
+    position = start_offset
+    while position < end:
+        base = position
+        data = module.elf.data[base : min(end, base + _CHUNK)]
+        decoder = Decoder(bits, data, ip=module.elf.link_address(base) or 0)
+        # The last instructions of a chunk may be cut: they are decoded again at the start of the next one.
+        limit = end if base + len(data) >= end else base + len(data) - MAX_LENGTH
+        while position < limit:
+            instruction = decoder.decode()
+            length = max(1, instruction.len)
+            yield instruction, position, data[position - base : position - base + length]
+            position += length
+
+
+def _bits(module: Module) -> int | None:
+    """Return the mode of x86, None for a processor of ``foreign_instructions``."""
+    machine = module.elf.machine
+    bits = _BITS.get(machine)
+    if bits is not None:
+        return bits
+    from dprobes.target.code.foreign_instructions import FOREIGN_MACHINES
+
+    if machine not in FOREIGN_MACHINES:
+        known = ", ".join((*_BITS, *FOREIGN_MACHINES))
+        raise TargetError(f"instructions of {machine} cannot be decoded, only those of {known}")
+    return None
+
+
+def _code_end(module: Module, file_offset: int) -> int:
+    for segment in module.elf.load_segments:
+        if segment.executable and 0 <= file_offset - segment.offset < segment.filesz:
+            return segment.offset + segment.filesz
+    raise TargetError(f"file offset 0x{file_offset:x} of '{module.path}' is not in its code")
+
+
+# An offset in a module's file as a place for a probepoint: code, at the start of an instruction.
+
+
+class ProbedInstruction(NamedTuple):
+    """
+    Hold the instruction at a place.
+
+    ``certain`` is False where nothing tells whether an instruction starts there, or that there is code at all.
+    """
+
+    decoded: DecodedInstruction
+    certain: bool
+
+
+def instruction_at(module: Module, offset: int) -> ProbedInstruction:
+    """Return the instruction at a file offset; raise ``TargetError`` if it is no place where one starts."""
+    if not module.elf.is_executable_offset(offset):
+        raise _not_code(module, offset)
+    if not module.is_known_code(offset):
+        decoded = decode_at(module, offset)
+        _refuse_padding(module, decoded)
+        return ProbedInstruction(decoded, certain=False)
+    boundary = check_boundary(module, offset)
+    if boundary.status is Boundary.INSIDE:
+        raise TargetError(
+            f"offset {offset:#x} is inside an instruction of '{module.path}'",
+            hint=f"instructions start at {boundary.before:#x} and {boundary.after:#x}",
+        )
+    decoded = decode_at(module, offset)
+    certain = boundary.status is Boundary.ON_BOUNDARY or decoded.address == module.elf.entry
+    if not certain:
+        _refuse_padding(module, decoded)
+    return ProbedInstruction(decoded, certain)
+
+
+def _not_code(module: Module, offset: int) -> TargetError:
+    meant = module.elf.file_offset(offset)
+    hint = None
+    if meant is not None and module.elf.is_executable_offset(meant):
+        hint = f"{offset:#x} is a link address; its file offset is {meant:#x}"
+    return TargetError(f"offset {offset:#x} is not in the code of '{module.path}'", hint=hint)
+
+
+def _refuse_padding(module: Module, decoded: DecodedInstruction) -> None:
+    """Raise if a function starts within the bytes that decode as one instruction: they are padding before it."""
+    for distance in range(1, decoded.length):
+        symbol = module.symbol_at(decoded.offset + distance)
+        if symbol is not None and symbol[1] == 0:
+            raise TargetError(
+                f"offset {decoded.offset:#x} of '{module.path}' is between functions, not in one",
+                hint=f"'{symbol[0]}' starts at {decoded.offset + distance:#x}",
+            )

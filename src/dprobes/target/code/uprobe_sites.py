@@ -1,0 +1,518 @@
+"""
+What the kernel's uprobes do with an instruction of x86: emulate it, step it out of line, refuse it, or get it wrong.
+
+A uprobe needs the instruction under its breakpoint carried out elsewhere. The kernel emulates a few, and steps a copy
+of the others, which costs a debug exception, about twenty times as much. It looks at opcode bytes alone, and so takes
+some vector instructions for jumps. The tables follow ``uprobe_init_insn``, ``branch_setup_xol_ops``,
+``push_setup_xol_ops`` and ``arch_uprobe_analyze_insn`` in ``arch/x86/kernel/uprobes.c``.
+``tests/integration/ebpf/test_uprobe_sites.py`` compares them with the running kernel; they were made with 6.18. Where
+kernels differ, the answer is the one that holds for all.
+
+Pure: bytes in, answer out.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.code.function_exits import CallFrames
+from dprobes.target.code.machine_code import MAX_LENGTH, instructions_between, unprobeable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iced_x86 import Instruction
+
+    from dprobes.target.code.machine_code import DecodedInstruction
+    from dprobes.target.probed_module import Module
+
+__all__ = [
+    "UprobeClass",
+    "cheap_site",
+    "cheap_sites",
+    "has_no_effect",
+    "is_replaced_by_call",
+    "may_fault",
+    "refusal",
+    "uprobe_class",
+]
+
+# The faults that an instruction of x86 can raise: memory, division, privilege, and floating-point exceptions.
+
+
+def may_fault(raw: bytes, bits: int) -> bool:
+    """
+    Return whether the instruction ``raw`` in code of 32 or 64 ``bits`` can raise a fault that ends a program.
+
+    False is certain; true may be said of one that never does, as of all vector instructions.
+    """
+    from iced_x86 import Decoder
+
+    return _examiner()(Decoder(bits, raw).decode())
+
+
+@cache
+def _examiner() -> Callable[[Instruction], bool]:
+    from iced_x86 import CpuidFeature, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, RegisterExt
+
+    factory = InstructionInfoFactory()
+    faulting = {
+        Mnemonic.DIV, Mnemonic.IDIV, Mnemonic.AAM, Mnemonic.BOUND, Mnemonic.UD0, Mnemonic.UD1, Mnemonic.UD2,
+        Mnemonic.INVALID, Mnemonic.HLT,
+    }  # fmt: skip
+    # An address that is worked out, as by lea and long nops, is not looked at.
+    untouched = (OpAccess.NONE, OpAccess.NO_MEM_ACCESS)
+
+    def examine(instruction: Instruction) -> bool:
+        if instruction.mnemonic in faulting or instruction.is_privileged:
+            return True
+        operands = range(instruction.op_count)
+        registers = [instruction.op_register(n) for n in operands if instruction.op_kind(n) == OpKind.REGISTER]
+        if any(map(RegisterExt.is_vector_register, registers)) or CpuidFeature.FPU in instruction.cpuid_features():
+            return True
+        return any(memory.access not in untouched for memory in factory.info(instruction).used_memory())
+
+    return examine
+
+
+class UprobeClass(Enum):
+    """Say what the kernel does with an instruction that carries a uprobe."""
+
+    EMULATED = "emulated"
+    STEPPED = "single-stepped"
+    REFUSED = "refused"
+    """No breakpoint gets there: error 524, or nothing at all where the file is mapped later."""
+    BROKEN = "broken"
+    """The kernel takes it, and the program does something else than without the uprobe."""
+
+
+def _opcodes(text: str) -> frozenset[int]:
+    """Return the bytes that ``text`` names: hexadecimal numbers and ranges of them."""
+    found: set[int] = set()
+    for part in text.split():
+        first, _, last = part.partition("-")
+        found.update(range(int(first, 16), int(last or first, 16) + 1))
+    return frozenset(found)
+
+
+_LEGACY_PREFIXES = _opcodes("26 2e 36 3e 64-67 f0 f2 f3")
+_VECTOR_PREFIX_SIZES = {0x62: 4, 0xC4: 3, 0xC5: 2}
+_BAD_PREFIXES = {0xF0: "lock", 0x26: "es", 0x2E: "cs", 0x36: "ss", 0x3E: "ds"}
+"""``is_prefix_bad``. In 64-bit code the segments mean nothing, but for notrack and hints on branches."""
+
+# What good_insns_64 and good_insns_32 leave out. All of the 0f map is good.
+_BAD_64 = _opcodes("06 07 0e 16 17 1e 1f 27 2f 37 3f 60-62 6c-6f 82 9a cc-cf d4-d6 e4-e7 ea ec-ef f1 f4 fa fb")
+_BAD_32 = _opcodes("07 17 1f 6c-6f cc-cf e4-e7 ec-ef f1 f4 fa fb")
+
+_BRANCHES = _opcodes("70-7f e8 e9 eb")
+_NEAR_CONDITIONAL = _opcodes("80-8f")
+"""Behind 0f."""
+_PUSH_REGISTER = _opcodes("50-57")
+_NOP, _PUSHF, _POPF, _MOV_TO_SEGMENT, _GROUP_5 = 0x90, 0x9C, 0x9D, 0x8E, 0xFF
+_RETURNS = _opcodes("c2 c3 ca cb")
+_STRING = _opcodes("a4-a7 aa-af")
+_GROUP_15, _XRSTOR = 0xAE, 5
+_AMX = _opcodes("49 4b 5c 5e 6c 6d")
+"""In map 2 of VEX, where nothing else has these."""
+_SYSTEM_CALLS = _opcodes("05 34")
+"""Behind 0f."""
+_FMA4 = _opcodes("48 49 5c-5f 68-6f 78-7f")
+"""In map 3 of VEX, where nothing else has these."""
+_SSE4A = _opcodes("78 79")
+"""Behind 0f, with the prefix 66 or f2."""
+
+_TAKEN_FOR_JUMP = "the kernel mistakes it for a jump and does not execute it"
+_TAKEN_FOR_NOP = "the kernel mistakes it for a nop and does not execute it"
+
+
+_STEPPED_FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
+"""
+The fault that withholds the state (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` in
+``arch/x86/kernel/traps.c``), by which ``arch_uprobe_xol_was_trapped`` would see that the step has failed.
+"""
+
+_UNKNOWN_FORM = "not every kernel can decode it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """
+    Hold what the kernel looks at.
+
+    ``map`` is 0 for one-byte opcodes, else the bytes 0f, 0f 38 and 0f 3a as a number. With a VEX or EVEX prefix, which
+    holds the map as ``vector_map``, it is 0 as well: the kernel looks the opcode up as if it were one byte.
+    """
+
+    prefixes: bytes
+    rex: int
+    vector_map: int
+    map: int
+    opcode: int
+    rest: bytes
+
+    @property
+    def modrm_reg(self) -> int:
+        return self.rest[0] >> 3 & 7 if self.rest else 0
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the byte behind the opcode says that an operand is in memory."""
+        return bool(self.rest) and self.rest[0] >> 6 != 3
+
+
+def uprobe_class(raw: bytes, bits: int) -> UprobeClass:
+    """Return what the kernel does with the valid instruction ``raw`` in code of 32 or 64 ``bits``."""
+    parsed = _parse(raw, bits)
+    if parsed is None or _kernel_refusal(parsed, bits) is not None:
+        return UprobeClass.REFUSED
+    if _kernel_mistake(parsed, bits) is not None:
+        return UprobeClass.BROKEN
+    return UprobeClass.EMULATED if _is_emulated(parsed, len(raw)) else UprobeClass.STEPPED
+
+
+def refusal(decoded: DecodedInstruction, bits: int, *, at_entry: bool = False) -> str | None:
+    """
+    Return why a uprobe cannot stand at an instruction, as a clause about ``it``; None if it can.
+
+    ``at_entry`` says that it is the first one of a function, where nothing lies below the stack pointer yet.
+    """
+    if (reason := unprobeable(decoded)) is not None:
+        return reason
+    parsed = _parse(decoded.raw, bits)
+    if parsed is None:
+        return _UNKNOWN_FORM
+    reason = _kernel_refusal(parsed, bits) or _kernel_mistake(parsed, bits)
+    if reason is None and not at_entry and is_replaced_by_call(decoded.raw, bits):
+        reason = "kernels from 6.18 on put a call there, which overwrites what the function keeps below its stack"
+    return reason
+
+
+def is_replaced_by_call(raw: bytes, bits: int) -> bool:
+    """
+    Return whether kernels may replace the instruction by a call once it was hit: a nop of five bytes in 64-bit code.
+
+    The call uses the stack, with no regard to the red zone (System V ABI, x86-64, 3.2.2) in its first versions.
+    Source: ``can_optimize`` and ``arch_uprobe_optimize``.
+    """
+    return bits == 64 and len(raw) == 5 and has_no_effect(raw, bits)
+
+
+def has_no_effect(raw: bytes, bits: int) -> bool:
+    """Return whether the instruction changes nothing but the instruction pointer: nops, ``endbr64``, ``endbr32``."""
+    parsed = _parse(raw, bits)
+    if parsed is None or parsed.vector_map or 0xF0 in parsed.prefixes:
+        return False
+    match parsed.map, parsed.opcode:
+        case 0, 0x90:  # with REX.B it is xchg r8, rax
+            return not parsed.rex & 1
+        case 0x0F, 0x1F:
+            return parsed.modrm_reg == 0
+        case 0x0F, 0x1E:
+            return raw in (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
+        case 0, 0xE9 | 0xEB:
+            return not any(parsed.rest) and 0x66 not in parsed.prefixes
+    return False
+
+
+def _parse(raw: bytes, bits: int) -> _Parsed | None:
+    """Take an instruction apart; None if it has a form that not every kernel can decode, or is cut off."""
+    try:
+        return _taken_apart(raw, bits)
+    except IndexError:
+        return None
+
+
+def _taken_apart(raw: bytes, bits: int) -> _Parsed | None:
+    position = 0
+    while raw[position] in _LEGACY_PREFIXES:
+        position += 1
+    prefixes, rex = raw[:position], 0
+    if bits == 64 and raw[position] & 0xF0 == 0x40:
+        rex = raw[position]
+        position += 1
+    first = raw[position]
+    if first in _VECTOR_PREFIX_SIZES and (bits == 64 or raw[position + 1] >= 0xC0):
+        vector_map = 1 if first == 0xC5 else raw[position + 1] & (7 if first == 0x62 else 0x1F)
+        position += _VECTOR_PREFIX_SIZES[first]
+        return _Parsed(prefixes, rex, vector_map, 0, raw[position], raw[position + 1 :]) if vector_map else None
+    is_xop = first == 0x8F and raw[position + 1] & 0x38
+    is_rex2 = first == 0xD5 and bits == 64
+    if is_xop or is_rex2 or first in _LEGACY_PREFIXES:  # the last: kernels take a prefix behind REX for the opcode
+        return None
+    opcode_map = 0
+    if first == 0x0F:
+        opcode_map, position = 0x0F, position + 1
+        if raw[position] in (0x38, 0x3A):
+            opcode_map, position = 0x0F00 | raw[position], position + 1
+    return _Parsed(prefixes, rex, 0, opcode_map, raw[position], raw[position + 1 :])
+
+
+def _kernel_refusal(parsed: _Parsed, bits: int) -> str | None:
+    """Return why the kernel sets no breakpoint."""
+    for prefix in parsed.prefixes:
+        if prefix in _BAD_PREFIXES:
+            return f"the kernel puts no uprobe on instructions with the prefix '{_BAD_PREFIXES[prefix]}'"
+    has_66 = 0x66 in parsed.prefixes
+    match parsed.map, parsed.opcode:
+        case 0, opcode if opcode in (_BAD_64 if bits == 64 else _BAD_32):
+            return "the kernel puts no uprobe on it"
+        case 0, opcode if opcode == _MOV_TO_SEGMENT and parsed.modrm_reg == 2:
+            return "it suspends debug exceptions, and the kernel puts no uprobe on it"
+        case 0, opcode if opcode in _FMA4 and parsed.vector_map == 3:
+            return _UNKNOWN_FORM
+        case 0x0F, opcode if opcode in _SSE4A and (has_66 or 0xF2 in parsed.prefixes):
+            return _UNKNOWN_FORM
+        case 0, opcode if opcode == _NOP and has_66 and not parsed.vector_map:
+            return "not every kernel puts a uprobe on it"
+    if _is_branch(parsed) and has_66:
+        return "the kernel puts no uprobe on jumps and calls with the prefix 66"
+    return None
+
+
+def _is_branch(parsed: _Parsed) -> bool:
+    """Return whether the kernel mistakes it for a jump or call to an address in it."""
+    if parsed.map == 0:
+        return parsed.opcode in _BRANCHES
+    return parsed.map == 0x0F and parsed.opcode in _NEAR_CONDITIONAL
+
+
+def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
+    """Return what goes wrong with an instruction that the kernel takes."""
+    if parsed.vector_map:
+        return _vector_mistake(parsed)
+    repeated = 0xF2 in parsed.prefixes or 0xF3 in parsed.prefixes
+    match parsed.map, parsed.opcode:
+        case 0x0F, opcode if opcode in _SYSTEM_CALLS:
+            return "the kernel cannot step it"
+        case 0x0F, opcode if opcode == _GROUP_15 and parsed.modrm_reg == _XRSTOR and parsed.has_memory:
+            return _STEPPED_FOR_EVER
+        case 0, opcode if opcode == _NOP and parsed.rex & 1:
+            return _TAKEN_FOR_NOP
+        case 0, opcode if opcode == _PUSHF:
+            return "the kernel steps it, and the trap flag would show on the stack"
+        case 0, opcode if opcode == _GROUP_5 and parsed.modrm_reg == 3 and bits == 64:
+            return "the kernel takes its return address for a near one"
+        case 0, opcode if opcode in _STRING and repeated:
+            return "the kernel steps it element by element, and each would be a hit"
+    return None
+
+
+def _vector_mistake(parsed: _Parsed) -> str | None:
+    opcode = parsed.opcode
+    if parsed.vector_map == 2 and opcode in _AMX:
+        return _STEPPED_FOR_EVER
+    if opcode in _BRANCHES:
+        return _TAKEN_FOR_JUMP
+    if opcode == _NOP:
+        return _TAKEN_FOR_NOP
+    if opcode in _RETURNS:
+        return "the kernel mistakes it for a return, and the program would continue in the page where it was stepped"
+    if opcode == _POPF:
+        return "the kernel mistakes it for popf and leaves the trap flag set"
+    return None
+
+
+def _is_emulated(parsed: _Parsed, length: int) -> bool:
+    if _is_branch(parsed):
+        return True
+    if parsed.map != 0:
+        return False
+    if parsed.opcode == _NOP:
+        return True
+    return parsed.opcode in _PUSH_REGISTER and (length == 1 or (length == 2 and parsed.rex == 0x41))
+
+
+# A neighbour of a function's first instruction where a uprobe costs a twentieth: the cheap site.
+#
+# Functions often begin with an instruction that has no effect and that kernels step (``endbr64``, long nops), and go on
+# with one that they emulate (``push %rbp``). A breakpoint on the second one sees what one on the first would, unless
+# the code is entered between the two. So a site is moved only if nothing can get there but by way of the first
+# instruction: no other symbol, no direct branch of the module, and no indirect jump of the function.
+#
+# The search for branches looks for their bytes wherever they may stand. It so finds more than there are, which costs
+# nothing but a cheap site, and never fewer.
+
+
+_BITS = {"i386": 32, "x86_64": 64}
+_PASSED = 3  # instructions without effect that are looked past
+_LANDING_MARKS = (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
+"""``endbr64`` and ``endbr32``: in code that has these, indirect jumps without notrack lead to nothing else."""
+
+_NEAR_BRANCH = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]")
+"""What stands before the 32-bit distance of a call or jump."""
+_SHORT_BRANCH = re.compile(rb"[\x70-\x7f\xe0-\xe3\xeb]")
+"""What stands before the 8-bit distance of a jump or loop."""
+_INDIRECT_JUMP = re.compile(rb"\xff[\x20-\x2f\x60-\x6f\xa0-\xaf\xe0-\xef]")
+_NOTRACK = 0x3E
+_DISTANCE = struct.Struct("<i")
+_FEW = 8
+"""For so many targets it takes less time to look for each than for all branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Hold a possible move: from the link address ``entry`` over ``boundaries``, of which the last is the new site."""
+
+    index: int
+    entry: int
+    boundaries: tuple[int, ...]
+    raw: bytes
+
+
+def cheap_site(module: Module, instruction: DecodedInstruction) -> int:
+    """
+    Return by how many bytes a uprobe at the instruction may move to be emulated by the kernel instead of stepped.
+
+    0 if it has to stay, or gains nothing: also if it is not the first instruction of a function.
+    """
+    return cheap_sites(module, [instruction])[0]
+
+
+def cheap_sites(module: Module, instructions: Sequence[DecodedInstruction]) -> list[int]:
+    """Return the same for many instructions of a module; made for thousands of them."""
+    bits = _BITS.get(module.elf.machine)
+    moved = [0] * len(instructions)
+    if bits is None:
+        return moved
+    candidates = [
+        found for index, one in enumerate(instructions) if (found := _candidate(module, index, one, bits)) is not None
+    ]
+    if not candidates:
+        return moved
+    reached = _branch_targets(module, {target for found in candidates for target in found.boundaries})
+    frames = CallFrames(module.elf)
+    for found in candidates:
+        if reached.isdisjoint(found.boundaries) and _is_only_way(module, frames, found):
+            moved[found.index] = found.boundaries[-1] - found.entry
+    return moved
+
+
+def _candidate(module: Module, index: int, instruction: DecodedInstruction, bits: int) -> _Candidate | None:
+    raw = instruction.raw
+    if uprobe_class(raw, bits) is not UprobeClass.STEPPED or not has_no_effect(raw, bits):
+        return None
+    entry = instruction.address
+    boundaries: list[int] = []
+    for following, _, code in instructions_between(module, entry, entry + (_PASSED + 1) * MAX_LENGTH):
+        if following.ip == entry:
+            continue
+        boundaries.append(following.ip)
+        kind = uprobe_class(code, bits)
+        if kind is UprobeClass.EMULATED:
+            # The return address of an emulated call may be missing on a shadow stack.
+            return None if following.is_call_near else _Candidate(index, entry, tuple(boundaries), raw)
+        if len(boundaries) > _PASSED or kind is not UprobeClass.STEPPED or not has_no_effect(code, bits):
+            return None
+    return None
+
+
+def _branch_targets(module: Module, wanted: set[int]) -> set[int]:
+    """Return those of the link addresses that a direct branch in the module's code may lead to."""
+    found: set[int] = set()
+    for segment in module.elf.load_segments:
+        if segment.executable:
+            code = bytes(module.elf.data[segment.offset : segment.offset + segment.filesz])
+            found.update(_short_branch_targets(code, segment.vaddr, wanted))
+            if len(wanted) > _FEW:
+                found.update(_near_branch_targets(code, segment.vaddr, wanted))
+            else:
+                found.update(target for target in wanted if _has_near_branch(code, target - segment.vaddr))
+    return found
+
+
+def _short_branch_targets(code: bytes, base: int, wanted: set[int]) -> Iterator[int]:
+    for target in wanted:
+        place = target - base
+        # The byte behind the opcode counts from its own end on: from -128 to 127 bytes.
+        for match in _SHORT_BRANCH.finditer(code, max(0, place - 129), max(0, min(place + 127, len(code) - 1))):
+            if (match.end() + 1 - place + code[match.end()]) & 0xFF == 0:
+                yield target
+                break
+
+
+def _near_branch_targets(code: bytes, base: int, wanted: set[int]) -> Iterator[int]:
+    distance_at = _DISTANCE.unpack_from
+    for match in _NEAR_BRANCH.finditer(code, 0, len(code) - _DISTANCE.size):
+        place = match.end()
+        target = base + place + 4 + distance_at(code, place)[0]
+        if target in wanted:
+            yield target
+
+
+def _has_near_branch(code: bytes, target: int) -> bool:
+    """
+    Return whether a branch in ``code`` leads to its byte ``target``.
+
+    The upper half of a distance is the same for 64 KiB of places: it is looked for as two bytes.
+    """
+    # At a place p the distance is target - p - 4.
+    for upper in range((target - len(code) - 4) >> 16, (target >> 16) + 1):
+        first, last = target - 4 - ((upper << 16) | 0xFFFF), target - 4 - (upper << 16)
+        pattern = (upper & 0xFFFF).to_bytes(2, "little")
+        position = code.find(pattern, max(0, first) + 2, max(0, last + 4))
+        while position >= 0:
+            place = position - 2
+            if int.from_bytes(code[place:position], "little") == (target - place - 4) & 0xFFFF and (
+                _NEAR_BRANCH.fullmatch(code, place - 1, place) or _NEAR_BRANCH.fullmatch(code, place - 2, place)
+            ):
+                return True
+            position = code.find(pattern, position + 1, max(0, last + 4))
+    return False
+
+
+def _is_only_way(module: Module, frames: CallFrames, found: _Candidate) -> bool:
+    """Return whether the new site lies in the function and has no name, and no indirect jump leads to it."""
+    extent = _extent(module, found.entry)
+    if extent is None or not found.boundaries[-1] < extent[1]:
+        return False
+    if any(module.symbols.names_at(boundary) for boundary in found.boundaries):
+        return False
+    start, end = extent
+    offset = module.file_offset(start)
+    code = module.elf.data[offset : offset + end - start]
+    if _INDIRECT_JUMP.search(code) is None:
+        return True
+    jumps = _indirect_jumps(code, start, _BITS[module.elf.machine])
+    is_marked = found.raw in _LANDING_MARKS
+    return jumps is not None and all(_leads_elsewhere(frames, *jump, is_marked) for jump in jumps)
+
+
+def _extent(module: Module, entry: int) -> tuple[int, int] | None:
+    """Return where the function starts and ends whose first instruction is at ``entry``, if that is known."""
+    symbol = module.symbols.covering(entry)
+    if symbol is not None and symbol.address == entry and symbol.size:
+        return entry, entry + symbol.size
+    extent = module.elf.frames.extent(module.elf, entry)
+    return extent if extent is not None and extent[0] == entry and symbol is None else None
+
+
+def _indirect_jumps(code: bytes, start: int, bits: int) -> list[tuple[int, bytes]] | None:
+    """Return address and bytes of each indirect jump; None if there is data between the instructions."""
+    from iced_x86 import Decoder, FlowControl
+
+    found = []
+    for instruction in Decoder(bits, code, ip=start):
+        if instruction.is_invalid:
+            return None
+        if instruction.flow_control == FlowControl.INDIRECT_BRANCH:
+            place = instruction.ip - start
+            found.append((instruction.ip, code[place : place + instruction.len]))
+    return found
+
+
+def _leads_elsewhere(frames: CallFrames, address: int, raw: bytes, is_marked: bool) -> bool:
+    """
+    Return whether an indirect jump cannot lead to the beginning of its function.
+
+    There only the return address is on the stack. Where the jump has more on it, it cannot; where not, it is a tail
+    call in a function with a landing mark, unless it is a notrack jump, as those through tables are.
+    """
+    at_entry = frames.is_at_entry(address)
+    if at_entry is None:
+        return False
+    return not at_entry or (is_marked and _NOTRACK not in raw[:2])

@@ -1,0 +1,147 @@
+"""
+Names for places in code, and what they were made of: the mapping, the module, and the function with its extent.
+
+What is found out about a process while it runs is enough to name other addresses of the same functions later, without
+the process and without its files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.target.probed_module import Module
+
+__all__ = [
+    "CodeName",
+    "InlinedCode",
+    "InliningFinder",
+    "LocatedCode",
+    "LocatedFunction",
+    "MappedCode",
+    "function_at",
+    "name_in",
+]
+
+
+class CodeName(NamedTuple):
+    """
+    Name an address: ``distance`` is from the start of the function, of the module's file where that is empty.
+
+    ``inlined`` are the functions whose code is there because their calls were inlined, the innermost first.
+    """
+
+    function: str
+    distance: int
+    module: str
+    inlined: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The name for people: ``symbol+0x4 [module]``, or ``module+0x1234``."""
+        if not self.function:
+            return f"{self.module}+{self.distance:#x}"
+        distance = f"+{self.distance:#x}" if self.distance else ""
+        return f"{self.function}{distance} [{self.module}]"
+
+    @property
+    def inlined_texts(self) -> tuple[str, ...]:
+        """The names for people of the functions whose code is there because their calls were inlined."""
+        return tuple(f"{name} (inlined) [{self.module}]" for name in self.inlined)
+
+
+class MappedCode(NamedTuple):
+    """Say that a process shows the file of a module, from byte ``offset`` on, from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+    offset: int
+    module: str
+    build: str
+
+
+class InlinedCode(NamedTuple):
+    """Name a function whose code is in another one, from byte ``start`` of the file up to ``end``."""
+
+    start: int
+    end: int
+    name: str
+
+
+class LocatedFunction(NamedTuple):
+    """
+    Name the bytes of a module's file from ``start`` up to ``end``.
+
+    ``inlined`` are the pieces of calls in it that were inlined, each before those in it.
+    """
+
+    start: int
+    end: int
+    name: str
+    inlined: tuple[InlinedCode, ...] = ()
+
+
+class LocatedCode(NamedTuple):
+    """
+    Say where an address is.
+
+    ``since`` is when the process began what it executes, in nanoseconds of CLOCK_MONOTONIC; ``pid`` None is the kernel.
+    """
+
+    pid: int | None
+    since: int
+    mapped: MappedCode
+    function: LocatedFunction | None
+
+    def name_of(self, address: int) -> CodeName:
+        """Return the name of an address in the mapping, and in the function if there is one."""
+        return name_in(self.mapped, self.function, address)
+
+
+def name_in(mapped: MappedCode, function: LocatedFunction | None, address: int) -> CodeName:
+    """Return the name of an address in a mapping, and in a function if one is known."""
+    offset = address - mapped.start + mapped.offset
+    if function is None:
+        return CodeName("", offset, mapped.module)
+    inlined = tuple(each.name for each in reversed(function.inlined) if each.start <= offset < each.end)
+    return CodeName(function.name, offset - function.start, mapped.module, inlined)
+
+
+class InliningFinder(Protocol):
+    """Find what was inlined into functions."""
+
+    def inlined_in(
+        self, module: Module, start: int, end: int, name_of: Callable[[str], str]
+    ) -> tuple[InlinedCode, ...]:
+        """Return the pieces of inlined calls in a range of bytes of a module's file, each before those in it."""
+
+
+def _unchanged(symbol: str) -> str:
+    return symbol
+
+
+def function_at(
+    module: Module,
+    offset: int,
+    name_of: Callable[[str], str] = _unchanged,
+    inlining: InliningFinder | None = None,
+) -> LocatedFunction | None:
+    """
+    Return the function at an offset of a module's file; of one whose size nobody knows, what is up to there.
+
+    ``name_of`` makes the name for people of a symbol.
+    """
+    found = module.symbol_at(offset)
+    if found is None:
+        return None
+    name, distance = found
+    link_address = module.elf.link_address(offset)
+    assert link_address is not None
+    symbol = module.symbols.covering(link_address)
+    size = symbol.size if symbol is not None else 0
+    start = offset - distance
+    end = max(start + size, offset + 1)
+    inlined = inlining.inlined_in(module, start, end, name_of) if inlining is not None else ()
+    return LocatedFunction(start, end, name_of(name), inlined)

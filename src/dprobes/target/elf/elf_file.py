@@ -1,0 +1,426 @@
+"""
+The structure of one ELF file: what it is, where it is loaded, how link addresses and file offsets correspond.
+
+``elfheaders`` reads headers, segments, sections and notes. Symbols are in ``elfsymbols``, which reads the tables in
+bulk; this module knows only where they lie. Whatever the bytes are, nothing but ``TargetError`` comes out.
+Rules: System V ABI (gABI) chapters 4 and 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from dataclasses import field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.elf.file_contents import file_contents
+
+if TYPE_CHECKING:
+    import os
+
+    from dprobes.arch import ByteOrder
+    from dprobes.target.elf.elf_headers import Headers, LoadSegment, Section
+    from dprobes.target.elf.file_contents import Contents
+
+__all__ = ["CODE_PREFIX", "Dynamic", "ElfFile", "FrameTable", "module_identity"]
+
+# Where functions start, from the binary-search table of ``.eh_frame_hdr``: the one map of functions that strip leaves.
+#
+# Programs linked with ``-static`` have no such table; for them ``.eh_frame`` itself is read.
+#
+# Only the encodings that linkers write are read; anything else counts as no table, since it is a help and never needed.
+# Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF pointer encodings.
+
+
+_ROWS_MAX = 1 << 22
+"""Functions of a table; the largest programs have a million."""
+
+_UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
+_PCREL_SDATA4 = 0x1B
+_POINTER_SIZES = {0x00: 0, 0x01: -1, 0x02: 2, 0x03: 4, 0x04: 8, 0x09: -1, 0x0A: 2, 0x0B: 4, 0x0C: 8}
+
+
+class Image(Protocol):
+    """An ELF file, as far as its unwind table is read."""
+
+    data: Contents
+    word_size: int
+    struct_prefix: str
+    type: str
+    sections: tuple[Section, ...]
+
+    def read(self, link_address: int, n: int) -> bytes:
+        """Return the bytes at a link address; raise ``TargetError`` if the file does not hold them."""
+
+    def bytes_at(self, offset: int, size: int, what: str) -> bytes:
+        """Return the bytes at a file offset; raise ``TargetError`` if they are not ``what`` they should be."""
+
+    def code_range(self, link_address: int) -> tuple[int, int] | None:
+        """Return start and end of the executable segment around a link address."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """Hold the sorted link addresses at which functions start, and of each the address of its frame description."""
+
+    starts: tuple[int, ...] = ()
+    descriptions: tuple[int, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, elf: Image, header: tuple[int, int] | None) -> FrameTable:
+        """Return the table of ``elf`` whose header is at the given link address and size; empty if unusable."""
+        try:
+            if header is None:
+                return cls._walk(elf)
+            address, size = header
+            return cls._parse(elf, address, min(size, len(elf.data)))
+        except (TargetError, struct.error):
+            return cls()
+
+    @classmethod
+    def _parse(cls, elf: Image, address: int, size: int) -> FrameTable:
+        data = elf.read(address, size)
+        version, pointer, count_encoding, table_encoding = struct.unpack_from("4B", data)
+        pointer_size = _POINTER_SIZES.get(pointer & 0x0F, -1) or elf.word_size
+        if version != 1 or count_encoding != _UDATA4 or table_encoding != _DATAREL_SDATA4 or pointer_size < 0:
+            return cls()
+        prefix = elf.struct_prefix
+        (count,) = struct.unpack_from(f"{prefix}I", data, 4 + pointer_size)
+        if count > _ROWS_MAX:
+            return cls()
+        table = data[8 + pointer_size : 8 + pointer_size + 8 * count]
+        if len(table) != 8 * count:
+            return cls()
+        mask = (1 << 8 * elf.word_size) - 1
+        pairs = struct.iter_unpack(f"{prefix}2i", table)
+        rows = sorted(((address + start) & mask, (address + description) & mask) for start, description in pairs)
+        return cls(tuple(start for start, _ in rows), tuple(description for _, description in rows))
+
+    @classmethod
+    def _walk(cls, elf: Image) -> FrameTable:
+        section = next((s for s in elf.sections if s.name == ".eh_frame" and s.in_file and s.address), None)
+        if section is None or elf.type == "rel":
+            return cls()
+        data = elf.bytes_at(section.offset, section.size, "the unwind table")
+        rows: list[tuple[int, int]] = []
+        prefix, position = elf.struct_prefix, 0
+        encodings: dict[int, int | None] = {}
+        while position + 16 <= len(data) and len(rows) < _ROWS_MAX:
+            length, kind, begin = struct.unpack_from(f"{prefix}IIi", data, position)
+            if length in (0, 0xFFFFFFFF):
+                break
+            if kind == 0:
+                encodings[position] = _pointer_encoding(data, position + 8)
+            elif encodings.get(position + 4 - kind) == _PCREL_SDATA4:
+                rows.append((section.address + position + 8 + begin, section.address + position))
+            position += 4 + length
+        rows.sort()
+        return cls(tuple(start for start, _ in rows), tuple(description for _, description in rows))
+
+    def covering(self, elf: Image, link_address: int) -> int | None:
+        """Return the start of the function whose frame description covers ``link_address``, if one does."""
+        i = bisect_right(self.starts, link_address) - 1
+        code = elf.code_range(link_address)
+        if i < 0 or code is None or self.starts[i] < code[0]:
+            return None
+        start = self.starts[i]
+        length = self._length(elf, i)
+        return start if length is None or link_address < start + length else None
+
+    def extent(self, elf: Image, link_address: int) -> tuple[int, int] | None:
+        """Return start and end of the code whose frame description covers ``link_address``, if both are known."""
+        i = bisect_right(self.starts, link_address) - 1
+        length = self._length(elf, i) if i >= 0 else None
+        if length is None or link_address >= self.starts[i] + length:
+            return None
+        return self.starts[i], self.starts[i] + length
+
+    def description_of(self, elf: Image, link_address: int) -> int | None:
+        """Return the link address of the frame description that covers ``link_address``."""
+        if self.extent(elf, link_address) is None:
+            return None
+        return self.descriptions[bisect_right(self.starts, link_address) - 1]
+
+    def _length(self, elf: Image, index: int) -> int | None:
+        """Return a function's length in bytes, for the encoding that compilers use (pcrel, sdata4), else None."""
+        description = self.descriptions[index]
+        try:
+            begin, length = struct.unpack(f"{elf.struct_prefix}iI", elf.read(description + 8, 8))
+        except TargetError:
+            return None
+        return int(length) if description + 8 + begin == self.starts[index] else None
+
+
+def _pointer_encoding(data: bytes, position: int) -> int | None:
+    """Return how the frame descriptions of a common entry, which begins at its version, encode addresses."""
+    end = data.find(b"\0", position + 1)
+    augmentation = data[position + 1 : end]
+    if end < 0 or augmentation[:1] != b"z" or len(data) < end + 16:
+        return None
+    position = end + 1
+    for _ in range(4):  # code and data alignment, the return address's column, the length of what follows
+        while data[position] & 0x80:
+            position += 1
+        position += 1
+    for letter in augmentation[1:].decode("latin-1"):
+        if letter == "R":
+            return data[position]
+        if letter == "P":
+            size = _POINTER_SIZES.get(data[position] & 0x0F, -1)
+            if size <= 0:
+                return None
+            position += size
+        position += letter in "LP"
+    return None
+
+
+READ_MAX = 512 << 20
+"""Bytes of a file that are read as one table. The symbol tables of the largest programs have half of it."""
+
+_NAME_MAX = 4096  # bytes of a path: PATH_MAX
+_DYNAMIC_MAX = 1 << 20
+"""Bytes of a dynamic section: 65 536 entries, where the largest programs have some hundreds."""
+_NEEDED_MAX = 4096
+
+_DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """
+    Hold the dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give.
+
+    ``run_path`` has the directories of ``DT_RUNPATH``, or else of ``DT_RPATH``, as they are written.
+    """
+
+    values: dict[int, int]
+    needed: tuple[str, ...]
+    soname: str | None
+    run_path: tuple[str, ...] = ()
+
+    @property
+    def is_run_path_first(self) -> bool:
+        """Whether ``run_path`` counts before LD_LIBRARY_PATH: that of ``DT_RPATH`` does."""
+        return _DT_RUNPATH not in self.values
+
+
+class ElfFile:
+    """
+    Describe one ELF file; made by ``open``.
+
+    ``word_size`` is 4 or 8 bytes. ``machine`` is ``x86_64``, ``i386``, ``s390``, ``s390x``, ``ppc``, ``ppc64``,
+    ``aarch64``, ``riscv64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``.
+    ``build_id`` is in hex.
+
+    A *link address* is what the file's own headers and symbols use; the run-time address is that plus the load bias.
+    A relocatable file (``rel``) has no addresses yet: for it a link address is the same number as the file offset.
+    """
+
+    def __init__(self, path: Path, data: Contents, headers: Headers) -> None:
+        self.path = path
+        self.data = data
+        self.word_size = headers.word_size
+        self.byte_order: ByteOrder = headers.byte_order
+        self.machine = headers.machine
+        self.type = headers.type
+        self.entry = headers.entry
+        self.build_id = headers.build_id
+        self.sections: tuple[Section, ...] = headers.sections
+        self.load_segments: tuple[LoadSegment, ...] = headers.load_segments
+        self.struct_prefix = "<" if headers.byte_order == "little" else ">"
+        self._headers = headers
+        self.interpreter = self._interpreter()
+        self.dynamic = self._dynamic()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], reached: Path | None = None) -> ElfFile:
+        """
+        Return the description of the ELF file ``path``; raise ``TargetError`` if it is not a well-formed one.
+
+        ``reached`` leads to the file where ``path`` may not any more.
+        """
+        path = Path(path)
+        return cls.of_bytes(path, file_contents(reached or path, "an ELF file", path))
+
+    @classmethod
+    def of_bytes(cls, path: Path, data: Contents) -> ElfFile:
+        """Return the description of the ELF file with the bytes ``data``; ``path`` names it in errors."""
+        from dprobes.target.elf.elf_headers import parse_headers
+
+        return cls(path, data, parse_headers(path, data))
+
+    def placed_as(self, other: ElfFile) -> ElfFile:
+        """Return this debug file of an object file with the link addresses of that: its own sections lie elsewhere."""
+        addresses: dict[str, list[int]] = {}
+        for section in reversed(other.sections):
+            addresses.setdefault(section.name, []).append(section.address)
+        sections = tuple(
+            each.at(addresses[each.name].pop()) if addresses.get(each.name) else each for each in self.sections
+        )
+        return ElfFile(self.path, self.data, replace(self._headers, sections=sections))
+
+    def __repr__(self) -> str:
+        return f"ElfFile({str(self.path)!r})"
+
+    @property
+    def is_pie_or_shared(self) -> bool:
+        """Whether the file can be loaded at any address: a position-independent program or a shared library."""
+        return self.type == "dyn"
+
+    @property
+    def soname(self) -> str | None:
+        """The ``DT_SONAME`` of a shared library."""
+        return self.dynamic.soname
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The ``DT_NEEDED`` names of the libraries that the file is linked with."""
+        return self.dynamic.needed
+
+    @property
+    def is_debug_only(self) -> bool:
+        """Whether the file is a separate debug file, without the code and data that it describes."""
+        return self._headers.is_debug_only
+
+    def file_offset(self, link_address: int) -> int | None:
+        """Return the file offset of the byte at ``link_address``; None if it is not in the file (not loaded, bss)."""
+        for segment in self.load_segments:
+            if 0 <= link_address - segment.vaddr < segment.filesz:
+                return link_address - segment.vaddr + segment.offset
+        return None
+
+    def link_address(self, file_offset: int) -> int | None:
+        """Return the link address of the byte at ``file_offset``; executable segments win; None if not loaded."""
+        found = None
+        for segment in self.load_segments:
+            if 0 <= file_offset - segment.offset < segment.filesz:
+                address = file_offset - segment.offset + segment.vaddr
+                if segment.executable:
+                    return address
+                found = address if found is None else found
+        return found
+
+    def is_executable_offset(self, file_offset: int) -> bool:
+        """Return whether the byte at ``file_offset`` is loaded as code."""
+        return any(s.executable and 0 <= file_offset - s.offset < s.filesz for s in self.load_segments)
+
+    def code_range(self, link_address: int) -> tuple[int, int] | None:
+        """Return start and end of the executable section, or without one segment, that holds ``link_address``."""
+        for section in self.sections:
+            if section.executable and 0 <= link_address - section.address < section.size:
+                return section.address, section.address + section.size
+        for segment in self.load_segments:
+            if segment.executable and 0 <= link_address - segment.vaddr < segment.memsz:
+                return segment.vaddr, segment.vaddr + segment.memsz
+        return None
+
+    def read(self, link_address: int, n: int) -> bytes:
+        """Return the ``n`` bytes that are loaded at ``link_address``, zeros for bss; all must lie in one segment."""
+        for segment in self.load_segments:
+            start = link_address - segment.vaddr
+            if start >= 0 and start + n <= segment.memsz:
+                if n > READ_MAX:
+                    self.malformed(
+                        f"{n} bytes at address 0x{link_address:x} are more than the {READ_MAX} that are read"
+                    )
+                in_file = max(0, min(n, segment.filesz - start))
+                data = self.data[segment.offset + start : segment.offset + start + in_file]
+                return data + bytes(n - len(data))
+        raise TargetError(f"'{self.path}' has no {n} bytes at address 0x{link_address:x}")
+
+    def bytes_at(self, offset: int, size: int, what: str) -> bytes:
+        """Return ``size`` bytes of the file at ``offset``; ``what`` names them if they are not all there."""
+        if offset < 0 or size < 0 or offset + size > len(self.data):
+            self.malformed(f"{what} lies outside the file")
+        if size > READ_MAX:
+            self.malformed(f"{what} has {size} bytes, more than the {READ_MAX} that are read")
+        return self.data[offset : offset + size]
+
+    def string_at(self, offset: int, end: int) -> str:
+        """Return the NUL-terminated string at file offset ``offset``; empty if it does not end soon, before ``end``."""
+        end = min(end, offset + _NAME_MAX)
+        stop = self.data.find(b"\0", offset, end) if 0 <= offset < end else -1
+        return self.data[offset:stop].decode("utf-8", "surrogateescape") if stop >= 0 else ""
+
+    def malformed(self, detail: str) -> NoReturn:
+        """Raise the error that says that the file is not a well-formed ELF file."""
+        raise TargetError(f"'{self.path}' is a malformed ELF file: {detail}")
+
+    @cached_property
+    def frames(self) -> FrameTable:
+        """The function starts that the unwind table gives, which stripped files have too."""
+        return FrameTable.of(self, self._headers.eh_frame_header)
+
+    @property
+    def frame_starts(self) -> tuple[int, ...]:
+        """The sorted link addresses of the functions in the unwind table; empty without a usable one."""
+        return self.frames.starts
+
+    def _interpreter(self) -> str | None:
+        if self._headers.interpreter is None or self.is_debug_only:
+            return None
+        offset, size = self._headers.interpreter
+        if size > _NAME_MAX:
+            self.malformed(f"the interpreter's name has {size} bytes, more than the {_NAME_MAX} that a path can have")
+        return self.bytes_at(offset, size, "the interpreter's name").rstrip(b"\0").decode("utf-8", "surrogateescape")
+
+    def _dynamic(self) -> Dynamic:
+        if self._headers.dynamic is None or self.is_debug_only:
+            return Dynamic({}, (), None)
+        offset, size = self._headers.dynamic
+        if size > _DYNAMIC_MAX:
+            self.malformed(f"the dynamic section has {size} bytes, more than the {_DYNAMIC_MAX} that are read")
+        word = "Q" if self.word_size == 8 else "I"
+        entry = struct.Struct(f"{self.struct_prefix}2{word}")
+        data = self.bytes_at(offset, size - size % entry.size, "the dynamic section")
+        values: dict[int, int] = {}
+        needed: list[int] = []
+        for tag, value in entry.iter_unpack(data):
+            if tag == 0:
+                break
+            values[tag] = value
+            if tag == _DT_NEEDED and len(needed) < _NEEDED_MAX:
+                needed.append(value)
+        strings = self.file_offset(values.get(_DT_STRTAB, -1))
+        if strings is None:
+            return Dynamic(values, (), None)
+        names = tuple(filter(None, (self.string_at(strings + n, len(self.data)) for n in needed)))
+        soname = self.string_at(strings + values[_DT_SONAME], len(self.data)) if _DT_SONAME in values else None
+        run_path = values.get(_DT_RUNPATH, values.get(_DT_RPATH))
+        directories = self.string_at(strings + run_path, len(self.data)) if run_path is not None else None
+        return Dynamic(values, names, soname or None, tuple(directories.split(":")) if directories else ())
+
+
+# The identity of a module's build: the build-id, or a hash of the code.
+
+
+CODE_PREFIX = "code-"
+"""What an identity begins with that is not a build-id."""
+
+_HEADER_SIZES = {4: 52, 8: 64}
+"""Sizes in bytes of the ELF header; it may lie in a code segment, and strip changes it."""
+
+_DIGEST_SIZE = 20
+
+
+def module_identity(elf: ElfFile) -> str:
+    """
+    Return what is the same in a module and its stripped copy, and differs in every other build of it.
+
+    That is the build-id in hex. For a file that was linked without one it is CODE_PREFIX and a hash of its code.
+    """
+    if elf.build_id:
+        return elf.build_id
+    import hashlib
+
+    digest = hashlib.blake2b(digest_size=_DIGEST_SIZE)
+    for segment in elf.load_segments:
+        if segment.executable:
+            start = max(segment.offset, _HEADER_SIZES[elf.word_size])
+            digest.update(segment.vaddr.to_bytes(8, "little") + segment.filesz.to_bytes(8, "little"))
+            digest.update(elf.data[start : segment.offset + segment.filesz])
+    return CODE_PREFIX + digest.hexdigest()

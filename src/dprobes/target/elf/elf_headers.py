@@ -1,0 +1,347 @@
+"""
+The headers of an ELF file, read and checked once, so that everything after can rely on them.
+
+Read here and not through a library, which takes a sixth of the start of a run for it. Every table is first shown to
+lie in the file, and to be no larger than those of real programs are: a file may be anybody's. Rules: System V ABI
+chapters 4 and 5; the build-id note: ``ld --build-id``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.arch import ByteOrder
+    from dprobes.target.elf.file_contents import Contents
+
+__all__ = ["SHT_DYNSYM", "SHT_SYMTAB", "Headers", "LoadSegment", "Section", "parse_headers"]
+
+SHT_SYMTAB, SHT_DYNSYM = 2, 11
+_SHT_NOTE, _SHT_NOBITS = 7, 8
+_SHF_ALLOC, _SHF_EXECINSTR = 2, 4
+_PF_X = 1
+_PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 2, 3, 4, 0x6474E550
+
+_MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "aarch64", 243: "riscv32"}
+_WIDE = {"s390": "s390x", "riscv32": "riscv64"}
+"""Machines of one number whose words have two sizes."""
+_TYPES = {1: "rel", 2: "exec", 3: "dyn", 4: "core"}
+_HEADER_SIZES = {4: (52, 32, 40), 8: (64, 56, 64)}  # file, program and section header by word size
+_SHN_XINDEX = 0xFFFF
+
+_PROGRAM_HEADERS_MAX = 1 << 16
+"""Bytes of program headers; the kernel executes no program with more (``load_elf_phdrs``, ELF_MIN_ALIGN apart)."""
+_SECTIONS_MAX = 1 << 17
+"""Section headers; linked files have hundreds, object files with a section for each function tens of thousands."""
+_SECTION_NAME_MAX = 1024  # bytes
+_NOTES_MAX = 1 << 16
+"""Notes that are looked at for the build-id."""
+_OVERLAP_SIZE = 1 << 20
+_PAGE = 4096
+_NT_GNU_BUILD_ID = 3
+
+# Elf32_Shdr, Elf64_Shdr: sh_name, type, flags, addr, offset, size, link, info, addralign, entsize
+_SECTION = {4: "IIIIIIIIII", 8: "IIQQQQIIQQ"}
+# Elf32_Phdr: p_type, offset, vaddr, paddr, filesz, memsz, flags, align; in Elf64_Phdr the flags come second
+_SEGMENT = {4: "IIIIIIII", 8: "IIQQQQQQ"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSegment:
+    """Say that ``filesz`` bytes at file offset ``offset`` are loaded at ``vaddr``, followed by zeros to ``memsz``."""
+
+    vaddr: int
+    memsz: int
+    offset: int
+    filesz: int
+    flags: int
+
+    @property
+    def executable(self) -> bool:
+        """Whether the segment holds code."""
+        return bool(self.flags & _PF_X)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """
+    Hold one section header; ``type`` and ``flags`` are the ABI's numbers, ``size`` is in bytes.
+
+    ``link`` and ``info`` mean what the type says: of relocations the symbol table, and the section that they are for.
+    """
+
+    name: str
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    entry_size: int
+    alignment: int = 1
+    info: int = 0
+
+    @property
+    def executable(self) -> bool:
+        """Whether the section is loaded as code."""
+        return self.flags & (_SHF_ALLOC | _SHF_EXECINSTR) == _SHF_ALLOC | _SHF_EXECINSTR
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the section has bytes in the file."""
+        return self.type not in (0, _SHT_NOBITS)
+
+    def at(self, address: int) -> Section:
+        """Return the section as if it were loaded at another address."""
+        return replace(self, address=address)
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Hold what the headers say; pairs are file offset and size, except ``eh_frame_header``: a link address."""
+
+    word_size: int
+    byte_order: ByteOrder
+    machine: str
+    type: str
+    entry: int
+    sections: tuple[Section, ...]
+    load_segments: tuple[LoadSegment, ...]
+    is_debug_only: bool
+    build_id: str | None
+    interpreter: tuple[int, int] | None
+    dynamic: tuple[int, int] | None
+    eh_frame_header: tuple[int, int] | None
+
+
+def parse_headers(path: Path, data: Contents) -> Headers:
+    """Return the headers of the ELF file with the bytes ``data``; ``path`` names it in errors."""
+    word_size, byte_order = _check_ident(path, data)
+    try:
+        return _Parser(path, data, word_size, byte_order).parse()
+    except TargetError:
+        raise
+    except (struct.error, IndexError, OverflowError) as e:
+        raise TargetError(f"'{path}' is a malformed ELF file: {type(e).__name__} while reading its headers") from e
+
+
+def _check_ident(path: Path, data: Contents) -> tuple[int, ByteOrder]:
+    if not data:
+        raise TargetError(f"'{path}' is empty, expected an ELF file")
+    if data[:4] != b"\x7fELF"[: len(data)]:
+        hint = "it is a script: probe the program that runs it" if data[:2] == b"#!" else None
+        raise TargetError(f"'{path}' is not an ELF file", hint=hint)
+    if len(data) < 16:
+        raise TargetError(f"'{path}' is truncated: {len(data)} bytes of the 16 that identify an ELF file")
+    if data[4] not in (1, 2):
+        raise TargetError(f"'{path}' has ELF class {data[4]}, expected 1 (32-bit) or 2 (64-bit)")
+    if data[5] not in (1, 2):
+        raise TargetError(f"'{path}' has ELF data encoding {data[5]}, expected 1 (little-endian) or 2 (big-endian)")
+    word_size = 4 * data[4]
+    if len(data) < _HEADER_SIZES[word_size][0]:
+        raise TargetError(
+            f"'{path}' is truncated: {len(data)} bytes of the {_HEADER_SIZES[word_size][0]} of its header"
+        )
+    return word_size, "little" if data[5] == 1 else "big"
+
+
+class _Segment(NamedTuple):
+    """A program header."""
+
+    type: int
+    flags: int
+    offset: int
+    vaddr: int
+    filesz: int
+    memsz: int
+
+
+class _Parser:
+    """Walk one file's headers; what no check foresees is an exception that ``parse_headers`` sorts out."""
+
+    def __init__(self, path: Path, data: Contents, word_size: int, byte_order: ByteOrder) -> None:
+        self._path = path
+        self._data = data
+        self._word_size = word_size
+        self._byte_order = byte_order
+        self._order = "<" if byte_order == "little" else ">"
+
+    def parse(self) -> Headers:
+        """Return everything."""
+        number = self._number(16, 2)
+        kind = _TYPES.get(number)
+        if kind is None:
+            raise TargetError(f"'{self._path}' has ELF type {number}, expected a program, library or object file")
+        program_headers, section_headers = self._tables()
+        sections = self._sections(*section_headers)
+        loaded = [s for s in sections if s.flags & _SHF_ALLOC and s.type != _SHT_NOTE]
+        debug_only = kind != "rel" and bool(loaded) and not any(s.in_file for s in loaded)
+        segments = self._segments(*program_headers)
+        places = {h.type: (h.offset, h.filesz) for h in reversed(segments)}
+        frames = next(((h.vaddr, h.memsz) for h in segments if h.type == _PT_GNU_EH_FRAME), None)
+        notes = [(s.offset, s.size) for s in sections if s.type == _SHT_NOTE]
+        if not notes and not debug_only:
+            notes = [(h.offset, h.filesz) for h in segments if h.type == _PT_NOTE]
+        if kind == "rel":
+            sections, load = self._place_relocatable(sections)
+        else:
+            load = tuple(
+                LoadSegment(h.vaddr, h.memsz, h.offset, h.filesz, h.flags) for h in segments if h.type == _PT_LOAD
+            )
+        self._check_loaded(load, in_file=not debug_only)
+        return Headers(
+            word_size=self._word_size,
+            byte_order=self._byte_order,
+            machine=self._machine(),
+            type=kind,
+            entry=self._number(24, self._word_size),
+            sections=sections,
+            load_segments=load,
+            is_debug_only=debug_only,
+            build_id=self._build_id(notes),
+            interpreter=places.get(_PT_INTERP),
+            dynamic=places.get(_PT_DYNAMIC),
+            eh_frame_header=None if debug_only else frames,
+        )
+
+    def _number(self, offset: int, size: int) -> int:
+        return int.from_bytes(self._data[offset : offset + size], self._byte_order)
+
+    def _machine(self) -> str:
+        number = self._number(18, 2)
+        name = _MACHINES.get(number, f"em_{number}")
+        return _WIDE.get(name, name) if self._word_size == 8 else name
+
+    def _tables(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return offset and number of the program and of the section headers, which all lie in the file."""
+        word = self._word_size
+        tables = 24 + word  # e_phoff follows e_entry
+        phoff, shoff = self._number(tables, word), self._number(tables + word, word)
+        sizes = tables + 2 * word + 6  # past e_flags and e_ehsize
+        phentsize, phnum, shentsize, shnum = (self._number(sizes + 2 * i, 2) for i in range(4))
+        _, program, section = _HEADER_SIZES[word]
+        if shoff and shentsize == section and shoff + section <= len(self._data):
+            # Counts that do not fit in 16 bits are in the first section header: sh_size and sh_info.
+            shnum = shnum or self._number(shoff + (20 if word == 4 else 32), word)
+            phnum = self._number(shoff + (28 if word == 4 else 44), 4) if phnum == 0xFFFF else phnum
+        for name, offset, size, count, expected in (
+            ("program", phoff, phentsize, phnum, program),
+            ("section", shoff, shentsize, shnum, section),
+        ):
+            if not offset or not count:
+                continue
+            if size != expected:
+                raise TargetError(
+                    f"'{self._path}' is a malformed ELF file: {name} headers of {size} bytes, expected {expected}"
+                )
+            if count * size > {"program": _PROGRAM_HEADERS_MAX, "section": _SECTIONS_MAX * section}[name]:
+                raise TargetError(
+                    f"'{self._path}' is a malformed ELF file: {count} {name} headers are more than are read"
+                )
+            if offset + count * size > len(self._data):
+                raise TargetError(
+                    f"'{self._path}' is truncated: its {name} headers end at byte {offset + count * size} "
+                    f"of {len(self._data)}"
+                )
+        return (phoff, phnum if phoff else 0), (shoff, shnum if shoff else 0)
+
+    def _segments(self, offset: int, count: int) -> list[_Segment]:
+        layout = struct.Struct(self._order + _SEGMENT[self._word_size])
+        rows = layout.iter_unpack(self._data[offset : offset + count * layout.size])
+        if self._word_size == 4:
+            return [_Segment(r[0], r[6], r[1], r[2], r[4], r[5]) for r in rows]
+        return [_Segment(r[0], r[1], r[2], r[3], r[5], r[6]) for r in rows]
+
+    def _sections(self, offset: int, count: int) -> tuple[Section, ...]:
+        layout = struct.Struct(self._order + _SECTION[self._word_size])
+        rows = list(layout.iter_unpack(self._data[offset : offset + count * layout.size]))
+        if not rows:
+            return ()
+        names = self._number(_HEADER_SIZES[self._word_size][0] - 2, 2)  # e_shstrndx is the last field
+        if names == _SHN_XINDEX:
+            names = rows[0][6]
+        start = rows[names][4] if names else -1
+        return tuple(
+            Section(
+                self._string(start + name) if names else "",
+                kind,
+                flags,
+                address,
+                place,
+                size,
+                link,
+                entry_size,
+                alignment,
+                info,
+            )
+            for name, kind, flags, address, place, size, link, info, alignment, entry_size in rows
+        )
+
+    def _string(self, offset: int) -> str:
+        end = self._data.find(b"\0", offset, max(0, offset) + _SECTION_NAME_MAX)
+        return self._data[offset:end].decode(errors="replace") if end >= 0 else ""
+
+    def _check_loaded(self, segments: tuple[LoadSegment, ...], *, in_file: bool) -> None:
+        # Segments may share a page or so; were they all the whole file, everything would be done once for each.
+        if in_file and sum(segment.filesz for segment in segments) > 2 * len(self._data) + _OVERLAP_SIZE:
+            raise TargetError(f"'{self._path}' is a malformed ELF file: its segments hold more than the file")
+        for segment in segments:
+            end = segment.offset + segment.filesz
+            if in_file and end > len(self._data):
+                raise TargetError(f"'{self._path}' is truncated: a segment ends at byte {end} of {len(self._data)}")
+            if segment.vaddr + max(segment.memsz, segment.filesz) > 1 << 8 * self._word_size:
+                raise TargetError(
+                    f"'{self._path}' is a malformed ELF file: a segment at address 0x{segment.vaddr:x} has no room "
+                    f"for its 0x{max(segment.memsz, segment.filesz):x} bytes"
+                )
+
+    def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
+        """
+        Give the sections of an object file, which all start at 0, their file offsets as addresses.
+
+        Those that the file has no bytes of get pages behind its end, one of which is empty before each.
+        """
+        placed = []
+        behind = len(self._data)
+        for section in sections:
+            if not section.flags & _SHF_ALLOC:
+                placed.append(section)
+            elif section.in_file:
+                placed.append(section.at(section.offset))
+            else:
+                behind = (behind + 2 * _PAGE - 1) // _PAGE * _PAGE
+                placed.append(section.at(behind))
+                behind += section.size
+        load = tuple(
+            LoadSegment(s.offset, s.size, s.offset, s.size, _PF_X if s.executable else 0)
+            for s in placed
+            if s.flags & _SHF_ALLOC and s.in_file
+        )
+        return tuple(placed), load
+
+    def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
+        """Return the build-id that is among the notes in these ranges of the file."""
+        head = struct.Struct(self._order + "III")
+        left = _NOTES_MAX
+        for start, size in holders:
+            if not left:
+                return None
+            notes = self._data[start : start + size]
+            position = 0
+            while left and position + head.size <= len(notes):
+                left -= 1
+                name_size, description_size, kind = head.unpack_from(notes, position)
+                name = position + head.size
+                description = name + (name_size + 3 & ~3)
+                end = description + description_size
+                if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == b"GNU\0" and end <= len(notes):
+                    return notes[description:end].hex()
+                position = end + 3 & ~3
+        return None

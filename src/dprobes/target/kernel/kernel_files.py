@@ -1,0 +1,369 @@
+"""
+The files with the debug information of the running kernel and of its modules, where debug packages have put them.
+
+A file counts only if its build-id is that of what runs.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import near_names
+from dprobes.errors import TargetError, reason_of
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.elf.file_contents import file_contents
+from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY, find_debug_file
+from dprobes.target.elf.symbol_table import elf_symbols
+from dprobes.target.module_symbols import SymbolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dprobes.target.elf.elf_headers import Section
+
+__all__ = [
+    "KERNEL_NOTES",
+    "build_id_in",
+    "build_id_of_notes",
+    "described_kernel",
+    "described_module",
+    "find_module_file",
+    "kernel_of_build",
+    "module_name",
+    "open_module_file",
+    "open_packed",
+    "running_build_id",
+    "source_files",
+    "sources_in_kernel",
+    "sources_in_module",
+]
+
+# The build-ids of what runs: the kernel's own, and those of the modules that are loaded.
+
+
+KERNEL_NOTES = Path("/sys/kernel/notes")
+_MODULE_NOTES = "/sys/module/{}/notes/.note.gnu.build-id"
+
+# Elf64_Nhdr: u32 namesz, descsz, type, then the name and the description, each padded to four bytes
+_GNU_BUILD_ID = b"\x03\0\0\0GNU\0"
+
+
+def running_build_id(module: str) -> str:
+    """Return the build-id, in hex, of a module that is loaded, or of the kernel (""); raise ``TargetError`` if none."""
+    return build_id_of_notes(Path(_MODULE_NOTES.format(module)) if module else KERNEL_NOTES)
+
+
+def build_id_of_notes(path: Path) -> str:
+    """Return the build-id, in hex, that a file of notes has; raise ``TargetError`` if it has none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TargetError(f"the build-id cannot be read: {path}: {reason_of(error)}") from error
+    if (found := build_id_in(data)) is None:
+        raise TargetError(f"there is no build-id in {path}")
+    return found
+
+
+def build_id_in(notes: bytes) -> str | None:
+    """Return the build-id, in hex, that is among some notes; None if there is none."""
+    start = notes.find(_GNU_BUILD_ID)
+    if start < 4:
+        return None
+    size = int.from_bytes(notes[start - 4 : start], "little")
+    description = start + len(_GNU_BUILD_ID)
+    return notes[description : description + size].hex()
+
+
+# Files of the kernel as distributions install them: compressed, and the image in a wrapper of its own.
+#
+# An image for x86 (bzImage) is code that unpacks the kernel, with the kernel as its payload::
+#
+#     0x1F1  u8   setup_sects: how many sectors of 512 bytes stand before the code, after the first
+#     0x202  "HdrS"
+#     0x248  u32  payload_offset, counted from the code
+#     0x24C  u32  payload_length, with the four bytes behind all but gzip that say how large the kernel is
+#
+# Rules: Documentation/arch/x86/boot.rst; cmd_lz4_with_size and its like in scripts/Makefile.lib.
+
+
+_ELF = b"\x7fELF"
+_GZIP, _XZ, _LZMA, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x5d\x00\x00", b"BZh"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_TOOLS = {b"\x02\x21\x4c\x18": "lz4", _ZSTD: "zstd"}
+"""What the standard library cannot unpack, by its first bytes: programs that do with ``-dc``."""
+
+_SETUP_SECTORS, _MAGIC, _PAYLOAD = 0x1F1, 0x202, 0x248
+_SECTOR = 512
+_SIZE = 4  # bytes behind the payload
+
+_GZIP_WINDOW = 31  # zlib: any window, with the header of gzip
+
+
+def open_packed(path: Path) -> ElfFile:
+    """Return the ELF file that is a kernel's image or a module's file; raise ``TargetError`` if it cannot be had."""
+    data = bytes(file_contents(path, "a file of the kernel")[:])
+    if data[_MAGIC : _MAGIC + 4] == b"HdrS":
+        start = ((data[_SETUP_SECTORS] or 4) + 1) * _SECTOR
+        offset, length = struct.unpack_from("<II", data, _PAYLOAD)
+        data = data[start + offset : start + offset + length]
+        if not data.startswith((_GZIP, _ELF)):
+            data = data[:-_SIZE]
+    return ElfFile.of_bytes(path, data if data.startswith(_ELF) else _unpacked(path, data))
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """Return what the standard library, or else a program, makes of compressed data; what follows it is ignored."""
+    import bz2
+    import lzma
+    import zlib
+
+    try:
+        if data.startswith(_GZIP):
+            return zlib.decompressobj(_GZIP_WINDOW).decompress(data)
+        if data.startswith((_XZ, _LZMA)):
+            return lzma.LZMADecompressor().decompress(data)
+        if data.startswith(_BZIP2):
+            return bz2.BZ2Decompressor().decompress(data)
+    except (zlib.error, lzma.LZMAError, OSError) as error:
+        raise TargetError(f"'{path}' cannot be unpacked: {error}") from error
+    if data.startswith(_ZSTD) and (unpacked := _by_package(data)) is not None:
+        return unpacked
+    tool = next((tool for magic, tool in _TOOLS.items() if data.startswith(magic)), None)
+    if tool is None:
+        raise TargetError(f"'{path}' is compressed in a way that is not known here: it begins with {data[:4].hex()}")
+    return _unpacked_by(tool, path, data)
+
+
+def _by_package(data: bytes) -> bytes | None:
+    """Return what the package zstandard makes of data, which 'dprobes[zstd]' installs; None without it."""
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data) or None
+    except zstandard.ZstdError:
+        return None  # the program says what is wrong
+
+
+def _unpacked_by(tool: str, path: Path, data: bytes) -> bytes:
+    import subprocess
+
+    if shutil.which(tool) is None:
+        raise TargetError(f"'{path}' is compressed with {tool}, which is not installed")
+    try:
+        done = subprocess.run([tool, "-dc"], input=data, capture_output=True, check=False)
+    except OSError as error:
+        raise TargetError(f"'{path}' cannot be unpacked: {tool}: {reason_of(error)}") from error
+    if done.returncode != 0 or not done.stdout:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise TargetError(f"'{path}' cannot be unpacked: {tool} ended with {done.returncode}: {' '.join(said[-1:])}")
+    return done.stdout
+
+
+# The files of the kernel's modules: where the one of a module is, and its bytes, which may be compressed.
+#
+# depmod(8) lists the files of a kernel in ``modules.dep``, those that are a part of it in ``modules.builtin``.
+
+
+_MODULES = Path("/lib/modules")
+_SIZE_MAX = 512 << 20
+"""Bytes of a module's file: the largest ones, with debug information, have a tenth."""
+
+_MODULE_XZ, _MODULE_GZIP, _MODULE_ZSTD = b"\xfd7zXZ\x00", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+def module_name(name: str) -> str:
+    """Return what the kernel calls the module that a program names: ``snd-pcm.ko`` is ``snd_pcm``."""
+    stem = Path(name).name.partition(".ko")[0]
+    return stem.replace("-", "_")
+
+
+def find_module_file(name: str, release: str | None = None, root: Path = _MODULES) -> Path:
+    """
+    Return the file of a module that a program names, by its name or by a path, for a release of the kernel.
+
+    By default that is the running one. Raise ``TargetError`` if there is none; it says where was looked.
+    """
+    if "/" in name:
+        return Path(name)
+    module = module_name(name)
+    directory = root / (release or os.uname().release)
+    listed = dict(_listed(directory))
+    if module in listed:
+        return directory / listed[module]
+    if module in (module_name(line) for line in _lines(directory / "modules.builtin")):
+        raise TargetError(
+            f"'{module}' is a part of the kernel, not a module that is loaded",
+            hint="write 'name = vmlinux' and 'modtype = kernel'",
+        )
+    near = near_names(module, listed, 2)
+    raise TargetError(
+        f"there is no module '{module}': it is not loaded, and {directory} has no file of it",
+        hint=f"did you mean {' or '.join(repr(each) for each in near)}?"
+        if near
+        else 'load it, or name its file by a path: name = "/PATH/NAME.ko"',
+    )
+
+
+def _listed(directory: Path) -> Iterator[tuple[str, str]]:
+    """Give the names of modules with their paths in a directory, from depmod's list, or else by looking."""
+    lines = _lines(directory / "modules.dep")
+    for line in lines:
+        path = line.partition(":")[0]
+        yield module_name(path), path
+    if not lines:
+        for found in sorted(directory.rglob("*.ko*")):
+            path = str(found.relative_to(directory))
+            yield module_name(path), path
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def open_module_file(path: Path) -> ElfFile:
+    """Return the file of a module, unpacked; raise ``TargetError`` if it is none."""
+    elf = ElfFile.of_bytes(path, _unpacked_module(path, bytes(file_contents(path, "a module of the kernel"))))
+    if elf.type != "rel" or not any(section.name == ".gnu.linkonce.this_module" for section in elf.sections):
+        raise TargetError(
+            f"'{path}' is not a module of the kernel", hint="modules are relocatable ELF files whose names end in '.ko'"
+        )
+    return elf
+
+
+def _unpacked_module(path: Path, data: bytes) -> bytes:
+    try:
+        if data.startswith(_MODULE_XZ):
+            return lzma.LZMADecompressor().decompress(data, _SIZE_MAX)
+        if data.startswith(_MODULE_GZIP):
+            return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _SIZE_MAX)
+    except (lzma.LZMAError, zlib.error) as error:
+        raise TargetError(f"'{path}' cannot be unpacked: {error}") from error
+    return _unpacked_by_zstd(path, data) if data.startswith(_MODULE_ZSTD) else data
+
+
+def _unpacked_by_zstd(path: Path, data: bytes) -> bytes:
+    """Unpack a file by zstd(1), which Python has only since 3.14."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["zstd", "-dcq", "-M512MB"], input=data, capture_output=True, check=False)
+    except OSError as error:
+        raise TargetError(
+            f"'{path}' cannot be unpacked: zstd: {reason_of(error)}", hint="install the package 'zstd'"
+        ) from error
+    if done.returncode:
+        raise TargetError(f"'{path}' cannot be unpacked: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+_START = "_text"
+_SECTIONS = "/sys/module/{}/sections"
+_ALLOC = 2  # SHF_ALLOC
+
+
+def described_kernel(
+    named: Path | None = None, directory: Path = DEBUG_DIRECTORY, notes: Path = KERNEL_NOTES
+) -> ElfFile | None:
+    """
+    Return the running kernel's ``vmlinux``, or the file of a kernel that somebody names; None if there is none.
+
+    Debug packages are in a ``directory``.
+    """
+    try:
+        if named is not None:
+            return ElfFile.open(named)
+        wanted = build_id_of_notes(notes)
+    except TargetError:
+        return None
+    return kernel_of_build(wanted, directory, _places(directory))
+
+
+def kernel_of_build(build_id: str, directory: Path = DEBUG_DIRECTORY, others: Iterable[Path] = ()) -> ElfFile | None:
+    """Return the file of a kernel of a build, from a debug package or among ``others``; None if there is none."""
+    for path in (directory / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug", *others):
+        try:
+            elf = ElfFile.open(path)
+        except TargetError:
+            continue
+        if elf.build_id == build_id:
+            return elf
+    return None
+
+
+def _places(directory: Path) -> Iterator[Path]:
+    release = os.uname().release
+    yield directory / "boot" / f"vmlinux-{release}"  # Debian, Ubuntu
+    for above in ("lib", "usr/lib"):
+        yield directory / above / "modules" / release / "vmlinux"  # Fedora, SUSE
+    yield Path("/lib/modules") / release / "build" / "vmlinux"  # Arch, and who builds kernels
+
+
+def described_module(name: str, named: Path | None = None) -> ElfFile | None:
+    """
+    Return the file of a module by its name, or the one that somebody names; None if there is none.
+
+    If the module is loaded, only a file of the same build counts.
+    """
+    try:
+        elf = open_module_file(named or find_module_file(name))
+    except TargetError:
+        return None
+    if named is not None:
+        return elf
+    try:
+        running = running_build_id(module_name(name))
+    except TargetError:
+        return elf  # it is not loaded
+    return elf if elf.build_id == running else None
+
+
+def source_files(elf: ElfFile, name: str, place_of: Callable[[Section], int | None]) -> dict[int, str]:
+    """
+    Return the source files of the local symbols called ``name`` in a file, by the addresses that they have elsewhere.
+
+    ``place_of`` says where a section of the file is there, None if it is not.
+    """
+    found = {}
+    for file, symbol in SymbolTable(elf_symbols(elf), code_range=elf.code_range).in_files(name):
+        for section in elf.sections:
+            if section.flags & _ALLOC and section.address <= symbol.address < section.address + section.size:
+                if (place := place_of(section)) is not None:
+                    found[place + symbol.address - section.address] = file
+                break
+    return found
+
+
+def sources_in_kernel(elf: ElfFile | None, name: str, start: int) -> dict[int, str]:
+    """Return the source files of static symbols of a kernel, which begins at ``start``; none without a file of it."""
+    linked = SymbolTable(elf_symbols(elf), code_range=elf.code_range).lookup(_START) if elf is not None else []
+    if elf is None or not linked:
+        return {}
+    return source_files(elf, name, lambda section: section.address + start - linked[0].address)
+
+
+def sources_in_module(name: str, module: str, sections: str = _SECTIONS) -> dict[int, str]:
+    """Return the source files of static symbols of a module that is loaded."""
+    elf = described_module(module)
+    if elf is None:
+        return {}
+
+    def place_of(section: Section) -> int | None:
+        try:
+            return int(Path(sections.format(module), section.name).read_text(), 16)
+        except (OSError, ValueError):
+            return None  # what ran when the module was loaded is gone
+
+    return source_files(elf, name, place_of) or (
+        source_files(debug, name, place_of) if (debug := find_debug_file(elf)) is not None else {}
+    )

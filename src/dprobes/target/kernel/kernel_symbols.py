@@ -1,0 +1,349 @@
+"""
+The symbols of the running kernel and its modules, as ``/proc/kallsyms`` lists them.
+
+A line is an address, a letter as in nm(1), a name, and the module in brackets behind a tab where it is one's::
+
+    ffffffff81000000 T _text
+    ffffffffc0201000 t ext4_readdir	[ext4]
+
+The list has some 200 000 lines, and takes a second to be taken apart. So names and addresses are searched in its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from dprobes.diagnostics import near_lengths, near_names, parts_of
+from dprobes.globs import compile_glob
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = [
+    "KALLSYMS",
+    "CarriedKernel",
+    "Kallsyms",
+    "KernelArea",
+    "KernelPlace",
+    "KernelSymbol",
+    "NeededKallsyms",
+    "listed",
+]
+
+KALLSYMS = Path("/proc/kallsyms")
+
+_CODE = "tTwW"
+_LINE = re.compile(rb"^([0-9a-f]{1,16}) ([!-~]) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
+_ADDRESS = re.compile(rb"[0-9a-f]{1,16}")
+_BEFORE_NAME = 19
+"""Bytes in front of a name at most: the end of the line before, 16 digits, a blank, and the letter."""
+_NEAR = 3
+_FEW = 500
+"""As many symbols of data may stand in a list of functions: those of the linker script."""
+
+
+class KernelSymbol(NamedTuple):
+    """A symbol of the kernel, or of the module ``module``; ``letter`` is its kind, as in nm(1)."""
+
+    name: str
+    address: int
+    letter: str
+    module: str = ""
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it is in a text section: most of those are functions."""
+        return self.letter in _CODE
+
+
+class Kallsyms:
+    """The list of symbols, as it was when it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @classmethod
+    def read(cls, path: Path = KALLSYMS) -> Self:
+        """Read the list; OSError if the kernel gives none."""
+        return cls(path.read_bytes())
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the kernel shows 0 in the place of every address (``kernel.kptr_restrict``), or nothing at all."""
+        return re.search(rb"^0*[1-9a-f]", self._data, re.MULTILINE) is None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the kernel's data is listed too, which are tens of thousands of symbols then."""
+        return len(re.findall(rb" [dDbB] ", self._data[: self._core_size])) > _FEW
+
+    def all(self) -> Iterator[KernelSymbol]:
+        """Give all symbols, in the order of the list."""
+        return (_symbol(match) for match in _LINE.finditer(self._data))
+
+    def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
+        """Return the symbols called ``name`` in a module ("": the kernel itself, None: anywhere), by address."""
+        found = {symbol for symbol in map(_symbol, self._beginning(name)) if symbol.name == name}
+        return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
+
+    def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
+        """Give the symbols of code in a module that a shell pattern matches, in the order of the list."""
+        matches = compile_glob(pattern).match
+        start = re.match(r"[^*?[]*", pattern)
+        assert start is not None
+        if start[0]:
+            found = map(_symbol, self._beginning(start[0]))
+            yield from (s for s in found if s.is_code and s.module == module and matches(s.name))
+            return
+        ending = rb"[ \t]+\[(%b)\]" % re.escape(module.encode()) if module else rb"()"
+        for match in re.finditer(rb"^([0-9a-f]{1,16}) ([tTwW]) (\S+)%b$" % ending, self._data, re.MULTILINE):
+            if matches(match[3].decode(errors="replace")):
+                yield _symbol(match)
+
+    def _beginning(self, start: str) -> Iterator[re.Match[bytes]]:
+        """Give the lines of the symbols whose names begin so, in the order of the list."""
+        quoted = b" " + start.encode()
+        at = self._data.find(quoted)
+        while at >= 0:
+            line = self._data.rfind(b"\n", max(0, at - _BEFORE_NAME), at) + 1
+            match = _LINE.match(self._data, line) if line or at < _BEFORE_NAME else None
+            if match is not None and match.start(3) == at + 1:
+                yield match
+            at = self._data.find(quoted, at + 1)
+
+    def names_at(self, address: int) -> set[str]:
+        """Return the names of the code that begins at an address."""
+        names = {symbol.name for symbol in self._core_at(address) if symbol.address == address}
+        return names | self._module_names.get(address, set())
+
+    def covering(self, address: int) -> KernelSymbol | None:
+        """
+        Return the symbol of code at or before an address; None if there is none before.
+
+        The kernel's own symbols, which come first, are sorted; those of a module are not.
+        """
+        before = [symbol for symbol in self._of_modules if symbol.is_code and symbol.address <= address]
+        nearest = max((symbol.address for symbol in before), default=0)
+        candidates = [symbol for symbol in before if symbol.address == nearest]
+        core = self._core_at(address)
+        if core and core[0].address > nearest:
+            candidates = core
+        return min(candidates, key=_familiarity, default=None)
+
+    def global_before(self, address: int) -> str | None:
+        """Return the nearest function before an address of the kernel that is called from other source files."""
+        if self._of_modules and address >= min(symbol.address for symbol in self._of_modules):
+            return None
+        position = self._core_end(address - 1)
+        while position > 0:
+            position = self._data.rfind(b"\n", 0, position - 1) + 1
+            if (match := _LINE.match(self._data, position)) is not None and match[2] == b"T":
+                return _symbol(match).name
+        return None
+
+    def following(self, symbol: KernelSymbol) -> int | None:
+        """Return the address of the next code of the kernel, or of the module, behind a symbol; None if it is last."""
+        if symbol.module:
+            more = (s.address for s in self._of_modules if s.module == symbol.module and s.is_code)
+            return min((address for address in more if address > symbol.address), default=None)
+        position = self._core_end(symbol.address)
+        while position < self._core_size and (match := _LINE.match(self._data, position)) is not None:
+            found = _symbol(match)
+            if found.is_code:
+                return found.address
+            position = match.end() + 1
+        return None
+
+    def _core_at(self, address: int) -> list[KernelSymbol]:
+        """Return the kernel's symbols of code with the highest address up to ``address``."""
+        low = self._core_end(address)
+        found: list[KernelSymbol] = []
+        while low > 0:
+            start = self._data.rfind(b"\n", 0, low - 1) + 1
+            match = _LINE.match(self._data, start)
+            if match is None:
+                break
+            symbol = _symbol(match)
+            if symbol.is_code:
+                if found and symbol.address != found[0].address:
+                    break
+                found.append(symbol)
+            low = start
+        return found
+
+    def _core_end(self, address: int) -> int:
+        """Return where the lines of the kernel's symbols up to an address end, by a binary search."""
+        low, high = 0, self._core_size
+        while low < high:
+            start = self._data.rfind(b"\n", 0, (low + high) // 2) + 1
+            end = self._data.find(b"\n", start) + 1 or self._core_size
+            line = _ADDRESS.match(self._data, start)
+            if line is None or int(line[0], 16) <= address:
+                low = end
+            else:
+                high = start
+        return low
+
+    def near(self, name: str, module: str) -> list[str]:
+        """Return up to three names in a module that ``name`` may be a misprint of, the nearest first."""
+        plain = name.strip("_")
+        split = [each for each in self._named_with(f"{name}.", module) if each.startswith(f"{name}.")]
+        same = [each for each in self._named_with(plain or name, module) if each.strip("_") == plain and each != name]
+        parts = parts_of(name) or ("",)
+        likely = {each for part in parts for each in self._named_with(part, module, near=len(name))}
+        near = near_names(name, sorted(likely - {name}), _NEAR)
+        return list(dict.fromkeys(split + same + near))[:_NEAR]
+
+    def _named_with(self, part: str, module: str, near: int | None = None) -> list[str]:
+        """Return the names in a module that have ``part`` in them, with ``near`` those of about this length."""
+        lengths = range(1 << 16) if near is None else near_lengths(near)
+        lines = [line for line in self._with(part.encode()) if len(line[3]) in lengths]
+        return sorted({symbol.name for symbol in map(_symbol, lines) if symbol.module == module})
+
+    def _with(self, part: bytes) -> Iterator[re.Match[bytes]]:
+        """Iterate over the lines whose names contain some bytes, in the order of the list."""
+        if not part:
+            yield from _LINE.finditer(self._data)
+        at = self._data.find(part) if part else -1
+        while at >= 0:
+            start, end = self._data.rfind(b"\n", 0, at) + 1, self._data.find(b"\n", at)
+            if (match := _LINE.match(self._data, start)) is not None and match.start(3) <= at:
+                yield match
+            at = self._data.find(part, end) if end >= 0 else -1
+
+    @cached_property
+    def _core_size(self) -> int:
+        """How many bytes the kernel's own symbols take, which come first."""
+        first = self._data.find(b"\t[")
+        return len(self._data) if first < 0 else self._data.rfind(b"\n", 0, first) + 1
+
+    @cached_property
+    def _of_modules(self) -> list[KernelSymbol]:
+        return [_symbol(match) for match in _LINE.finditer(self._data, self._core_size)]
+
+    @cached_property
+    def _module_names(self) -> dict[int, set[str]]:
+        """The names of the modules' code, by address."""
+        names: dict[int, set[str]] = {}
+        for symbol in self._of_modules:
+            if symbol.is_code:
+                names.setdefault(symbol.address, set()).add(symbol.name)
+        return names
+
+
+def _symbol(match: re.Match[bytes]) -> KernelSymbol:
+    address, letter, name, module = match.groups()
+    return KernelSymbol(
+        name.decode(errors="replace"), int(address, 16), letter.decode(), (module or b"").decode(errors="replace")
+    )
+
+
+def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
+    """Order the names of one address by how likely people know them."""
+    return symbol.letter.islower(), len(symbol.name) - len(symbol.name.lstrip("_")), len(symbol.name), symbol.name
+
+
+# What a compiled file carries of a kernel, or of a module of one.
+#
+# Addresses are those of the file that it was taken from. After each boot the kernel lies elsewhere as a whole (KASLR),
+# and each section of a module on its own. So *areas* are carried: what moves as one, by a name that shows where it is.
+
+
+class KernelArea(NamedTuple):
+    """
+    Say what moves as one: ``size`` bytes from an address on.
+
+    ``name`` is that of a module's section; the kernel's only area has the name of the symbol at its start.
+    """
+
+    name: str
+    address: int
+    size: int
+
+
+class KernelPlace(NamedTuple):
+    """
+    Say which instruction is at an address; nothing where it could not be read. ``where`` names the place for people.
+
+    ``definition`` is the number of the probe definition that it is for.
+    """
+
+    definition: int
+    address: int
+    raw: bytes
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedKernel:
+    """
+    Hold what a program needs to know of one build of the kernel, or of a module of it.
+
+    ``identity`` is the build-id in hex, ``path`` that of the file, for people. ``module`` is what the kernel calls the
+    module, "" for itself. The first area is the one that offsets count from.
+    """
+
+    identity: str
+    path: str
+    module: str
+    areas: tuple[KernelArea, ...]
+    symbols: tuple[KernelSymbol, ...] = ()
+    places: tuple[KernelPlace, ...] = ()
+
+
+def listed(symbols: Iterable[KernelSymbol]) -> bytes:
+    """Return symbols in the form in which the kernel lists its own."""
+    core, modules = [], []
+    for symbol in sorted(symbols, key=lambda symbol: symbol.address):
+        line = f"{symbol.address:016x} {symbol.letter} {symbol.name}"
+        if symbol.module:
+            modules.append(f"{line}\t[{symbol.module}]\n")
+        else:
+            core.append(f"{line}\n")
+    return "".join((*core, *modules)).encode()
+
+
+# Which symbols of a kernel answer the questions of a program: those that a compiled file carries.
+#
+# The answers are the same from these symbols alone: what was nearest before an address is so among fewer as well.
+
+
+class NeededKallsyms(Kallsyms):
+    """Answer questions as every list of symbols, and remember the answers."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._needed: set[KernelSymbol] = set()
+
+    @property
+    def needed(self) -> tuple[KernelSymbol, ...]:
+        """The symbols of all answers, by address."""
+        return tuple(sorted(self._needed, key=lambda symbol: (symbol.address, symbol.name, symbol.letter)))
+
+    def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
+        """Return what the list says, and remember it."""
+        found = super().find(name, module)
+        self._needed.update(found)
+        return found
+
+    def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
+        """Give what the list says, and remember it."""
+        for symbol in super().matching(pattern, module):
+            self._needed.add(symbol)
+            yield symbol
+
+    def covering(self, address: int) -> KernelSymbol | None:
+        """Return what the list says, and remember it."""
+        found = super().covering(address)
+        self._needed.update([found] if found is not None else ())
+        return found
+
+    def need_names(self, addresses: Iterable[int]) -> None:
+        """Remember all names of the code that begins at these addresses: ftrace knows it by any of them."""
+        for address in addresses:
+            for name in self.names_at(address):
+                self._needed.update(symbol for symbol in super().find(name) if symbol.address == address)

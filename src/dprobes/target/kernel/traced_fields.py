@@ -1,0 +1,98 @@
+"""How a value is reached from what the kernel hands to a program at a tracepoint."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "SYSTEM_CALL_END",
+    "SYSTEM_CALL_ENTRY",
+    "Form",
+    "Source",
+    "SystemCallNumbers",
+    "TracedEvent",
+    "TracedField",
+    "entry_of",
+]
+
+SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
+"""The tracepoints of all system calls."""
+
+
+class Form(Enum):
+    """Say what the value is of the place that a field names."""
+
+    NUMBER = "the number there"
+    ADDRESS = "its address"
+    PLACED = "the address that a word there gives, which counts from the start of the record"
+    PLACED_BEHIND = "the address that a word there gives, which counts from the end of that word"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedField:
+    """
+    A value that a program reaches from its argument.
+
+    ``start`` is where its way begins in the argument, in bytes. Each number of ``path`` but the last is added to the
+    address found so far, to load the next one from there; the last leads to the place itself. Without a path the place
+    is in the argument. The place has ``size`` bytes, 1, 2, 4 or 8. In 32-bit programs ``narrow_path`` is the way.
+    """
+
+    type_name: str
+    start: int
+    size: int
+    path: tuple[int, ...] = ()
+    is_signed: bool = False
+    form: Form = Form.NUMBER
+    narrow_path: tuple[int, ...] | None = None
+
+
+class Source(Enum):
+    """Say what a program's argument is, in words for people."""
+
+    RECORD = "the tracepoint's record"
+    ARGUMENTS = "the tracepoint's arguments"
+    SYSTEM_CALL = "the registers of a system call"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemCallNumbers:
+    """
+    How a system call is recognised: its numbers, None where programs of that word size cannot make it.
+
+    ``number`` is what the number is reached by, ``status`` the offset in a task of the word that says which of the two
+    tables it is in.
+    """
+
+    wide: int | None
+    narrow: int | None
+    number: TracedField
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedEvent:
+    """
+    A tracepoint, or a system call, of the running kernel.
+
+    ``name`` is the kernel's for the tracepoint that is attached to, ``event`` its number for perf_event_open(2) (a
+    RECORD has one). ``fields`` are those that a program names.
+    """
+
+    source: Source
+    name: str
+    event: int = 0
+    fields: Mapping[str, TracedField] = field(default_factory=dict)
+    system_call: SystemCallNumbers | None = None
+
+
+def entry_of(end: TracedEvent) -> TracedEvent:
+    """Return the entry of the system call that an event is the end of; a program finds its number in the same way."""
+    return replace(end, name=SYSTEM_CALL_ENTRY, fields={})

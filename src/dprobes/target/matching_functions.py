@@ -1,0 +1,132 @@
+"""The functions of a module whose names match a pattern: which of them are places for probepoints, and which not."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.code.machine_code import instruction_starts
+from dprobes.target.module_symbols import familiarity, is_cold_part
+from dprobes.target.readable_names import Demangler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.target.module_symbols import Symbol
+    from dprobes.target.probed_module import Module
+
+__all__ = ["Function", "LeftOut", "matching_functions", "written_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Name a function; ``address`` is its link address, and ``size`` 0 if the symbols do not tell it."""
+
+    name: str
+    address: int
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Say why something that matches a pattern is no place for a probepoint; ``reason`` is a clause about ``it``."""
+
+    name: str
+    reason: str
+
+
+def matching_functions(module: Module, pattern: str) -> tuple[list[Function], list[LeftOut]]:
+    """
+    Return the functions whose names match a shell pattern, in order of addresses, and what else matches.
+
+    Upper and lower case differ. A function is given once, by the name that people are most likely to know. Where a
+    symbol is called as the pattern is written, such as ``main.gen[int]``, that one alone is meant.
+    """
+    functions = list(module.symbols.functions())
+    matches = module.symbols.matcher(pattern)
+    matching = [symbol for symbol in functions if matches(symbol.name)]
+    left_out = [LeftOut(name, "it is not a function") for name in _others(module, functions, matches)]
+    by_address: dict[int, list[Symbol]] = {}
+    for symbol in matching:
+        if symbol.kind == "ifunc":
+            left_out.append(LeftOut(symbol.name, "it is chosen at run time (IFUNC)"))
+        elif is_cold_part(symbol.name):
+            left_out.append(LeftOut(symbol.name, "it is a part of another function"))
+        else:
+            by_address.setdefault(symbol.address, []).append(symbol)
+    found = []
+    boundaries = _Boundaries(module, functions)
+    for address, symbols in sorted(by_address.items()):
+        best, *others = sorted(symbols, key=familiarity)
+        others = [symbol for symbol in others if symbol.name != best.name]
+        offset = module.elf.file_offset(address)
+        if offset is None or not module.elf.is_executable_offset(offset):
+            reason: str | None = "it is not in the code of the file"
+        else:
+            reason = None if boundaries.is_certain(address) else "it starts inside an instruction of another function"
+        if reason is None and offset is not None:
+            found.append(Function(best.name, address, max(symbol.size for symbol in symbols), offset))
+            left_out += [LeftOut(s.name, "it is another name of a function that is taken") for s in others]
+        else:
+            left_out += [LeftOut(s.name, reason or "") for s in (best, *others)]
+    return found, left_out
+
+
+def _others(module: Module, functions: Sequence[Symbol], matches: Callable[[str], bool]) -> list[str]:
+    """Return the matching names that are no function's, in order."""
+    names = {name for source in module.symbols.sources for name in source.names() if matches(name)}
+    return sorted(names.difference(symbol.name for symbol in functions))
+
+
+def written_names(module: Module, functions: Sequence[Function]) -> list[tuple[str, str]]:
+    """
+    Return what each function is written as in a program, so that nothing else is meant, and what that reads as.
+
+    That is its readable name, if no other one has it; else the linker's name, the source file with it, or the offset.
+    """
+    symbols, demangler = module.symbols, Demangler()
+    readable = [demangler.name_of(function.name) for function in functions]
+    places: dict[str, set[int]] = {}
+    if any(name != function.name for name, function in zip(readable, functions, strict=True)):
+        for symbol in symbols.functions():
+            places.setdefault(demangler.name_of(symbol.name), set()).add(symbol.address)
+
+    def means(name: str, function: Function) -> bool:
+        return [symbol.address for symbol in symbols.lookup(name)] == [function.address]
+
+    found = []
+    for function, name in zip(functions, readable, strict=True):
+        in_file = next((f for f, symbol in symbols.in_files(function.name) if symbol.address == function.address), "")
+        if name != function.name and places[name] == {function.address} and means(function.name, function):
+            written = name
+        elif means(function.name, function):
+            written = function.name
+        elif in_file and means(f"{in_file}:{function.name}", function):
+            written = f"{in_file}:{function.name}"
+        else:
+            written = f"{function.offset:#x}"
+        found.append((written, name))
+    return found
+
+
+class _Boundaries:
+    """Tell whether symbols are starts of instructions where they lie within the range of another function."""
+
+    def __init__(self, module: Module, functions: Sequence[Symbol]) -> None:
+        self._module = module
+        self._ranges = sorted((symbol.address, symbol.address + symbol.size) for symbol in functions)
+        self._starts = [start for start, _ in self._ranges]
+        self._reach = list(accumulate((end for _, end in self._ranges), max))
+
+    def is_certain(self, address: int) -> bool:
+        """Return whether an instruction starts at ``address``; presumed where no other function reaches there."""
+        before = bisect_right(self._starts, address - 1) - 1
+        while before >= 0 and self._reach[before] > address:
+            start, end = self._ranges[before]
+            if end > address:
+                return address in instruction_starts(self._module, start, address + 1)
+            before -= 1
+        return True

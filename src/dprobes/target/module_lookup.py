@@ -1,0 +1,436 @@
+"""
+Which file the ``name = …`` of a probe program means.
+
+A name with a slash is a path; any other is looked for where it can matter: in the process, in the command to be
+started, where the dynamic loader looks, in ``PATH``. The first answer counts. Architectures are named as in
+``ElfFile.machine``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import near_names
+from dprobes.errors import TargetError
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.elf.file_contents import READ_LIMIT, file_contents, file_head
+from dprobes.target.process_maps import code_mappings
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from dprobes.target.process_maps import Mapping
+
+__all__ = [
+    "advice_on_name",
+    "find_module",
+    "has_soname",
+    "held_files",
+    "is_file_of",
+    "is_library_for",
+    "is_made_by_kernel",
+    "matches",
+    "module_name",
+    "near_modules",
+    "replaced_file",
+    "root_of",
+    "searched_directories",
+    "suggestion",
+    "usual_architecture",
+]
+
+_TRIPLETS = {
+    "x86_64": "x86_64-linux-gnu",
+    "i386": "i386-linux-gnu",
+    "aarch64": "aarch64-linux-gnu",
+    "ppc64": "powerpc64le-linux-gnu",
+    "s390x": "s390x-linux-gnu",
+}
+_CROSS_TRIPLETS = {
+    "aarch64": "aarch64-linux-gnu",
+    "ppc": "powerpc-linux-gnu",
+    "ppc64": "powerpc64-linux-gnu",
+    "riscv64": "riscv64-linux-gnu",
+    "s390x": "s390x-linux-gnu",
+}
+"""Where Debian's cross compilers have the libraries of a processor that runs here under an emulator alone."""
+_IDENTITY = {"i386": (1, 3), "x86_64": (2, 62), "aarch64": (2, 183), "ppc64": (2, 21), "s390x": (2, 22)}
+_MADE_BY_KERNEL = frozenset(
+    ("[vdso]", "[vsyscall]", "linux-vdso.so.1", "linux-vdso32.so.1", "linux-vdso64.so.1", "linux-gate.so.1")
+)
+"""What vdso(7) calls the code that the kernel maps into every process by itself."""
+
+_NEAR = 3
+_CANDIDATES = 12
+"""Names of programs like one that is unknown, many of which may be those of scripts."""
+
+_NAME_MAX = 255  # bytes of a file's name
+
+
+def find_module(
+    name: str, *, pid: int | None = None, command: str | None = None, architecture: str | None = None
+) -> Path | None:
+    """
+    Return the file that ``name`` means, with symbolic links followed, or None if there is none on this machine.
+
+    ``pid`` is a process whose mapped files come first, ``command`` a program to be started in our environment.
+    ``architecture`` chooses between libraries of the same name; by default it is that of the process or the program, or
+    else of the machine.
+    """
+    if "\0" in name or not name or any(len(part) > _NAME_MAX for part in os.fsencode(name).split(b"/")):
+        return None
+    if "/" in name:
+        return _named_by_path(name, pid)
+    if pid is not None and (mapped := _mapped(name, pid)) is not None:
+        return mapped
+    if command is not None and (program := _command_named(name, command)) is not None:
+        return program
+    wanted = architecture or usual_architecture(pid, command)
+    for path in (*_candidates_of_command(name, command), *_library_candidates(name, wanted)):
+        if is_library_for(path, wanted):
+            return path.resolve()
+    return _program_in_path(name)
+
+
+def usual_architecture(pid: int | None, command: str | None) -> str:
+    """Return the architecture of a process or a program to be started, that of the machine if neither is known."""
+    from dprobes.target.loader_search import executable_of, host_architecture
+
+    program = None
+    if pid is not None:
+        program = Path(f"/proc/{pid}/exe")
+    elif command is not None:
+        program = executable_of(command)
+    host = host_architecture()
+    if host == "x86_64" and program is not None and is_library_for(program, "i386"):
+        return "i386"
+    return host
+
+
+def is_made_by_kernel(name: str) -> bool:
+    """Return whether a name means code that the kernel provides in every process, which no file holds."""
+    return name in _MADE_BY_KERNEL
+
+
+def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool:
+    """
+    Return whether ``name`` means the file ``path`` whose ``DT_SONAME`` is ``soname``.
+
+    It does if it is the file's path, base name or SONAME, or the name of a symbolic link to the file beside it.
+    """
+    path = os.fspath(path)
+    if "/" in name:
+        return name == path or _same_file(name, path)
+    directory, _, base = path.rpartition("/")
+    if name in (base, soname):
+        return True
+    link = f"{directory}/{name}"
+    return os.path.islink(link) and _same_file(link, path)  # noqa: PTH114 - called for every mapping of a process
+
+
+def is_file_of(path: Path, name: str) -> bool:
+    """Return whether ``name`` means a file by its path, its names or its SONAME."""
+    try:
+        soname = ElfFile.open(path).soname
+    except TargetError:
+        soname = None
+    return matches(name, path, soname)
+
+
+def has_soname(path: Path, name: str) -> bool:
+    """Return whether ``name`` is the ``DT_SONAME`` of the file ``path``; false for one that cannot be read."""
+    try:
+        data = file_contents(path, "a mapped file")
+        # Most files do not even hold the text; only the others are worth taking apart, and those that are long to
+        # search.
+        if len(data) <= READ_LIMIT and data.find(os.fsencode(name) + b"\0") < 0:
+            return False
+        return ElfFile.of_bytes(path, data).soname == name
+    except TargetError:
+        return False
+
+
+def near_modules(name: str, *, pid: int | None = None, command: str | None = None) -> list[str]:
+    """Return up to three names of modules that ``name`` may have been meant to be, the nearest first."""
+    from dprobes.target.loader_search import read_ld_cache
+
+    known: dict[str, None] = {}
+    if pid is not None:
+        known.update(dict.fromkeys(Path(m.path).name for m in _code_of(pid)))
+    if command is not None:
+        known[Path(command).name] = None
+    known.update(dict.fromkeys(library.name for library in read_ld_cache()))
+    base = Path(name).name
+    near = _alike(base, known)
+    if len(near) < _NEAR:
+        running = dict.fromkeys(_running_programs())
+        programs = _alike(base, {**running, **dict.fromkeys(_programs_in_path())}, _CANDIDATES)
+        near += [each for each in programs if each not in near and (each in running or find_module(each) is not None)]
+    return near[:_NEAR]
+
+
+def suggestion(name: str, *, pid: int | None = None, command: str | None = None) -> str | None:
+    """Return a question about the modules that ``name`` may have been meant to be; None if none is like it."""
+    near = [repr(each) for each in near_modules(name, pid=pid, command=command)]
+    if not near:
+        return None
+    return f"did you mean {', '.join(near[:-1])} or {near[-1]}?" if len(near) > 1 else f"did you mean {near[0]}?"
+
+
+def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
+    """
+    Return what to do about a name that no process maps.
+
+    ``mapped`` are the files that were mapped: their names without directories, and their paths.
+    """
+    if "/" in name and not name.startswith("/"):
+        return f"a relative path is taken from the current directory: '{name}' is '{Path(name).absolute()}'"
+    base = Path(name).name
+    if "/" in name and base in mapped and mapped[base] != name:
+        return f"processes mapped '{mapped[base]}': is that meant?"
+    like = _alike(base, mapped)
+    if like:
+        return f"processes mapped {', '.join(repr(mapped[other]) for other in like)}: is one of them meant?"
+    if "/" in name:
+        return None
+    if Path(name).is_file():
+        return f"a name without '/' is not looked for in the current directory: write name = \"./{name}\""
+    return None
+
+
+def _alike(base: str, known: Collection[str], count: int = _NEAR) -> list[str]:
+    starts = (f"{base}.so", f"lib{base}.so", f"{base}-", f"lib{base}-")
+    near = sorted((n for n in known if n.startswith(starts)), key=lambda n: (not n.startswith(starts[:2]), len(n), n))
+    near += [n for n in near_names(base, known, count, cutoff=0.75) if n not in near]
+    return [n for n in near if n != base][:count]
+
+
+def _named_by_path(name: str, pid: int | None) -> Path | None:
+    path = Path(name)
+    if pid is not None:
+        # A link of /proc, such as /proc/PID/root, says where it leads as the process sees it.
+        wanted, code = {str(path.absolute()), os.path.realpath(path)}, []
+        with contextlib.suppress(TargetError):  # the process is gone, or not ours to see
+            code = [mapping for mapping in _code_of(pid) if mapping.path in wanted]
+        if code and all(mapping.deleted for mapping in code):
+            return _held_file(code[0], pid)
+        if path.is_absolute():
+            path = Path(root_of(pid) + name)
+    try:
+        if not path.is_file():
+            return None
+    except OSError:
+        return None
+    return _resolved(path)
+
+
+def _mapped(name: str, pid: int) -> Path | None:
+    """Return the file that ``name`` means among those whose code the process ``pid`` has mapped."""
+    root = root_of(pid)
+    code = _code_of(pid)
+    found = next((m for m in code if matches(name, root + m.path, None)), None)
+    if found is None:
+        found = _mapped_through_path(name, code) or _mapped_by_soname(name, code, root, pid)
+    if found is None:
+        return None
+    if not found.deleted:
+        return _resolved(Path(root + found.path))
+    return _held_file(found, pid)
+
+
+def _held_file(mapping: Mapping, pid: int) -> Path:
+    """Return a path to a file that a process has mapped and its own path does not lead to."""
+    for path in held_files(mapping, pid):
+        if _inode(path) == mapping.inode:
+            return path
+    raise replaced_file(mapping.path, pid)
+
+
+def held_files(mapping: Mapping, pid: int) -> tuple[Path, Path]:
+    """Return paths that lead to a file that a process has mapped, whatever has become of its own path, or nowhere."""
+    # The kernel shows the second one to root, or with CAP_CHECKPOINT_RESTORE.
+    return Path(f"/proc/{pid}/exe"), Path(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+
+
+def replaced_file(path: str, pid: int) -> TargetError:
+    """Return the error for a file that a process has mapped, and to which its path does not lead any more."""
+    return TargetError(
+        f"MISMATCH: '{path}' was replaced or removed while process {pid} uses it",
+        hint="run dprobes as root, who sees what the process maps, or restart the process",
+    )
+
+
+def _code_of(pid: int) -> list[Mapping]:
+    """Return the first mapping of code of each file."""
+    first: dict[tuple[str, int], Mapping] = {}
+    for mapping in code_mappings(pid)[0]:
+        first.setdefault((mapping.path, mapping.inode), mapping)
+    return list(first.values())
+
+
+def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
+    """Find the mapped file that a command of that name leads to, as ``java`` does through several links."""
+    import shutil
+
+    program = shutil.which(name)
+    if program is None:
+        return None
+    real = os.path.realpath(program)
+    return next((m for m in code if m.path == real and not m.deleted), None)
+
+
+def _mapped_by_soname(name: str, code: list[Mapping], root: str, pid: int) -> Mapping | None:
+    for mapping in code:
+        with contextlib.suppress(TargetError):
+            path = _held_file(mapping, pid) if mapping.deleted else Path(root + mapping.path)
+            if has_soname(path, name):
+                return mapping
+    return None
+
+
+def _command_named(name: str, command: str) -> Path | None:
+    """Return the command's executable if ``name`` is its name: the one given, the link's, or the real file's."""
+    import shutil
+
+    from dprobes.target.loader_search import executable_of
+
+    program = executable_of(command)
+    names = {program.name}
+    link = shutil.which(command) or command
+    while _same_file(link, program):  # a script is not its interpreter: its name means nothing here
+        names.add(Path(link).name)
+        if not Path(link).is_symlink():
+            break
+        link = os.path.join(os.path.dirname(link), os.readlink(link))  # noqa: PTH115, PTH118, PTH120 - links by text
+    return program if name in names or matches(name, program, None) else None
+
+
+def _program_in_path(name: str) -> Path | None:
+    """Return the first program of that name in ``PATH``; wrapper scripts of the same name are skipped."""
+    for directory in os.get_exec_path():
+        path = Path(directory or ".", name)
+        if os.access(path, os.X_OK) and _is_elf(path):
+            return path.resolve()
+    return None
+
+
+def _programs_in_path() -> Iterator[str]:
+    """Give the names of what is in the directories of ``PATH``."""
+    for directory in os.get_exec_path():
+        with contextlib.suppress(OSError):
+            yield from (path.name for path in Path(directory or ".").iterdir())
+
+
+def _running_programs() -> Iterator[str]:
+    """Give the names of the programs that processes execute, as far as we may see them."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):
+                yield (process / "exe").readlink().name.removesuffix(" (deleted)")
+
+
+def _is_elf(path: Path) -> bool:
+    try:
+        return bytes(file_head(path, 4)) == b"\x7fELF"
+    except TargetError:
+        return False
+
+
+def searched_directories(elf: ElfFile) -> Iterator[Path]:
+    """
+    Give the directories in which the dynamic loader searches first for what a file needs (ld.so(8)).
+
+    These are what the file itself says and, for a program that is started in our environment, LD_LIBRARY_PATH.
+    """
+    own, origin = elf.dynamic.run_path, str(elf.path.parent)
+    text = os.environ.get("LD_LIBRARY_PATH", "")
+    given = text.replace(";", ":").split(":") if text else ()
+    for directory in (*own, *given) if elf.dynamic.is_run_path_first else (*given, *own):
+        yield Path(directory.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))  # an empty one is the current
+
+
+def _candidates_of_command(name: str, command: str | None) -> Iterator[Path]:
+    """Give the paths of a library in the directories that are searched for a command."""
+    from dprobes.target.loader_search import executable_of
+
+    if command is not None:
+        with contextlib.suppress(TargetError):
+            yield from (directory / name for directory in searched_directories(ElfFile.open(executable_of(command))))
+
+
+def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
+    from dprobes.target.loader_search import read_ld_cache
+
+    libraries = [x for x in read_ld_cache() if x.name == name and x.architecture == architecture]
+    for library in sorted(libraries, key=lambda x: x.hardware_specific):
+        yield Path(library.path)
+    triplet = _TRIPLETS.get(architecture, architecture)
+    wide = "lib32" if architecture == "i386" else "lib64"
+    for directory in (f"lib/{triplet}", wide, "lib"):
+        yield Path("/", directory, name)
+        yield Path("/usr", directory, name)
+    yield Path("/usr/local/lib", name)
+    if (cross := _CROSS_TRIPLETS.get(architecture)) is not None:
+        yield Path("/usr", cross, "lib", name)
+
+
+def is_library_for(path: Path, architecture: str) -> bool:
+    """Return whether ``path`` is an ELF file for ``architecture``; true for one that has no known number."""
+    if not path.is_file():
+        return False
+    try:
+        head = file_head(path, 20)
+    except TargetError:
+        return False
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return False
+    machine = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+    return _IDENTITY.get(architecture, (head[4], machine)) == (head[4], machine)
+
+
+def root_of(pid: int) -> str:
+    """Return the prefix of the paths of a process in another mount namespace, else nothing."""
+    try:
+        own, other = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115 - of each process
+    except OSError:
+        return ""
+    return "" if own == other else f"/proc/{pid}/root"
+
+
+def _resolved(path: Path) -> Path:
+    # The kernel follows /proc/PID/root in a way that cannot be written as another path.
+    return path if path.parts[:2] == ("/", "proc") else path.resolve()
+
+
+def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121 - either may be text
+    except (OSError, ValueError):
+        return False
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+# By which name people know a file that a process maps: **the** rule, for all outputs.
+
+
+def module_name(path: str, soname: str | None, known: Iterable[str], root: str = "") -> str:
+    """
+    Return the name of a mapped file.
+
+    It is the first of the ``known`` ones, those of programs and processes, that means the file: 'redis-server' is a
+    link to the file that is mapped. Else it is the SONAME, by which others are linked with it, or the name of the file.
+    ``root`` leads to the files of a process in another mount namespace.
+    """
+    for name in known:
+        if name and matches(name, root + path, soname):
+            return name.rpartition("/")[2]
+    return soname if soname and "/" not in soname else path.rpartition("/")[2] or path

@@ -1,0 +1,446 @@
+"""
+The symbols of one module, whatever they come from: its own tables, its debug file, or a list that the user gave.
+
+A *source* finds names and says which addresses are code; ``SymbolTable`` decides between what several sources say.
+This module knows no file format.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.diagnostics import near_names
+from dprobes.errors import TargetError
+from dprobes.globs import compile_glob
+from dprobes.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dprobes.target.readable_names import ReadableName
+
+__all__ = [
+    "CodeRange",
+    "Symbol",
+    "SymbolSource",
+    "SymbolTable",
+    "clones_among",
+    "clones_in",
+    "familiarity",
+    "is_clone",
+    "is_cold_part",
+    "name_matcher",
+    "only_clones",
+]
+
+# Functions that compilers made of others, by their names: specialized copies ("clones"), and parts.
+
+
+_SUFFIXES = r"(?:\.(?:constprop|part|isra|cold|lto_priv|localalias|llvm|clone)(?:\.\d+)?)+"
+"""What GCC and Clang append to the name of a function."""
+
+_CLONE = re.compile(rf"(?P<original>[A-Za-z_][\w$]*){_SUFFIXES}", re.ASCII)
+_COLD = re.compile(r".*\.cold(\.\d+)?")
+_LISTED = 4
+
+
+def is_clone(name: str) -> bool:
+    """Return whether a name is that of a clone, or of a part of a function."""
+    return _CLONE.fullmatch(name) is not None
+
+
+def is_cold_part(name: str) -> bool:
+    """Return whether a name is that of the code of a function that is rarely executed: it is jumped to, not called."""
+    return _COLD.fullmatch(name) is not None
+
+
+def clones_in(symbols: SymbolTable, original: str) -> list[str]:
+    """Return the names of clones of a function in a table of symbols, as ``clones_among`` does."""
+    return clones_among((symbol.name for symbol in symbols.functions_beginning(f"{original}.")), original)
+
+
+def clones_among(names: Iterable[str], original: str) -> list[str]:
+    """Return the names of clones of a function, in order, those of cold parts last."""
+    found = {name for name in names if (match := _CLONE.fullmatch(name)) is not None and match["original"] == original}
+    return sorted(found, key=lambda name: (is_cold_part(name), name))
+
+
+def only_clones(where: str, name: str, clones: list[str]) -> TargetError:
+    """Return the error for a function that is not ``where`` it was looked for, but clones of it are."""
+    more = f" and {len(clones) - _LISTED} more" if len(clones) > _LISTED else ""
+    listed = ", ".join(f"'{each}'" for each in clones[:_LISTED])
+    called = [each for each in clones if not is_cold_part(each)]
+    if not called:
+        return TargetError(
+            f"{where} has no symbol '{name}', but code that was taken out of it: {listed}{more}",
+            hint="the function itself was inlined, or has no symbol; such code is jumped to in rare cases",
+        )
+    every = f", or the pattern '{name}.*' for all of them" if len(called) > 1 else ""
+    return TargetError(
+        f"{where} has no symbol '{name}', but what the compiler made of it: {listed}{more}",
+        hint=f"write '{called[0]}'{every}; arguments that it does not need may be left out, and the others moved up",
+    )
+
+
+# Shell patterns for names of functions: of linkers, or where scopes are written, as people read them.
+
+
+def name_matcher(pattern: str) -> Callable[[str], bool]:
+    """
+    Return what says whether a linker's name matches a pattern; upper and lower case differ.
+
+    A pattern with ``::`` is one of readable names: a name matches it with its parameters, or without.
+    """
+    expression = compile_glob(pattern)
+    if "::" not in pattern:
+        return lambda name: expression.match(name) is not None
+    from dprobes.target.readable_names import Demangler, readable_parts
+
+    demangler = Demangler()
+
+    def matches(name: str) -> bool:
+        readable = demangler.name_of(name)
+        if readable == name:
+            return expression.match(name) is not None
+        path, parameters = readable_parts(readable)
+        return any(expression.match(text) for text in (path, path + parameters))
+
+    return matches
+
+
+_NEAR = 3  # names suggested after an unknown one
+
+_FEW = 16
+"""Addresses that are looked for as the start of a function, before an index of all functions is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """
+    Name a link address and ``size`` bytes from there on (0: unknown).
+
+    ``kind`` is ``func``, ``object``, ``ifunc``, ``tls``, ``common`` or ``notype``; ``binding`` is ``local``,
+    ``global`` or ``weak``. ``default_version`` is false for a name that only old programs get (``name@VERSION``).
+    """
+
+    name: str
+    address: int
+    size: int
+    kind: str
+    binding: str
+    default_version: bool = True
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the symbol is a function, or the resolver of one."""
+        return self.kind in ("func", "ifunc")
+
+
+class SymbolSource(Protocol):
+    """Give the symbols of one table."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether local symbols are there too, as in ``.symtab`` and unlike in ``.dynsym``."""
+
+    def find(self, name: str) -> list[Symbol]:
+        """Return the defined symbols called ``name``."""
+
+    def in_files(self, name: str) -> Iterable[tuple[str, Symbol]]:
+        """Give the local symbols called ``name``, each with the source file that it is of, where that is known."""
+
+    def imports(self, name: str) -> bool:
+        """Return whether ``name`` is used but not defined."""
+
+    def beginning(self, start: str) -> Iterable[Symbol]:
+        """Give the symbols whose names begin with some characters."""
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all defined symbols."""
+
+    def code(self) -> Iterable[tuple[int, int, int]]:
+        """Return link address, size and index of every symbol that may be code."""
+
+    def symbol(self, index: int) -> Symbol:
+        """Return the symbol with an index from ``code``."""
+
+    def starting(self, address: int) -> list[Symbol]:
+        """Return the symbols at a link address; none, where looking for some takes as long as an index of all."""
+
+
+CodeRange = tuple[int, int]
+"""Start and end of an area of code, as link addresses."""
+
+
+class SymbolTable:
+    """
+    Answer questions about symbols from several sources.
+
+    ``code_range`` gives the area of code that holds a link address; a symbol without a size never reaches past it.
+    ``later`` gives further sources that are costly to find; it is called once, and only when the first ones lack
+    local symbols and cannot answer.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[SymbolSource],
+        *,
+        code_range: Callable[[int], CodeRange | None],
+        later: Callable[[], Iterable[SymbolSource]] | None = None,
+    ) -> None:
+        self._sources = list(sources)
+        self._code_range = code_range
+        self._later = later
+        self._index: _CodeIndex | None = None
+        self._looks = _FEW
+
+    @property
+    def sources(self) -> Sequence[SymbolSource]:
+        """The sources that are loaded, in order of preference."""
+        return tuple(self._sources)
+
+    @property
+    def complete(self) -> bool:
+        """Whether local symbols are known, after looking everywhere for them."""
+        self._load_later()
+        return any(source.complete for source in self._sources)
+
+    def lookup(self, name: str) -> list[Symbol]:
+        """
+        Return the best symbols called ``name`` with distinct addresses; more than one means that it is ambiguous.
+
+        The default version is better than others, then any binding better than ``local``. A local symbol is also
+        called by the source file that it is of, as in ``file.c:name``.
+        """
+        found = [symbol for source in self._sources for symbol in source.find(name)]
+        if not any(s.default_version and s.binding != "local" for s in found) and self._load_later():
+            found = [symbol for source in self._sources for symbol in source.find(name)]
+        if not found:
+            found = self._of_file(name)
+        if not found:
+            return []
+        best = min(_preference(symbol) for symbol in found)
+        distinct: dict[int, Symbol] = {}
+        for symbol in found:
+            if _preference(symbol) == best:
+                known = distinct.setdefault(symbol.address, symbol)
+                if symbol.size > known.size:
+                    distinct[symbol.address] = symbol
+        return sorted(distinct.values(), key=lambda symbol: symbol.address)
+
+    def _of_file(self, name: str) -> list[Symbol]:
+        file, colon, plain = name.rpartition(":")
+        if not colon or not file or file.endswith(":"):
+            return []
+        return [
+            replace(symbol, name=name) for known, symbol in self.in_files(plain) if f"/{known}".endswith(f"/{file}")
+        ]
+
+    def in_files(self, name: str) -> list[tuple[str, Symbol]]:
+        """Return the local symbols called ``name`` with the source files that they are of, a place only once."""
+        self._load_later()
+        found: dict[int, tuple[str, Symbol]] = {}
+        for source in self._sources:
+            for file, symbol in source.in_files(name):
+                found.setdefault(symbol.address, (file, symbol))
+        return [found[address] for address in sorted(found)]
+
+    def imports(self, name: str) -> bool:
+        """Return whether the module uses ``name`` from another one."""
+        return any(source.imports(name) for source in self._sources)
+
+    def covering(self, link_address: int) -> Symbol | None:
+        """
+        Return the nearest function that covers ``link_address``.
+
+        A symbol without a size covers everything up to the next one, if no other symbol covers the address.
+        """
+        area = self._code_range(link_address)
+        if area is None:
+            return None
+        return self._function_at(link_address) or self._code_index().covering(link_address, area)
+
+    def names_at(self, link_address: int) -> set[str]:
+        """Return all names of the function that starts at ``link_address``."""
+        return {symbol.name for symbol in self.starting(link_address, link_address + 1)}
+
+    def starting(self, start: int, end: int) -> list[Symbol]:
+        """Return the symbols of code that start from link address ``start`` to ``end`` (excluded)."""
+        return self._code_index().starting(start, end)
+
+    def preceding(self, link_address: int) -> list[Symbol]:
+        """Return the symbols of code with the highest link address up to ``link_address``."""
+        return self._code_index().preceding(link_address)
+
+    def functions(self) -> Iterator[Symbol]:
+        """Give every function with every name that it has, in order of sources, for patterns of names."""
+        self._load_later()
+        seen: set[tuple[str, int]] = set()
+        for source in self._sources:
+            for _, _, index in source.code():
+                symbol = source.symbol(index)
+                if symbol.is_code and symbol.name and (symbol.name, symbol.address) not in seen:
+                    seen.add((symbol.name, symbol.address))
+                    yield symbol
+
+    def functions_beginning(self, start: str) -> Iterator[Symbol]:
+        """Give the functions whose names begin with some characters, without a look at all others."""
+        self._load_later()
+        first: dict[tuple[str, int], Symbol] = {}
+        for source in self._sources:
+            for symbol in source.beginning(start):
+                if symbol.is_code:
+                    first.setdefault((symbol.name, symbol.address), symbol)
+        yield from first.values()
+
+    def near(self, name: str) -> list[str]:
+        """Return up to three known names that ``name`` may be a misprint of, the nearest first."""
+        self._load_later()
+        names = {n for source in self._sources for n in source.names() if n}
+        plain = _plain(name)
+        same = sorted(n for n in names if len(n) >= len(plain) and _plain(n) == plain and n != name)
+        near = [n for n in near_names(name, sorted(names), _NEAR + 1) if n not in same and n != name]
+        return (same + near)[:_NEAR]
+
+    def matcher(self, pattern: str) -> Callable[[str], bool]:
+        """
+        Return what says whether a linker's name is meant by a shell pattern.
+
+        Where something is called as the pattern is written, such as ``main.gen[int]`` or ``Cart::operator*``, that
+        alone is meant.
+        """
+        if self.lookup(pattern):
+            return pattern.__eq__
+        is_operator = "operator" in pattern
+        if is_operator or "::" in pattern:
+            named = {each.linker_name for each in self._readable_names(pattern) if each.is_whole or is_operator}
+            if named:
+                return named.__contains__
+        return name_matcher(pattern)
+
+    def _readable_names(self, written: str) -> list[ReadableName]:
+        from dprobes.target.readable_names import find_readable
+
+        self._load_later()
+        return find_readable((name for source in self._sources for name in source.names()), written)
+
+    def readable(self, name: str) -> list[tuple[str, Symbol]]:
+        """
+        Return what a name of C++ or Rust as people write it stands for, with the whole of it, a place only once.
+
+        More than one means that it is ambiguous.
+        """
+        found: dict[int, tuple[str, Symbol]] = {}
+        for each in self._readable_names(name):
+            for symbol in self.lookup(each.linker_name):
+                found.setdefault(symbol.address, (each.readable, symbol))
+        return [found[address] for address in sorted(found)]
+
+    def near_readable(self, name: str) -> list[str]:
+        """Return up to three readable names that ``name`` may be a misprint of, the nearest first."""
+        from dprobes.target.readable_names import near_readable
+
+        self._load_later()
+        return near_readable((each for source in self._sources for each in source.names()), name)
+
+    def _function_at(self, link_address: int) -> Symbol | None:
+        """
+        Return the function that starts at ``link_address``, if no other source can know a better name.
+
+        Few programs ask for more than some starts of functions, which are found in less time than it takes to sort all.
+        """
+        if self._index is not None or self._looks == 0:
+            return None
+        self._looks -= 1
+        found = (symbol for source in self._sources for symbol in source.starting(link_address))
+        best = min((symbol for symbol in found if symbol.name and symbol.size), key=familiarity, default=None)
+        if best is None or not best.is_code or not best.default_version or best.binding == "local":
+            return None
+        return best
+
+    def _code_index(self) -> _CodeIndex:
+        self._load_later()
+        if self._index is None:
+            self._index = _CodeIndex(self._sources)
+        return self._index
+
+    def _load_later(self) -> bool:
+        """Add the costly sources if local symbols are missing; return whether there were any."""
+        later, self._later = self._later, None
+        if later is None or any(source.complete for source in self._sources):
+            return False
+        added = list(later())
+        self._sources += added
+        self._index = None
+        return bool(added)
+
+
+class _CodeIndex:
+    """Find the function at an address by binary search."""
+
+    def __init__(self, sources: Sequence[SymbolSource]) -> None:
+        self._sources = sources
+        rows = [(address, size, i, index) for i, s in enumerate(sources) for address, size, index in s.code()]
+        rows.sort()
+        self._rows = rows
+        self._starts = [row[0] for row in rows]
+        self._reach: list[int] = []  # the furthest end of this row and all before it: where a search back may stop
+        end = 0
+        for address, size, _, _ in rows:
+            end = max(end, address + size)
+            self._reach.append(end)
+
+    def covering(self, address: int, area: CodeRange) -> Symbol | None:
+        last = bisect_right(self._starts, address) - 1
+        i = last
+        while i >= 0 and self._reach[i] > address and self._starts[i] >= area[0]:
+            start, size, _, _ = self._rows[i]
+            if start + size > address and (found := self._best(i, address)) is not None:
+                return found
+            i -= 1
+        if last < 0 or self._starts[last] < area[0] or self._rows[last][1]:
+            return None
+        return self._best(last, None)
+
+    def starting(self, start: int, end: int) -> list[Symbol]:
+        rows = self._rows[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
+        return [self._sources[source].symbol(index) for _, _, source, index in rows]
+
+    def preceding(self, address: int) -> list[Symbol]:
+        last = bisect_right(self._starts, address) - 1
+        return self.starting(self._starts[last], self._starts[last] + 1) if last >= 0 else []
+
+    def _best(self, last: int, address: int | None) -> Symbol | None:
+        """Return the best of the symbols that start where row ``last`` does, and cover ``address`` if it is given."""
+        start = self._starts[last]
+        symbols = []
+        while last >= 0 and self._starts[last] == start:
+            _, size, source, index = self._rows[last]
+            if address is None or start + size > address:
+                symbols.append(self._sources[source].symbol(index))
+            last -= 1
+        return min((s for s in symbols if s.name), key=familiarity, default=None)
+
+
+def _preference(symbol: Symbol) -> tuple[bool, bool]:
+    return not symbol.default_version, symbol.binding == "local"
+
+
+def familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
+    """Order the names of one address by how likely people know them."""
+    underscores = len(symbol.name) - len(symbol.name.lstrip("_"))
+    return (
+        not symbol.is_code,
+        not symbol.default_version,
+        symbol.binding == "local",
+        underscores,
+        len(symbol.name),
+        symbol.name,
+    )
+
+
+def _plain(name: str) -> str:
+    return name.strip("_").lower()

@@ -1,1 +1,0 @@
-"""Names of functions, modules and places, as linkers and people write them."""

@@ -1,0 +1,413 @@
+"""
+One module with its symbols, from names to places in the file and back, and where the symbols come from.
+
+Symbol expressions are taken apart elsewhere; this module answers for the single names in them. Addresses are link
+addresses, offsets are file offsets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.elf.symbol_table import elf_symbols
+from dprobes.target.module_lookup import find_module, is_library_for, searched_directories
+from dprobes.target.module_symbols import SymbolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dprobes.target.kernel.kernel_symbols import CarriedKernel
+    from dprobes.target.module_symbols import Symbol, SymbolSource
+
+__all__ = [
+    "NOT_EXPECTED",
+    "OWN_SYMBOLS",
+    "FileSymbols",
+    "Module",
+    "SymbolProvider",
+    "linked_files",
+    "preloaded_files",
+    "providers_of",
+]
+
+# The files that a program is linked with: what the dynamic loader maps before the program begins.
+
+
+_FILES_MAX = 500
+"""How many libraries of a program are looked at."""
+
+
+def preloaded_files(environment: Mapping[str, str]) -> Iterator[Path]:
+    """Give the files that an environment has the dynamic loader map before all libraries (LD_PRELOAD, ld.so(8))."""
+    for name in environment.get("LD_PRELOAD", "").replace(":", " ").split():
+        path = find_module(name)
+        if path is not None:
+            yield path
+
+
+def linked_files(program: Path) -> dict[str, Path | None]:
+    """Return the libraries that a program is linked with, and those of these, by their names; None is not found."""
+    found: dict[str, Path | None] = {}
+    waiting = [program]
+    while waiting and len(found) < _FILES_MAX:
+        try:
+            elf = ElfFile.open(waiting.pop())
+        except TargetError:
+            continue
+        for name in elf.needed:
+            if name not in found:
+                found[name] = path = _beside(elf, name) or find_module(name, architecture=elf.machine)
+                if path is not None:
+                    waiting.append(path)
+    return found
+
+
+def _beside(elf: ElfFile, name: str) -> Path | None:
+    """Return a library in one of the directories that are searched before those of the system."""
+    paths = [directory / name for directory in searched_directories(elf)] if "/" not in name else []
+    return next((path.resolve() for path in paths if is_library_for(path, elf.machine)), None)
+
+
+# Which other files have functions of the same names: the dynamic loader gives callers the first one that it finds.
+
+
+def providers_of(names: Sequence[str], files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the files that provide functions for others, by the names of these; what cannot be read provides none."""
+    found: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(files):
+        for name in _provided(path, names):
+            found.setdefault(name, []).append(path)
+    return found
+
+
+def _provided(path: Path, names: Sequence[str]) -> list[str]:
+    try:
+        tables = elf_symbols(ElfFile.open(path))
+        return [
+            name
+            for name in names
+            if any(symbol.is_code and symbol.binding != "local" for table in tables for symbol in table.find(name))
+        ]
+    except (TargetError, OSError):
+        return []
+
+
+NOT_EXPECTED = "no instruction is expected there"
+"""The difference where it is not known which code should be in a file."""
+
+_LISTED = 4  # names listed in a hint
+
+_CHOOSING = re.compile(r"_chk|_ifunc$|_resolver$")
+"""What libraries call functions that choose one, or that check before they call one."""
+
+
+class Module:
+    """
+    Bundle an ELF file and what is known of its symbols; made by ``load``, or by a ``SymbolProvider``.
+
+    ``expected`` are the bytes of instructions that are to be in the file, by file offset, where somebody knows them.
+    """
+
+    def __init__(self, elf: ElfFile, symbols: SymbolTable, expected: Mapping[int, bytes] | None = None) -> None:
+        self.elf = elf
+        self.symbols = symbols
+        self._expected = expected
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        extra_symbols: str | os.PathLike[str] | None = None,
+        *,
+        reached: Path | None = None,
+    ) -> Module:
+        """
+        Return the module in the file ``path``, with the symbols of the file ``extra_symbols`` (``--sym``) first.
+
+        ``reached`` leads to the file where ``path`` may not any more.
+        """
+        extra = None if extra_symbols is None else Path(extra_symbols)
+        return FileSymbols(extra).module_of(ElfFile.open(path, reached))
+
+    def __repr__(self) -> str:
+        return f"Module({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the module."""
+        return self.elf.path
+
+    @property
+    def word_size(self) -> int:
+        """Size of a machine word in bytes: 4 or 8."""
+        return self.elf.word_size
+
+    def address_of(self, symbol_name: str) -> int:
+        """Return the link address of the symbol; raise ``TargetError`` if it has none, or several."""
+        symbol = self._symbol(symbol_name)
+        if symbol.kind == "ifunc":
+            raise TargetError(
+                f"'{symbol_name}' in '{self.path}' is chosen at run time (IFUNC): "
+                "its symbol is the function that chooses",
+                hint=self._implementations(symbol_name),
+            )
+        if symbol.kind == "tls":
+            raise TargetError(f"'{symbol_name}' in '{self.path}' is thread-local: each thread has its own address")
+        return symbol.address
+
+    def code_offset_of(self, symbol_name: str, addend: int) -> int:
+        """Return the file offset of the byte ``addend`` bytes from a symbol; raise ``TargetError`` for one of data."""
+        address, symbol = self.address_of(symbol_name), self._symbol(symbol_name)
+        if symbol.kind in ("object", "common"):
+            raise TargetError(
+                f"'{symbol_name}' in '{self.path}' is data, not code",
+                hint=f"to see who uses it, write 'address = {symbol_name}' and 'watchpoint = w' (or rw)",
+            )
+        return self.file_offset(address + addend)
+
+    def _symbol(self, name: str) -> Symbol:
+        """Return the one symbol that is called ``name``, or that it is a readable name of."""
+        found = self.symbols.lookup(name)
+        if len(found) > 1:
+            raise self._ambiguous(name, found)
+        if found:
+            return found[0]
+        readable = [] if self.symbols.imports(name) else self.symbols.readable(name)
+        if not readable:
+            raise self._not_found(name)
+        if len(readable) > 1:
+            raise self._several(name, readable)
+        return readable[0][1]
+
+    def file_offset(self, address: int) -> int:
+        """Return the file offset of the byte at a link address; raise ``TargetError`` if the file does not hold it."""
+        offset = self.elf.file_offset(address)
+        if offset is None:
+            raise TargetError(f"address 0x{address:x} is not in the file '{self.path}'")
+        return offset
+
+    def symbol_at(self, file_offset: int) -> tuple[str, int] | None:
+        """Return the name of the function at a file offset and the distance in bytes from its start."""
+        address = self.elf.link_address(file_offset)
+        symbol = self.symbols.covering(address) if address is not None else None
+        if address is None or symbol is None:
+            return None
+        return symbol.name, address - symbol.address
+
+    def names_at(self, file_offset: int) -> set[str]:
+        """Return all names of the function that starts at a file offset."""
+        address = self.elf.link_address(file_offset)
+        return self.symbols.names_at(address) if address is not None else set()
+
+    def function_start(self, file_offset: int) -> int | None:
+        """Return the link address of the start of the function at a file offset, from symbols or unwind table."""
+        address = self.elf.link_address(file_offset)
+        if address is None:
+            return None
+        symbol = self.symbols.covering(address)
+        if symbol is None or not symbol.is_code:
+            described = self.elf.frames.covering(self.elf, address)
+            return described if described is not None or symbol is None else symbol.address
+        return symbol.address
+
+    def is_known_code(self, file_offset: int) -> bool:
+        """
+        Return whether something says that there is code at a file offset, and not data between functions.
+
+        That is a function, the unwind table, or the program's entry; a label without a type says nothing.
+        """
+        address = self.elf.link_address(file_offset)
+        if address is None:
+            return False
+        symbol = self.symbols.covering(address)
+        if (symbol is not None and symbol.is_code) or address == self.elf.entry:
+            return True
+        return self.elf.frames.extent(self.elf, address) is not None
+
+    def difference_at(self, file_offset: int) -> str | None:
+        """Return how the instruction at a file offset differs from the expected one, None if it does not."""
+        if self._expected is None:
+            return None
+        expected = self._expected.get(file_offset)
+        if expected is None:
+            return NOT_EXPECTED
+        found = self.elf.data[file_offset : file_offset + len(expected)]
+        return None if found == expected else f"expected {expected.hex(' ')}, found {found.hex(' ') or 'nothing'}"
+
+    def _not_found(self, name: str) -> TargetError:
+        if self.symbols.imports(name):
+            return TargetError(f"'{name}' is imported by '{self.path}', not defined in it", hint=self._definition(name))
+        from dprobes.target.module_symbols import clones_in, only_clones
+
+        if clones := clones_in(self.symbols, name):
+            return only_clones(f"'{self.path}'", name, clones)
+        if (others := self._with_other_parameters(name)) is not None:
+            return others
+        last = _bare(re.sub(r"\(.*", "", name)).rpartition("::")[2]
+        near = self.symbols.near(name) or self.symbols.near_readable(name)
+        is_known = any(_bare(each).rpartition("::")[2] == last for each in near)
+        if not is_known and self._is_described(last):
+            return TargetError(
+                f"'{name}' is in the debug information of '{self.path}', but not among its symbols",
+                hint="a function of that name was inlined, or left out: probe the one that it was inlined into",
+            )
+        if near:
+            hint = f"did you mean {_alternatives(near)}?"
+        elif not self.symbols.complete:
+            from dprobes.target.elf.symbol_sources import foreign_debug_file
+
+            hint = "the file is stripped: give its symbols with --sym FILE, install its debug file, or write a number"
+            if (problem := foreign_debug_file(self.elf)) is not None:
+                hint = f"the file is stripped, and {problem}: install that of this build"
+        else:
+            hint = None
+        return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
+
+    def _with_other_parameters(self, name: str) -> TargetError | None:
+        """Return the error for a function that is there, but with other parameters than are written."""
+        from dprobes.target.readable_names import readable_parts
+
+        path, parameters = readable_parts(name)
+        found = self.symbols.readable(path) if parameters else []
+        if not found:
+            return None
+        names = [f"'{readable}'" for readable, _ in found]
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        return TargetError(
+            f"'{path}' in '{self.path}' has not the parameters '{parameters}'",
+            hint=f"there is {', '.join(names[:_LISTED])}{more}",
+        )
+
+    def _definition(self, name: str) -> str:
+        """Return where to put a probe on an imported function: the first library that has it is called."""
+        advice = "put the probe on the library that defines it"
+        linked = linked_files(self.path)
+        providers = providers_of([name], (path for path in linked.values() if path is not None)).get(name)
+        if providers:
+            return f"{advice}: '{next(library for library, path in linked.items() if path == providers[0])}'"
+        libraries = ", ".join(f"'{library}'" for library in self.elf.needed)
+        return f"{advice}; this module needs {libraries}" if libraries else advice
+
+    def _is_described(self, name: str) -> bool:
+        """Return whether the debug information of the file itself has a name, in a section that is not compressed."""
+        wanted = b"\0" + os.fsencode(name) + b"\0"
+        return any(
+            wanted in self.elf.data[section.offset : section.offset + section.size]
+            for section in self.elf.sections
+            if section.name == ".debug_str" and section.in_file
+        )
+
+    def _ambiguous(self, name: str, found: list[Symbol]) -> TargetError:
+        files = {symbol.address: file for file, symbol in self.symbols.in_files(name)}
+        listed, places = [], []
+        for symbol in found:
+            offset, file = self.elf.file_offset(symbol.address), files.get(symbol.address)
+            place = f"0x{offset:x}" if offset is not None else f"none (address 0x{symbol.address:x})"
+            listed.append(f"{place} ({file})" if file else place)
+            named = file is not None and list(files.values()).count(file) == 1
+            places += [f'"{file}:{name}"'] if named else []
+            places += [f"offset = 0x{offset:x}"] if offset is not None else []
+        return TargetError(
+            f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {', '.join(listed)}",
+            hint=f"write the intended one as {' or '.join(places[:2])}" if places else None,
+        )
+
+    def _several(self, name: str, found: list[tuple[str, Symbol]]) -> TargetError:
+        names = [readable for readable, _ in found]
+        listed = [
+            f"'{readable}'" + (f" ({symbol.name})" if names.count(readable) > 1 else "") for readable, symbol in found
+        ]
+        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        whole = names[0] if names.count(names[0]) == 1 else found[0][1].name
+        escaped = whole.replace('"', '\\"')
+        return TargetError(
+            f"'{name}' may be one of {len(found)} functions of '{self.path}': {', '.join(listed[:_LISTED])}{more}",
+            hint=f'write the whole of one: offset = "{escaped}"',
+        )
+
+    def _implementations(self, name: str) -> str:
+        plain = name.strip("_")
+        names = {
+            s.name
+            for s in self.symbols.functions()
+            if s.kind == "func" and s.name.strip("_").startswith(f"{plain}_") and not _CHOOSING.search(s.name)
+        }
+        if not names:
+            return "put the probe on one of the functions that it can choose; their names need the debug file or --sym"
+        listed = sorted(names, key=lambda n: (len(n), n))
+        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        return f"put the probe on one of the functions that it can choose: {_quoted(listed[:_LISTED])}{more}"
+
+
+def _bare(name: str) -> str:
+    """Return a readable name without tags of the ABI, and without the arguments of templates at its end."""
+    return re.sub(r"<.*>$", "", re.sub(r"\[abi:\w+\]", "", name))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _alternatives(names: list[str]) -> str:
+    return f"{_quoted(names[:-1])} or '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"
+
+
+class SymbolProvider(Protocol):
+    """Know the symbols of the files that a module's name means."""
+
+    def module_of(self, elf: ElfFile) -> Module:
+        """Return the module in a file with its symbols; raise ``TargetError`` if they cannot be given."""
+
+    def machine(self, host: str) -> str | None:
+        """Return for which processor a module is to be looked for on a machine, None for the machine's own."""
+
+    @property
+    def kernels(self) -> tuple[CarriedKernel, ...]:
+        """The builds of the kernel, or of a module of it, that something is known of."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSymbols:
+    """
+    Take symbols from the file itself and its debug file, and before them from the file ``extra`` (``--sym``).
+
+    A separate debug file is looked for only when the module's own symbols do not answer a question.
+    """
+
+    extra: Path | None = None
+    table: type[SymbolTable] = SymbolTable
+
+    def module_of(self, elf: ElfFile) -> Module:
+        """Return the module in a file; raise ``TargetError`` if ``extra`` belongs to another one."""
+        sources: list[SymbolSource] = []
+        if self.extra is not None:
+            from dprobes.target.elf.symbol_sources import load_symbols
+
+            sources += load_symbols(self.extra, elf).sources
+        sources += elf_symbols(elf)
+        return Module(elf, self.table(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
+
+    def machine(self, host: str) -> str | None:  # noqa: ARG002 - a file may have symbols for whatever processor
+        """Return None."""
+        return None
+
+    @property
+    def kernels(self) -> tuple[CarriedKernel, ...]:
+        """None: the kernel that runs has symbols itself."""
+        return ()
+
+
+OWN_SYMBOLS = FileSymbols()
+"""No symbols but those of the file itself and its debug file."""
+
+
+def _debug_symbols(elf: ElfFile) -> Iterable[SymbolSource]:
+    from dprobes.target.elf.symbol_sources import find_debug_file
+
+    debug = find_debug_file(elf)
+    return elf_symbols(debug) if debug is not None else []

@@ -1,0 +1,388 @@
+"""
+The mappings of a process, from ``/proc/PID/maps``: its text, and ioctl(2) on it where the kernel has that.
+
+A process may have 65 000 mappings, with paths as long as it likes, and change them all the time; so there is a bound
+for everything here. ``mapping_at`` and ``code_mappings`` ask the kernel for what is wanted alone
+(``PROCMAP_QUERY``, since Linux 6.11; ``struct procmap_query`` is in include/uapi/linux/fs.h). ``mappings_of`` reads all
+of the text.
+
+The tracer process uses this while its target is stopped, so it imports nothing costly and makes named tuples,
+which are several times faster to make than dataclasses. Rules: proc(5), and ``show_map_vma`` in the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+from array import array
+from fcntl import ioctl
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = [
+    "CODE_MAX",
+    "COVERING_OR_NEXT",
+    "EXECUTABLE",
+    "MAPS_MAX",
+    "NAME_MAX",
+    "OF_FILE",
+    "PAGE_SIZE",
+    "PROCMAP_QUERY",
+    "QUERY",
+    "Growth",
+    "Mapping",
+    "code_mappings",
+    "command_name",
+    "executable_mappings",
+    "file_offset_at",
+    "free_ranges",
+    "growth_of",
+    "mapping_at",
+    "mapping_finder",
+    "mappings_of",
+    "parse_maps",
+    "read_maps",
+    "run_time_address",
+]
+
+PAGE_SIZE = 4096
+"""The unit of mappings on x86."""
+
+CODE_MAX = 1 << 12
+"""How many mappings of the code of files are looked at in a process: it can make as many as it likes."""
+
+MAPS_MAX = 16 << 20
+"""Bytes of ``/proc/PID/maps`` that are read: 65 000 mappings with ordinary names take seven millions."""
+
+QUERY = struct.Struct("=9Q4I2Q")
+"""
+size, flags, address asked for; start, end, flags, page size and offset of the mapping, inode of its file; major and
+minor number of the device, sizes of the buffers for name and build-id; addresses of these buffers.
+"""
+PROCMAP_QUERY = 3 << 30 | QUERY.size << 16 | ord("f") << 8 | 17
+EXECUTABLE, COVERING_OR_NEXT, OF_FILE = 0x04, 0x10, 0x20
+"""Which mappings are asked for."""
+_LETTERS = tuple(f"{read}{write}{code}{shared}" for shared in "ps" for code in "-x" for write in "-w" for read in "-r")
+"""Permissions as text, by the flags of a mapping."""
+NAME_MAX = 4096
+"""Bytes of a name that the kernel gives at most, with a zero at its end."""
+
+_KEPT_LINE = 256
+"""Characters of a line whose mapping is kept for the next look; longer ones, which any user can make, are not."""
+
+_HEAP, _STACK = "[heap]", "[stack]"
+_HEAP_MOST = 1 << 40
+"""Bytes that the heap takes at most: the mappings of libraries lie further away, and grow towards it."""
+_STACK_LEAST = 16 << 30
+"""Bytes below the stack that it may take one day: its soft limit may be raised as far as the hard one."""
+_STACK_LIMIT = "Max stack size"
+_DELETED = " (deleted)"
+_READ_SIZE = 1 << 16
+
+
+class Mapping(NamedTuple):
+    """
+    Say that ``start`` to ``end`` (excluded) shows the file from byte ``offset`` on.
+
+    ``permissions`` are four letters (``r-xp``); ``device`` is the number that ``os.stat`` gives for most file systems.
+    ``path`` is empty for anonymous memory, and in brackets for the kernel's own areas (``[vdso]``); ``deleted`` says
+    that the file no longer has that name.
+    """
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    device: int
+    inode: int
+    path: str
+    deleted: bool
+
+    @property
+    def executable(self) -> bool:
+        """Whether the mapping holds code."""
+        return self.permissions[2] == "x"
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the mapping shows a file."""
+        return self.path.startswith("/")
+
+
+class Growth(NamedTuple):
+    """
+    Say how far the memory of a process may grow.
+
+    The ``heap`` begins there (None: behind the program), and grows as far as the next mapping. The ``stack`` may come
+    to need so many bytes below those that it has (None: as far down as the mapping before it).
+    """
+
+    heap: int | None = None
+    stack: int | None = _STACK_LEAST
+
+
+def growth_of(pid: int) -> Growth:
+    """Return how far the memory of a process may grow, as far as it may be known."""
+    heap = None
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+        # proc(5): field 47, which is 0 for who may not trace the process.
+        heap = int(file.read().rpartition(b")")[2].split()[44]) or None
+    limits: list[str] = []
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/limits", encoding="ascii") as text:  # noqa: PTH123
+        limits = next((line.split()[3:5] for line in text if line.startswith(_STACK_LIMIT)), [])
+    soft = limits[:1]
+    if soft == ["unlimited"]:
+        return Growth(heap, None)
+    return Growth(heap, max([_STACK_LEAST, *(int(limit) for limit in limits if limit.isdecimal())]))
+
+
+def free_ranges(mappings: Iterable[Mapping], growth: Growth, floor: int, top: int) -> list[tuple[int, int]]:
+    """Return from ``floor`` to ``top`` what is not mapped and not where the heap or the stack will grow, in order."""
+    in_order = sorted(mappings, key=lambda mapping: mapping.start)
+    found: list[tuple[int, int]] = []
+    heap = _heap_range(in_order, growth, top)
+    position = floor
+    for mapping in in_order:
+        end = mapping.start
+        if mapping.path == _STACK:
+            end = position if growth.stack is None else end - growth.stack
+        _add_free(found, position, min(end, top), heap)
+        position = max(position, mapping.end)
+    _add_free(found, position, top, heap)
+    return found
+
+
+def _heap_range(mappings: list[Mapping], growth: Growth, top: int) -> tuple[int, int]:
+    """Return where the heap is, and will be."""
+    start = growth.heap
+    if start is None:
+        first = next((mapping.start for mapping in mappings if mapping.path == _HEAP), None)
+        program = next((mapping.path for mapping in mappings if mapping.is_file), None)
+        ends = [mapping.end for mapping in mappings if mapping.path == program]
+        start = first if first is not None else max(ends, default=top)
+    behind = (m.start for m in mappings if m.start >= start and m.path != _HEAP)
+    return start, min(start + _HEAP_MOST, next(behind, top))
+
+
+def _add_free(found: list[tuple[int, int]], start: int, end: int, but: tuple[int, int]) -> None:
+    """Append what of a range is not in another one."""
+    for first, last in ((start, min(end, but[0])), (max(start, but[1]), end)):
+        if first < last:
+            found.append((first, last))
+
+
+def parse_maps(text: str) -> list[Mapping]:
+    """Return every mapping of ``text``, in order of addresses."""
+    # Not splitlines: only newline ends a line here, and a path may hold any other separator.
+    return [(_parsed if len(line) <= _KEPT_LINE else _parse_line)(line) for line in text.split("\n") if line]
+
+
+def mappings_of(pid: int) -> list[Mapping]:
+    """
+    Return every mapping of a process, in order of addresses.
+
+    Raise ``TargetError`` as ``read_maps`` does, and if they are more than can be looked at.
+    """
+    text = read_maps(pid, MAPS_MAX)
+    if len(text) >= MAPS_MAX - PAGE_SIZE:
+        raise TargetError(f"process {pid} maps more than can be looked at ({MAPS_MAX >> 20} MiB of text)")
+    return parse_maps(text)
+
+
+def mapping_at(pid: int, address: int) -> Mapping | None:
+    """Return what is mapped at an address; raise ``TargetError`` as ``mappings_of`` does."""
+    return mapping_finder(pid)(address)
+
+
+def mapping_finder(pid: int) -> Callable[[int], Mapping | None]:
+    """
+    Return a function that does as ``mapping_at`` at many addresses of a process.
+
+    Where the kernel cannot be asked all is read once, so the process is to be stopped meanwhile.
+    """
+    known: list[Mapping] | None = None
+
+    def find(address: int) -> Mapping | None:
+        nonlocal known
+        if known is None:
+            asked = _ask(pid, 0, 1, address)
+            if asked is not None:
+                return asked[0][0] if asked[0] else None
+            known = mappings_of(pid)
+        return next((each for each in known if each.start <= address < each.end), None)
+
+    return find
+
+
+def code_mappings(pid: int, most: int = CODE_MAX) -> tuple[list[Mapping], bool]:
+    """
+    Return the first mappings of a process that show the code of files, and whether these are all.
+
+    Raise ``TargetError`` as ``read_maps`` does.
+    """
+    asked = _ask(pid, EXECUTABLE | COVERING_OR_NEXT | OF_FILE, most + 1)
+    if asked is None:
+        text = read_maps(pid)
+        found, is_all = executable_mappings(text), len(text) < MAPS_MAX - PAGE_SIZE
+    else:
+        found, is_all = [each for each in asked[0] if each.is_file], asked[1]
+    return found[:most], is_all and len(found) <= most
+
+
+def _ask(pid: int, wanted: int, most: int, address: int = 0) -> tuple[list[Mapping], bool] | None:
+    """Return at most ``most`` mappings from an address on, and whether these are all; None if the kernel is older."""
+    name, query = array("B", bytes(NAME_MAX)), bytearray(QUERY.size)
+    place, _ = name.buffer_info()
+    found: list[Mapping] = []
+    with _opened(pid) as descriptor:
+        while len(found) < most:
+            QUERY.pack_into(query, 0, QUERY.size, wanted, address, 0, 0, 0, 0, 0, 0, 0, 0, NAME_MAX, 0, place, 0)
+            try:
+                try:
+                    ioctl(descriptor, PROCMAP_QUERY, query)
+                    is_named = True
+                except OSError as error:
+                    if error.errno != errno.ENAMETOOLONG:
+                        raise
+                    QUERY.pack_into(query, 0, QUERY.size, wanted, address, *[0] * 12)
+                    ioctl(descriptor, PROCMAP_QUERY, query)
+                    is_named = False
+            except OSError as error:
+                if error.errno == errno.ENOENT:
+                    return found, True
+                if error.errno == errno.ESRCH:
+                    raise TargetError(f"process {pid} has no memory: it is a kernel thread or has ended") from error
+                return None
+            _, _, _, start, address, bits, _, offset, inode, major, minor, length, *_ = QUERY.unpack(query)
+            path = os.fsdecode(name[: length - 1].tobytes()) if length else ""
+            if not is_named:
+                path = f"/proc/{pid}/map_files/{start:x}-{address:x}"  # a longer one leads nowhere by itself
+            deleted = path.endswith(_DELETED)
+            found.append(
+                Mapping(
+                    start,
+                    address,
+                    _LETTERS[bits & 15],
+                    offset,
+                    os.makedev(major, minor),
+                    inode,
+                    path[: -len(_DELETED)] if deleted else path,
+                    deleted,
+                )
+            )
+    return found, False
+
+
+def executable_mappings(text: str) -> list[Mapping]:
+    """Return only the mappings of ``text`` that show the code of a file; the other lines are hardly looked at."""
+    found = []
+    for line in text.split("\n"):
+        permissions = line.find(" ") + 1
+        if line[permissions + 2 : permissions + 3] == "x" and "/" in line:
+            mapping = _parse_line(line)
+            if mapping.path.startswith("/"):
+                found.append(mapping)
+    return found
+
+
+@contextlib.contextmanager
+def _opened(pid: int) -> Iterator[int]:
+    """Open ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or not ours to see."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise TargetError(f"process {pid} does not exist") from e
+    except PermissionError as e:
+        raise TargetError(
+            f"process {pid} may not be inspected by this user",
+            hint="run as the user that owns the process, or as root",
+        ) from e
+
+
+def read_maps(pid: int, limit: int | None = None) -> str:
+    """
+    Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or not ours to see.
+
+    Not much more than ``limit`` bytes are read, ``MAPS_MAX`` by default, and only whole lines are returned.
+    """
+    parts = []
+    left = MAPS_MAX if limit is None else limit
+    with _opened(pid) as descriptor:
+        while left > 0 and (part := os.read(descriptor, _READ_SIZE)):
+            parts.append(part)
+            left -= len(part)
+    if not parts:
+        raise TargetError(f"process {pid} has no memory: it is a kernel thread or has ended")
+    text = os.fsdecode(b"".join(parts))
+    return text if left > 0 else text[: text.rfind("\n") + 1]
+
+
+def command_name(pid: int) -> str:
+    """Return what a process is called (proc(5), ``comm``), which is how its program begins; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - the tracer does without pathlib
+            return os.fsdecode(file.read().removesuffix(b"\n"))
+    except OSError:
+        return ""
+
+
+def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:
+    """Return where byte ``file_offset`` of a file is, given the mappings of that file; executable ones win."""
+    found = None
+    for mapping in mappings:
+        address = mapping.start + file_offset - mapping.offset
+        if mapping.start <= address < mapping.end:
+            if mapping.executable:
+                return address
+            if found is None:
+                found = address
+    return found
+
+
+def file_offset_at(mappings: Iterable[Mapping], address: int) -> int | None:
+    """Return which byte of the file is at run-time ``address``, given the mappings of that file."""
+    for mapping in mappings:
+        if mapping.start <= address < mapping.end:
+            return address - mapping.start + mapping.offset
+    return None
+
+
+@lru_cache(1 << 16)  # a process is looked at again and again, and most of its mappings stay
+def _parsed(line: str) -> Mapping:
+    return _parse_line(line)
+
+
+def _parse_line(line: str) -> Mapping:
+    try:
+        addresses, permissions, offset, device, inode, *rest = line.split(None, 5)
+        start, _, end = addresses.partition("-")
+        major, _, minor = device.partition(":")
+        path = rest[0] if rest else ""
+        deleted = path.endswith(_DELETED)
+        if deleted:
+            path = path[: -len(_DELETED)]
+        if "\\" in path:
+            path = path.replace("\\012", "\n")  # the one character that the kernel escapes here
+        return Mapping(
+            int(start, 16),
+            int(end, 16),
+            permissions,
+            int(offset, 16),
+            os.makedev(int(major, 16), int(minor, 16)),
+            int(inode),
+            path,
+            deleted,
+        )
+    except ValueError as e:
+        raise TargetError(f"'{line}' is not a line of a process's memory map") from e

@@ -1,0 +1,398 @@
+"""
+Unwind tables that no process has in its memory, or where it cannot find them: those of files.
+
+They are ``.eh_frame`` of static programs, which have no table to search it by, and ``.debug_frame``, which compilers
+write where exceptions are switched off, as for Go; it may be in a separate debug file.
+
+::
+
+    .debug_frame    common entry   u32 length | u32 0xffffffff | version, augmentation, … as in .eh_frame
+                    description    u32 length | u32 place of the common entry | address, size | instructions
+    compressed      u32 kind (1: zlib) | [u32 in 64-bit files] | word size | word alignment | data
+
+Rules: DWARF 5, 6.4.1; System V ABI, "Section Compression".
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dprobes.errors import TargetError
+from dprobes.target.elf.symbol_sources import find_debug_file
+from dprobes.target.process_maps import PAGE_SIZE
+from dprobes.target.unwind.exception_frames import (
+    DEBUG_COMMON,
+    POINTER_SIZES,
+    read_debug_description,
+    read_description,
+    rows_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.arch import ByteOrder
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.elf.elf_headers import Section
+    from dprobes.target.process_maps import Mapping
+    from dprobes.target.unwind.exception_frames import CommonEntry, FrameImage, Row
+
+__all__ = [
+    "FileFrames",
+    "FrameRules",
+    "LateFrames",
+    "MemoryFrameTable",
+    "MovedFrames",
+    "bias_of",
+    "completed",
+    "moved_to",
+]
+
+# The unwind table of one module in a process's memory, found by its program headers as the C library finds it.
+#
+# ::
+#
+#     .eh_frame_hdr      u8 version 1 | u8 encodings of: the pointer, the count, the table | pointer to .eh_frame
+#                        | u32 count | rows of s32 start, s32 description, both from the header on, sorted
+#
+# Only the encodings that linkers write are read. Rules: Linux Standard Base 5.0, "Exception Frames"; elf(5).
+
+
+_PT_LOAD, _PT_GNU_EH_FRAME = 1, 0x6474E550
+_HEADERS_MAX = 64
+_ROWS_MAX = 1 << 22
+"""Functions of a table; the largest programs have a million."""
+
+_UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
+_KEPT_MAX = 1 << 16
+"""Rows of functions that are kept, all together."""
+
+
+class CodeRules(NamedTuple):
+    """The rules of the code of one function; ``starts`` are those of its ``rows``."""
+
+    start: int
+    end: int
+    common: CommonEntry
+    starts: list[int]
+    rows: list[Row]
+
+    def row_at(self, address: int) -> Row | None:
+        """Return the row that holds at an address; None before the first one."""
+        number = bisect_right(self.starts, address) - 1
+        return self.rows[number] if number >= 0 else None
+
+
+class MemoryFrameTable:
+    """
+    Find the rules for addresses of a module that is in memory; all addresses are run-time ones.
+
+    ``numbers`` are pairs of a function's start and its description, both from ``origin`` on, sorted.
+    """
+
+    def __init__(self, image: FrameImage, origin: int, numbers: array[int]) -> None:
+        self._image = image
+        self._origin = origin
+        self._mask = (1 << 8 * image.word_size) - 1
+        self._numbers = numbers
+        self._rules: dict[int, CodeRules | None] = {}
+        self._kept = 0
+        self._answers: dict[int, CodeRules | None] = {}
+        """By address: stacks have the same ones again and again, and to search takes half of the time for a frame."""
+
+    @classmethod
+    def at(cls, image: FrameImage, base: int) -> MemoryFrameTable | None:
+        """Return the table of the module whose ELF header lies at an address; None if it has none of the usual form."""
+        try:
+            header = _table_address(image, base)
+            return None if header is None else cls(image, *_parse(image, header))
+        except (TargetError, struct.error, ValueError):
+            return None
+
+    def rules_at(self, address: int) -> CodeRules | None:
+        """Return the rules of the function that covers an address; None if there is none; ValueError if unreadable."""
+        if address not in self._answers:
+            if len(self._answers) >= _KEPT_MAX:
+                self._answers.clear()
+            self._answers[address] = self._search(address)
+        return self._answers[address]
+
+    def _search(self, address: int) -> CodeRules | None:
+        numbers, distance = self._numbers, address - self._origin
+        number = bisect_right(range(len(numbers) // 2), distance, key=lambda row: numbers[2 * row]) - 1
+        if number < 0:
+            return None
+        if number not in self._rules:
+            if self._kept >= _KEPT_MAX:
+                self._rules.clear()
+                self._kept = 0
+            read = self._rules[number] = self._read((self._origin + numbers[2 * number + 1]) & self._mask)
+            self._kept += 1 if read is None else len(read.rows)
+        rules = self._rules[number]
+        if rules is None:
+            raise ValueError("an unwind table that cannot be understood")
+        return rules if rules.start <= address < rules.end else None
+
+    def _read(self, description: int) -> CodeRules | None:
+        try:
+            found = read_description(self._image, description)
+            rows = rows_of(found, self._image.word_size)
+        except (TargetError, struct.error, IndexError, ValueError):
+            return None
+        return CodeRules(found.start, found.end, found.common, [row.start for row in rows], rows)
+
+
+def _table_address(image: FrameImage, base: int) -> int | None:
+    """Return the address of ``.eh_frame_hdr``."""
+    order = "<" if image.byte_order == "little" else ">"
+    wide = image.word_size == 8
+    header = image.read(base, 64 if wide else 52)
+    if header[:4] != b"\x7fELF":
+        return None
+    # Elf64_Ehdr: e_phoff at 32, e_phentsize and e_phnum at 54; Elf32_Ehdr: at 28 and 42
+    (offset,) = struct.unpack_from(f"{order}{'Q' if wide else 'I'}", header, 32 if wide else 28)
+    size, count = struct.unpack_from(f"{order}HH", header, 54 if wide else 42)
+    # Elf64_Phdr: type, flags, offset, vaddr; Elf32_Phdr: type, offset, vaddr
+    row = struct.Struct(f"{order}IIQQ" if wide else f"{order}III")
+    if size < row.size or count > _HEADERS_MAX:
+        return None
+    table = image.read(base + offset, size * count)
+    bias = found = None
+    for start in range(0, size * count, size):
+        values = row.unpack_from(table, start)
+        kind, place, address = values[0], values[-2], values[-1]
+        if kind == _PT_LOAD and bias is None:
+            # The segment with the header comes first; the header is the first byte of the file.
+            bias = base - (address - place)
+        elif kind == _PT_GNU_EH_FRAME:
+            found = address
+    if bias is None or found is None:
+        return None
+    return int(bias + found) & ((1 << 8 * image.word_size) - 1)
+
+
+def _parse(image: FrameImage, address: int) -> tuple[int, array[int]]:
+    version, pointer, count_encoding, table_encoding = image.read(address, 4)
+    pointer_size = POINTER_SIZES.get(pointer & 0x0F, image.word_size)
+    if version != 1 or count_encoding != _UDATA4 or table_encoding != _DATAREL_SDATA4:
+        raise ValueError("a table of another form")
+    count = int.from_bytes(image.read(address + 4 + pointer_size, 4), image.byte_order)
+    if count > _ROWS_MAX:
+        raise ValueError("a table that is too large")
+    numbers = array("i", image.read(address + 8 + pointer_size, 8 * count))
+    if sys.byteorder != image.byte_order:
+        numbers.byteswap()
+    return address, numbers
+
+
+_SIZE_MAX = 256 << 20
+"""Bytes of a section, decompressed."""
+
+_ENTRIES_MAX = 1 << 18
+"""Functions of a file; a program of Go has some tens of thousands."""
+
+_FILES_KEPT_MAX = 4096
+_COMPRESSED = 0x800
+_ZLIB = 1
+
+
+class FrameRules(Protocol):
+    """Find the rules for addresses of a module."""
+
+    def rules_at(self, address: int) -> CodeRules | None:
+        """Return the rules of the function that covers an address; None if there is none; ValueError if unreadable."""
+
+
+class _SectionImage(NamedTuple):
+    """The bytes of a section as memory that begins at 0."""
+
+    data: bytes
+    word_size: int
+    byte_order: ByteOrder
+
+    def read(self, address: int, n: int, /) -> bytes:
+        """Return ``n`` bytes; raise ``TargetError`` if they are not all there."""
+        found = self.data[address : address + n] if address >= 0 else b""
+        if len(found) < n:
+            raise TargetError(f"{n} bytes at {address:#x} are not in the section")
+        return found
+
+
+class FileFrames:
+    """The unwind tables of one file, by its link addresses; they are read when the first address is asked for."""
+
+    def __init__(self, elf: ElfFile) -> None:
+        self.elf = self._elf = elf
+        self._rules: OrderedDict[tuple[bool, int], CodeRules | None] = OrderedDict()
+
+    def rules_at(self, address: int) -> CodeRules | None:
+        """Return the rules of the function that covers a link address; as ``FrameRules``."""
+        frames = self._elf.frames
+        number = bisect_right(frames.starts, address) - 1
+        if number >= 0:
+            found = self._read(frames.descriptions[number], is_debug=False)
+            if found is not None and found.start <= address < found.end:
+                return found
+        starts, places = self._debug_index
+        number = bisect_right(starts, address) - 1
+        if number < 0:
+            return None
+        found = self._read(places[number], is_debug=True)
+        if found is None:
+            raise ValueError("an unwind table that cannot be understood")
+        return found if found.start <= address < found.end else None
+
+    def _read(self, place: int, *, is_debug: bool) -> CodeRules | None:
+        key = (is_debug, place)
+        if key not in self._rules:
+            while len(self._rules) >= _FILES_KEPT_MAX:
+                self._rules.popitem(last=False)
+            self._rules[key] = None
+            try:
+                found = read_debug_description(self._debug, place) if is_debug else read_description(self._elf, place)
+                rows = rows_of(found, self._elf.word_size)
+            except (TargetError, struct.error, IndexError, ValueError):
+                return None
+            self._rules[key] = CodeRules(found.start, found.end, found.common, [row.start for row in rows], rows)
+        return self._rules[key]
+
+    @cached_property
+    def _debug(self) -> _SectionImage:
+        """The section ``.debug_frame`` of the file, or of its debug file; empty if there is none."""
+        for elf in (self._elf, find_debug_file(self._elf)):
+            number = _number_of_section(elf) if elf is not None else None
+            if elf is not None and number is not None:
+                return _SectionImage(_relocated(elf, number), elf.word_size, elf.byte_order)
+        return _SectionImage(b"", self._elf.word_size, self._elf.byte_order)
+
+    @cached_property
+    def _debug_index(self) -> tuple[list[int], list[int]]:
+        """Where functions start, sorted, and where in the section their descriptions are."""
+        image, position = self._debug, 0
+        found: list[tuple[int, int]] = []
+        head = struct.Struct(f"{self._elf.struct_prefix}II")
+        while position + head.size <= len(image.data) and len(found) < _ENTRIES_MAX:
+            length, kind = head.unpack_from(image.data, position)
+            if not 4 <= length <= len(image.data) - position:
+                break
+            if kind != DEBUG_COMMON:
+                # The address is first, and has no encoding here.
+                start = image.data[position + 8 : position + 8 + image.word_size]
+                found.append((int.from_bytes(start, image.byte_order), position))
+            position += 4 + length
+        found.sort()
+        return [start for start, _ in found], [place for _, place in found]
+
+
+def _number_of_section(elf: ElfFile) -> int | None:
+    return next((n for n, each in enumerate(elf.sections) if each.name == ".debug_frame" and each.in_file), None)
+
+
+def _relocated(elf: ElfFile, number: int) -> bytes:
+    """Return the bytes of a section with its addresses, which those of object files lack; none if it is damaged."""
+    data = _contents(elf, elf.sections[number])
+    if elf.type != "rel" or not data:
+        return data
+    from dprobes.target.elf.relocations import relocated
+
+    try:
+        return relocated(elf, number, data, lambda each: elf.sections[each].address)
+    except TargetError:
+        return b""
+
+
+def _contents(elf: ElfFile, section: Section) -> bytes:
+    """Return the bytes of a section as they were before a linker compressed them; none if they are damaged."""
+    data = bytes(elf.data[section.offset : section.offset + min(section.size, _SIZE_MAX)])
+    if not section.flags & _COMPRESSED:
+        return data
+    import zlib
+
+    # Elf64_Chdr: type, reserved, size, alignment; Elf32_Chdr: type, size, alignment
+    header = struct.Struct(f"{elf.struct_prefix}I4xQQ" if elf.word_size == 8 else f"{elf.struct_prefix}III")
+    try:
+        kind, size, _ = header.unpack_from(data)
+        if kind != _ZLIB or size > _SIZE_MAX:
+            return b""
+        return zlib.decompressobj().decompress(data[header.size :], size)
+    except (struct.error, zlib.error):
+        return b""
+
+
+class MovedFrames:
+    """The tables of a file that a process has mapped: addresses are the file's plus ``bias``."""
+
+    def __init__(self, frames: FileFrames, bias: int) -> None:
+        self._frames = frames
+        self._bias = bias
+        self._moved: dict[int, CodeRules] = {}
+
+    def rules_at(self, address: int) -> CodeRules | None:
+        """Return the rules of the function that covers a run-time address; as ``FrameRules``."""
+        found = self._frames.rules_at(address - self._bias)
+        if found is None or not self._bias:
+            return found
+        if found.start not in self._moved:
+            if len(self._moved) >= _FILES_KEPT_MAX:
+                self._moved.clear()
+            rows = [row._replace(start=row.start + self._bias) for row in found.rows]
+            self._moved[found.start] = CodeRules(
+                found.start + self._bias, found.end + self._bias, found.common, [row.start for row in rows], rows
+            )
+        return self._moved[found.start]
+
+
+class LateFrames:
+    """A table that is made when the first address is asked for."""
+
+    def __init__(self, make: Callable[[], FrameRules | None]) -> None:
+        self._make: Callable[[], FrameRules | None] | None = make
+        self._made: FrameRules | None = None
+
+    def rules_at(self, address: int) -> CodeRules | None:
+        """Return the rules of the function that covers an address; as ``FrameRules``."""
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._made = make()
+        return None if self._made is None else self._made.rules_at(address)
+
+
+class _Completed:
+    """A table in memory, and that of the file for what it lacks."""
+
+    def __init__(self, first: FrameRules, second: FrameRules) -> None:
+        self._first = first
+        self._second = second
+
+    def rules_at(self, address: int) -> CodeRules | None:
+        found = self._first.rules_at(address)
+        return self._second.rules_at(address) if found is None else found
+
+
+def completed(first: FrameRules | None, second: FrameRules | None) -> FrameRules | None:
+    """Return a table that asks the second one for what the first one has not."""
+    return _Completed(first, second) if first is not None and second is not None else first or second
+
+
+def moved_to(frames: FileFrames, mapping: Mapping, word_size: int, byte_order: ByteOrder) -> MovedFrames | None:
+    """Return the tables of a file where a mapping shows its code; None if it is for another processor, or no code."""
+    elf = frames.elf
+    if elf.word_size != word_size or elf.byte_order != byte_order:
+        return None
+    bias = bias_of(elf, mapping)
+    return None if bias is None else MovedFrames(frames, bias)
+
+
+def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
+    """Return what the link addresses of a file lack to be those of a process that has mapped its code so."""
+    for segment in elf.load_segments:
+        first = segment.offset & -PAGE_SIZE
+        if segment.executable and first <= mapping.offset < segment.offset + segment.filesz:
+            return mapping.start - mapping.offset + segment.offset - segment.vaddr
+    return None

@@ -1,0 +1,236 @@
+"""The contents of trace files, as readers return them: records, in blocks or one by one, and lost records."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_right
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.errors import FormatError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.log_record import time_of
+from dprobes.record.record_origin import Place
+from dprobes.trace.carried_names import CarriedNames
+from dprobes.trace.trace_frames import RECORD_HEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.record.record_origin import RecordSource
+
+__all__ = [
+    "FrameJoints",
+    "LostRecords",
+    "PlaceEntry",
+    "RecordBlock",
+    "TraceOrigin",
+    "TraceProgram",
+    "TraceRecord",
+    "TraceTables",
+    "merged",
+]
+
+
+class PlaceEntry(NamedTuple):
+    """Hold what a trace file says of a probepoint: the fields of ``Place`` behind its module."""
+
+    where: str
+    function: str = ""
+    placed: int | None = None
+    at_return: bool = False
+    is_paired: bool = False
+    is_code: bool = True
+
+    @classmethod
+    def of(cls, place: Place) -> PlaceEntry:
+        """Return what is to be said of a place."""
+        return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired, place.is_code)
+
+    @property
+    def routine(self) -> str:
+        """The function that the probepoint is in, as ``Place`` has it."""
+        return self.in_module("").routine
+
+    def in_module(self, module: str) -> Place:
+        """Return the place that this was made of."""
+        return Place(module, *self)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOrigin:
+    """Say where records come from: ``file`` is what is read, of which a limited writer began ``part`` before it."""
+
+    file: str = ""
+    host: str = ""
+    kernel: str = ""
+    boot_id: str = ""
+    part: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class TraceProgram:
+    """
+    Hold what a trace file says of a program; it may say more later, and ``places`` grow as modules are found.
+
+    The number of ``source`` is that behind one HEADER of one file, so programs are told apart by identity. ``names``
+    are those of all programs behind the HEADER.
+    """
+
+    source: RecordSource
+    details: dict[str, Any] = field(default_factory=dict)
+    places: list[PlaceEntry] = field(default_factory=list)
+    origin: TraceOrigin = TraceOrigin()
+    names: CarriedNames = field(default_factory=CarriedNames)
+
+    @property
+    def name(self) -> str:
+        """The name of the program."""
+        return self.source.name
+
+    def place(self, probe: int) -> PlaceEntry:
+        """Return the place of a probepoint; one that the file says nothing of is named by its number."""
+        return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}", is_code=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTables:
+    """Hold the keyed tables of a program as they were at a ``time``, in nanoseconds since 1970."""
+
+    program: TraceProgram
+    time: int
+    contents: tuple[TableContents, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """
+    Join an encoded record with its origin.
+
+    ``written`` is when it was written, at most some moments after the hit, in CLOCK_MONOTONIC nanoseconds;
+    ``wall_offset`` turns these, and the record's own time, into nanoseconds since 1970.
+    """
+
+    program: TraceProgram
+    probe: int
+    record: bytes
+    wall_offset: int
+    written: int
+
+    @property
+    def wall_time(self) -> int:
+        """Nanoseconds since 1970 of the record; if it carries no time, of its being written."""
+        time = time_of(self.record)
+        return (self.written if time is None else time) + self.wall_offset
+
+
+@dataclass(frozen=True, slots=True)
+class LostRecords:
+    """Say that records of a program were lost at this place of the file; the time is that of the note."""
+
+    program: TraceProgram
+    count: int
+    wall_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Say that ``size`` bytes of a file, from ``offset`` on, were skipped, and what is wrong with them."""
+
+    file: str
+    offset: int
+    size: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameJoints:
+    """Say which frames were joined: where the records of each begin, when it was written, and its position."""
+
+    starts: Sequence[int]
+    written: Sequence[int]
+    positions: Sequence[int]
+
+    def frame_at(self, at: int) -> int:
+        """Return which of the frames the record is of whose head is at ``at``."""
+        return bisect_right(self.starts, at) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """
+    Hold records of one program as they are in the file: ``body`` from ``start`` on.
+
+    Iterating gives them one by one; ``columns`` looks at all of them at once. ``written`` and ``position`` are those of
+    the frame; if ``joints`` says that there were several, with which ``body`` each begins, those of the first one.
+    """
+
+    program: TraceProgram
+    body: bytes
+    start: int
+    wall_offset: int
+    written: int
+    position: int
+    joints: FrameJoints | None = None
+
+    def __iter__(self) -> Iterator[TraceRecord]:
+        body, at = self.body, self.start
+        while at < len(body):
+            probe, begin, end = self.bounds(at)
+            yield TraceRecord(self.program, probe, body[begin:end], self.wall_offset, self.written_at(at))
+            at = end
+
+    @property
+    def last_written(self) -> int:
+        """When the last one was written."""
+        return self.written if self.joints is None else self.joints.written[-1]
+
+    def written_at(self, at: int) -> int:
+        """Return when the record whose head is at ``at`` was written."""
+        return self.written if self.joints is None else self.joints.written[self.joints.frame_at(at)]
+
+    def position_at(self, at: int) -> int:
+        """Return the position of the frame of the record whose head is at ``at``."""
+        return self.position if self.joints is None else self.joints.positions[self.joints.frame_at(at)]
+
+    def bounds(self, at: int) -> tuple[int, int, int]:
+        """Return the probepoint of the record whose head is at ``at``, and where it begins and ends."""
+        begin = at + RECORD_HEAD.size
+        if begin > len(self.body):
+            raise FormatError(
+                f"a frame of '{self.program.origin.file}' ends in the head of a record", offset=self.position
+            )
+        probe, size = RECORD_HEAD.unpack_from(self.body, at)
+        if begin + size > len(self.body):
+            raise FormatError(f"a frame of '{self.program.origin.file}' ends in a record", offset=self.position)
+        return probe, begin, begin + size
+
+
+# Traces of several files, or hosts, in the order of time.
+
+
+_DELAY = 1_000_000_000
+"""Nanoseconds: a record that is written later than that after its hit may come behind others in a merge."""
+
+
+def merged(traces: Iterable[Iterable[TraceRecord | LostRecords]]) -> Iterator[TraceRecord | LostRecords]:
+    """Iterate over the records of traces in the order of wall-clock time; those of one time keep their order."""
+    ordered = [_in_order(trace) for trace in traces]
+    return (found for _, found in heapq.merge(*ordered, key=lambda each: each[0]))
+
+
+def _in_order(trace: Iterable[TraceRecord | LostRecords]) -> Iterator[tuple[int, TraceRecord | LostRecords]]:
+    """Put in order what engines and programs that write to one file do not: but for ``_DELAY`` of it that is there."""
+    waiting: list[tuple[int, int, TraceRecord | LostRecords]] = []
+    for number, found in zip(itertools.count(), trace, strict=False):
+        time = found.wall_time
+        heapq.heappush(waiting, (time, number, found))
+        written = time if isinstance(found, LostRecords) else found.written + found.wall_offset
+        while waiting and waiting[0][0] < written - _DELAY:
+            first, _, earliest = heapq.heappop(waiting)
+            yield first, earliest
+    while waiting:
+        first, _, earliest = heapq.heappop(waiting)
+        yield first, earliest

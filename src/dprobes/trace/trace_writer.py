@@ -1,0 +1,439 @@
+"""
+Write trace files: records with what is needed to show them elsewhere, appended frame by frame (``traceframes``).
+
+A writer with a size limit begins a new file when half of it is full, and keeps the one before as ``NAME.1``.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dprobes.errors import SinkError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.record.boot_clock import WallClock, boot_id
+from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.trace.frame_file import FrameFile, older_part
+from dprobes.trace.packed_blocks import joined, mixed_frame, packed, packed_frame, size_of
+from dprobes.trace.trace_frames import (
+    JSON_MAX,
+    RECORD_HEAD,
+    RECORDS_HEAD,
+    VERSION,
+    FrameKind,
+    json_frame,
+    records_frame,
+)
+from dprobes.trace.trace_frames import frame as binary_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from dprobes.keyed.table_layout import TableContents
+    from dprobes.trace.trace_content import PlaceEntry
+
+__all__ = ["TraceFileWriter", "WrittenProgram", "older_part"]
+
+# A program of a trace file that is being written: what the file knows of it, and the frames that say the rest.
+
+
+_FRAME_PLACES = 10_000
+
+
+@dataclass(slots=True)
+class WrittenProgram:
+    """A program, and how much of it the file knows; ``lost`` records are to be noted, ``given`` of them by ``lose``."""
+
+    number: int
+    name: str
+    major: int
+    details: dict[str, Any]
+    places: list[PlaceEntry] = field(default_factory=list)
+    is_announced: bool = False
+    announced_places: int = 0
+    lost: int = 0
+    given: int = 0
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether the file knows the program and what was lost of it."""
+        return self.is_announced and not self.lost
+
+    def frame(self) -> bytes:
+        """Return the PROGRAM frame; a ``SinkError`` says that there is too much to say for one."""
+        content = {"id": self.number, "name": self.name, "major": self.major, "details": self.details}
+        frame = json_frame(FrameKind.PROGRAM, content)
+        if len(frame) > JSON_MAX:
+            raise SinkError(
+                f"what is to be recorded of '{self.name}' takes {len(frame)} bytes, at most {JSON_MAX} are possible",
+                hint="most of it are templates",
+            )
+        return frame
+
+    def place_frames(self) -> Iterator[bytes]:
+        """Return the PLACES frames for the probepoints that the file does not know yet."""
+        for first in range(self.announced_places, len(self.places), _FRAME_PLACES):
+            places = self.places[first : first + _FRAME_PLACES]
+            self.announced_places = first + len(places)
+            yield json_frame(FrameKind.PLACES, {"id": self.number, "first": first, "places": places})
+
+    def lost_frame(self, now: int) -> bytes:
+        """Return the LOST frame for the records that were lost; ``now`` is the monotonic clock in nanoseconds."""
+        return json_frame(FrameKind.LOST, {"id": self.number, "count": self.lost, "time": now})
+
+    def take_lost(self) -> tuple[int, int]:
+        """Return ``lost`` and ``given``, and count anew."""
+        lost = self.lost, self.given
+        self.lost = self.given = 0
+        return lost
+
+    def forget(self) -> None:
+        """Note that the file, which is another one now, knows nothing of the program."""
+        self.is_announced, self.announced_places = False, 0
+
+
+if TYPE_CHECKING:
+    Names = Callable[[bool], dict[str, Any] | None]
+
+_FRAME_BYTES = 1 << 20
+"""Records that take more are written in several frames."""
+
+_KEPT_BYTES = 256 << 10
+_KEPT_NANOSECONDS = 1_000_000_000
+"""How much is kept back, and how long, to be compressed together."""
+_SMALL_BYTES = 512
+"""Frames that take less together are not worth compressing."""
+_COMPRESSED_BYTES = 4 << 20
+"""Frames that take more are compressed in several groups."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Frames that are written together or not at all, and what has to be taken back in the latter case."""
+
+    frames: list[bytes] = field(default_factory=list)
+    size: int = 0
+    since: int = 0
+    records: Counter[int] = field(default_factory=Counter)
+    given: Counter[int] = field(default_factory=Counter)
+    announced: set[int] = field(default_factory=set)
+    places: dict[int, int] = field(default_factory=dict)
+    has_names: bool = False
+
+
+class TraceFileWriter:
+    """
+    Append to a trace file, mode 0600; ``limit`` is in bytes.
+
+    With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together; without,
+    for up to ``hold`` nanoseconds, to be frames together. Whoever holds them sees to it that ``flush`` is called.
+
+    Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Nobody else can write
+    to the file as long as it is open.
+    """
+
+    def __init__(
+        self, path: Path, limit: int | None = None, *, compress: Literal["zstd"] | None = None, hold: int = 0
+    ) -> None:
+        self._limit = limit
+        self._hold = hold
+        self._compress = None
+        if compress is not None:
+            from dprobes.trace.trace_frames import compressor
+
+            self._compress = compressor(compress)
+        self._programs: dict[int, WrittenProgram] = {}
+        self._ended: set[int] = set()
+        """Programs that are kept until the file knows them and their lost records."""
+        self._next = 1
+        self._batch = _Batch()
+        self._held: list[Sequence[tuple[int, bytes]]] = []
+        self._held_of = self._held_bytes = 0
+        """Records that are no frames yet, of which program, and about how many bytes they take."""
+        self._has_head = False
+        self._has_names = False
+        self._clock = WallClock()
+        self._offset: int | None = None
+        """What the file knows of the wall clock."""
+        # A limited writer does not keep everything anyway, and has to go on, whatever it finds.
+        self._file = FrameFile(path, can_replace=limit is not None)
+        self.flush()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether records are kept back."""
+        return bool(self._held or self._batch.frames)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last attempt to write has failed; None if it has not."""
+        return self._file.problem
+
+    # What is written
+
+    def add_program(self, name: str, major: int, details: dict[str, Any]) -> int:
+        """Announce a program, of which ``details`` says more (``RecordSource``); return its number in this file."""
+        number = self._next
+        program = WrittenProgram(number, name, major, details)
+        program.frame()  # it may be too large
+        self._next += 1
+        self._programs[number] = program
+        self._announce(number)
+        self._flush_some()
+        return number
+
+    def update_program(self, program: int, details: dict[str, Any]) -> None:
+        """Say more of a program."""
+        known = self._programs[program]
+        if known.details != details:
+            known.details = details
+            known.is_announced = False
+            self._announce(program)
+            self._flush_some()
+
+    def add_places(self, program: int, places: Sequence[PlaceEntry]) -> None:
+        """Announce more probepoints of a program."""
+        self._programs[program].places += places
+        self._announce(program)
+        self._flush_some()
+
+    def end_program(self, program: int) -> bool:
+        """Forget a program that has no more records; return whether all that was kept back could be written."""
+        self._announce(program)
+        self._ended.add(program)
+        return self.flush()
+
+    def write(
+        self,
+        program: int,
+        records: Sequence[tuple[int, bytes]],
+        names: Names | None = None,
+    ) -> bool:
+        """Append records, and return whether that was possible; if not, they are lost."""
+        is_written = self.append(program, records, names)
+        if not is_written:
+            self._programs[program].lost += len(records)
+        return is_written
+
+    def append(
+        self,
+        program: int,
+        records: Sequence[tuple[int, bytes]],
+        names: Names | None = None,
+    ) -> bool:
+        """
+        Append records, and return whether that was possible; if not, none of them is in the file.
+
+        ``names`` returns the body of a NAMES frame with what addresses in them are called, None for none; its argument
+        says whether the file has all that was told before.
+
+        What is kept back to be compressed may still find no room, and is noted as lost then.
+        """
+        if self._limit is not None and self._file.size + self._batch.size > self._limit // 2:
+            self.flush()
+            self._begin_another()
+        for number in self._ended:
+            self._announce(number)
+        self._announce(program)
+        self._tell(names)
+        if self._hold:
+            self._keep(program, records)
+        else:
+            self._add_all(program, records)
+        if self._flush_some():
+            return True
+        self._programs[program].lost -= len(records)
+        return False
+
+    def _tell(self, names: Names | None) -> None:
+        if names is not None and (said := names(self._has_names)) is not None:
+            self._add(json_frame(FrameKind.NAMES, said))
+            self._has_names = self._batch.has_names = True
+
+    def append_tables(self, program: int, tables: Sequence[TableContents], names: Names | None = None) -> bool:
+        """Append what the keyed tables of a program hold now; return whether that was possible; ``names`` as there."""
+        from dprobes.keyed.table_codec import encode_tables
+
+        self._settle()
+        self._announce(program)
+        self._tell(names)
+        head = RECORDS_HEAD.pack(program, time.monotonic_ns())
+        self._add(binary_frame(FrameKind.TABLES, head + encode_tables(tables)))
+        return self.flush()
+
+    def lose(self, program: int, count: int) -> None:
+        """Note that records are missing here."""
+        self._programs[program].lost += count
+        self._programs[program].given += count
+
+    def take_lost(self) -> dict[int, tuple[int, int]]:
+        """
+        Return how many records of each program are lost without the file saying it, and leave that to the caller.
+
+        The second number is that of those that the caller knows of, by ``lose``.
+        """
+        return {number: program.take_lost() for number, program in self._programs.items()}
+
+    def flush(self) -> bool:
+        """Write what is kept back, and return whether that was possible; if not, it is lost."""
+        self._settle()
+        batch, self._batch = self._batch, _Batch()
+        is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
+        if not is_written:
+            self._undo(batch)
+        for number in [each for each in self._ended if self._programs[each].is_noted]:
+            self._ended.remove(number)
+            del self._programs[number]
+        return is_written
+
+    def close(self) -> None:
+        """Write what is kept back, and give up the file."""
+        for number in self._programs:
+            self._announce(number)
+        self.flush()
+        self._file.close()
+
+    # Batches
+
+    def _keep(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
+        """Keep records back, to be frames with what comes next."""
+        if not records:
+            return
+        if program != self._held_of:
+            self._settle()
+        self._batch.since = self._batch.since or time.monotonic_ns()
+        self._held_of = program
+        self._held.append(records)
+        self._held_bytes += size_of(records)
+
+    def _settle(self) -> None:
+        """Make frames of the records that are no frames yet."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        for records in joined(held):
+            self._add_all(self._held_of, records)
+
+    def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
+        """Add records, packed where they are of one shape."""
+        if isinstance(records, PackedRecords | MixedRecords):
+            rows = max(1, len(records) * _FRAME_BYTES // max(size_of(records), 1))
+            for first in range(0, len(records), rows):
+                self._add_records(program, records[first : first + rows])
+            return
+        first = size = 0
+        for end, (_, record) in enumerate(records, 1):
+            size += RECORD_HEAD.size + len(record)
+            if size > _FRAME_BYTES:
+                self._add_records(program, packed(records[first:end]))
+                first, size = end, 0
+        if first < len(records):
+            self._add_records(program, packed(records[first:]))
+
+    def _add_records(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
+        now = time.monotonic_ns()
+        if isinstance(records, PackedRecords):
+            self._add(packed_frame(program, now, records))
+        elif isinstance(records, MixedRecords):
+            self._add(mixed_frame(program, now, records))
+        else:
+            self._add(records_frame(program, now, records))
+        self._batch.records[program] += len(records)
+
+    def _announce(self, number: int) -> None:
+        """Add what the file does not know yet of the clock and of a program."""
+        program, batch = self._programs[number], self._batch
+        offset = self._clock.look()
+        if self._has_head and offset != self._offset:
+            self._offset = offset
+            self._add(json_frame(FrameKind.CLOCK, {"wall_offset": offset}))
+        if not program.is_announced:
+            self._add(program.frame())
+            program.is_announced = True
+            batch.announced.add(number)
+        first = program.announced_places
+        for frame in program.place_frames():
+            self._add(frame)
+            batch.places.setdefault(number, first)
+        if program.lost:
+            self._add(program.lost_frame(time.monotonic_ns()))
+            lost, given = program.take_lost()
+            batch.records[number] += lost
+            batch.given[number] += given
+
+    def _add(self, frame: bytes) -> None:
+        if self._held:
+            self._settle()  # which came before
+        batch = self._batch
+        batch.since = batch.since or time.monotonic_ns()
+        batch.frames.append(frame)
+        batch.size += len(frame)
+
+    def _flush_some(self) -> bool:
+        """Write the batch, unless more is to be compressed with it; return whether that was possible."""
+        batch = self._batch
+        if self._compress is not None:
+            size, room, patience = batch.size, _KEPT_BYTES, _KEPT_NANOSECONDS
+        else:
+            size, room, patience = self._held_bytes, _FRAME_BYTES, self._hold
+        if not patience or size > room or time.monotonic_ns() - batch.since > patience:
+            return self.flush()
+        return True
+
+    def _bytes_of(self, batch: _Batch) -> bytes:
+        if self._compress is None or batch.size < _SMALL_BYTES:
+            return b"".join(batch.frames)
+        groups: list[bytearray] = [bytearray()]
+        for frame in batch.frames:
+            if groups[-1] and len(groups[-1]) + len(frame) > _COMPRESSED_BYTES:
+                groups.append(bytearray())
+            groups[-1] += frame
+        return b"".join(self._compress(bytes(group)) for group in groups)
+
+    def _undo(self, batch: _Batch) -> None:
+        """Take back that the file knows what is in a batch; its records are lost."""
+        self._offset = None
+        self._has_names = self._has_names and not batch.has_names
+        for number, count in batch.records.items():
+            self._programs[number].lost += count
+            self._programs[number].given += batch.given[number]
+        for number in batch.announced:
+            self._programs[number].is_announced = False
+        for number, first in batch.places.items():
+            self._programs[number].announced_places = first
+
+    # The file
+
+    def _begin_file(self) -> bool:
+        """Write the HEADER, behind which programs have to be announced anew."""
+        offset = self._clock.look()
+        head = json_frame(
+            FrameKind.HEADER,
+            {
+                "version": VERSION,
+                "host": platform.node(),
+                "kernel": platform.release(),
+                "boot_id": boot_id(),
+                "wall_offset": offset,
+                "part": self._file.part,
+            },
+        )
+        if not self._file.append(head):
+            return False
+        self._has_head = True
+        self._offset = offset
+        return True
+
+    def _begin_another(self) -> None:
+        """Go on in a new file, which knows nothing yet."""
+        if self._file.begin_another():
+            self._has_head = self._has_names = False
+            for program in self._programs.values():
+                program.forget()

@@ -1,0 +1,329 @@
+"""What the instructions of arithmetic, the RPN stack, variables and the heap do."""
+
+# ruff: noqa: ARG001 - all rules have the same two parameters
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dprobes.rpn.instruction_set import RPN_STACK_CELLS, ExceptionCode
+from dprobes.rpn.word_arithmetic import BINARY, COMPARISONS, DIVISIONS, FILLS, SHIFTS, complement, mask_of
+from dprobes.vm.rpn_machine import HeapExhaustedError, Machine, Raised
+from dprobes.vm.world_context import SharedCells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence
+
+    from dprobes.rpn.word_arithmetic import Comparison, Division
+
+__all__ = ["RULES", "add_to_variable", "store_variable"]
+
+if TYPE_CHECKING:
+    Rule = Callable[[Machine, Any], None]
+    Sized = Callable[[int, int, int], int]
+    """An operation on two numbers and the width of the word in bits."""
+
+
+# Arithmetic and logic
+
+
+def _binary(operation: Callable[[int, int], int]) -> Rule:
+    """Return the rule that pops val1 (the top) and val2, and pushes ``operation(val1, val2)``."""
+
+    def rule(machine: Machine, operand: int) -> None:
+        val1 = machine.pop()
+        machine.poke(operation(val1, machine.peek()))
+
+    return rule
+
+
+def _comparison(comparison: Comparison) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        val1 = machine.pop()
+        machine.poke(comparison.of_words(val1, machine.peek(), machine.bits))
+
+    return rule
+
+
+def _neg(machine: Machine, operand: int) -> None:
+    machine.poke(complement(machine.peek()))
+
+
+def _division(operation: Division) -> Rule:
+    """Return the rule that pops divisor and dividend, and pushes the remainder, then the quotient."""
+    function, is_signed = operation
+
+    def rule(machine: Machine, operand: int) -> None:
+        divisor, dividend = machine.pop(), machine.pop()
+        if divisor == 0:
+            raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
+        if is_signed:
+            sign = 1 << (machine.bits - 1)
+            divisor, dividend = (divisor ^ sign) - sign, (dividend ^ sign) - sign
+        quotient, remainder = function(dividend, divisor)
+        machine.push(remainder)
+        machine.push(quotient)
+
+    return rule
+
+
+def _shift(operation: Sized) -> tuple[Rule, Rule]:
+    """Return the rules of the two forms: count in the instruction, and value on top with the count below."""
+
+    def immediate(machine: Machine, count: int) -> None:
+        machine.poke(operation(machine.peek(), count, machine.bits))
+
+    def popped(machine: Machine, operand: int) -> None:
+        value = machine.pop()
+        machine.poke(operation(value, machine.peek(), machine.bits))
+
+    return immediate, popped
+
+
+def _fill(operation: Sized) -> tuple[Rule, Rule]:
+    """Return the rules of ``pbl`` and its like: n in the instruction, and on top of the value."""
+
+    def apply(machine: Machine, value: int, n: int) -> None:
+        if not 1 <= n <= machine.bits:
+            raise Raised(ExceptionCode.INVALID_OPERAND, 3, n)
+        machine.push(operation(value, n, machine.bits))
+
+    def immediate(machine: Machine, n: int) -> None:
+        apply(machine, machine.pop(), n)
+
+    def popped(machine: Machine, operand: int) -> None:
+        n, value = machine.pop(), machine.pop()
+        apply(machine, value, n)
+
+    return immediate, popped
+
+
+_COUNTED = {
+    **{name: _shift(operation) for name, operation in SHIFTS.items()},
+    **{name: _fill(operation) for name, operation in FILLS.items()},
+}
+"""The rules of the instructions of which each has two forms."""
+
+
+# The RPN stack
+
+
+def _push_value(machine: Machine, value: int) -> None:
+    machine.push(value)
+
+
+def _xchg(machine: Machine, operand: int) -> None:
+    top, below = machine.peek(0), machine.peek(1)
+    machine.poke(below, 0)
+    machine.poke(top, 1)
+
+
+def _dup(machine: Machine, times: int) -> None:
+    value = machine.peek()
+    for _ in range(times):
+        machine.push(value)
+
+
+def _dup_popped(machine: Machine, operand: int) -> None:
+    value, count = machine.pop(), machine.pop()
+    # Past 1024 cells the stack is full of the value; only TSP goes on.
+    written = min(count + 1, RPN_STACK_CELLS)
+    machine.tsp -= count + 1 - written
+    for _ in range(written):
+        machine.push(value)
+
+
+def _ros(machine: Machine, cells: int) -> None:
+    machine.tsp += cells
+
+
+def _cell(machine: Machine, position: int) -> int:
+    return machine.cells[position % RPN_STACK_CELLS]
+
+
+def _set_cell(machine: Machine, position: int, value: int) -> None:
+    machine.cells[position % RPN_STACK_CELLS] = value
+
+
+def _pointer_rules(name: str) -> dict[str, Rule]:
+    """Return the rules of one of the stack pointers, and of the cells at a distance from where it points."""
+    pointer = attrgetter(name)
+
+    def push(machine: Machine, n: int) -> None:
+        machine.push(_cell(machine, pointer(machine) + n))
+
+    def push_popped(machine: Machine, operand: int) -> None:
+        push(machine, machine.pop())
+
+    def pop(machine: Machine, n: int) -> None:
+        position = pointer(machine) + n  # before the pop
+        _set_cell(machine, position, machine.pop())
+
+    def pop_popped(machine: Machine, operand: int) -> None:
+        value, n = machine.pop(), machine.pop()
+        _set_cell(machine, pointer(machine) + n, value)
+
+    def copy(machine: Machine, n: int) -> None:
+        _set_cell(machine, pointer(machine) + n, machine.peek())
+
+    def copy_popped(machine: Machine, operand: int) -> None:
+        copy(machine, machine.pop())
+
+    def save(machine: Machine, operand: int) -> None:
+        machine.push(pointer(machine))
+
+    def restore(machine: Machine, operand: int) -> None:
+        setattr(machine, name, machine.pop())
+
+    return {
+        f"push {name}, <n>": push,
+        f"push {name}": push_popped,
+        f"pop {name}, <n>": pop,
+        f"pop {name}": pop_popped,
+        f"copy {name}, <n>": copy,
+        f"copy {name}": copy_popped,
+        f"save {name}": save,
+        f"restore {name}": restore,
+    }
+
+
+# Variables
+
+
+def store_variable(values: MutableSequence[int], index: int, value: int, word_size: int) -> None:
+    """Set a variable; a program with 4-byte words sees and changes the low half of a 64-bit global variable."""
+    mask = mask_of(8 * word_size)
+    if isinstance(values, SharedCells):
+        values.store(index, value & mask, word_size)
+    else:
+        values[index] = values[index] & ~mask | value & mask
+
+
+def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_size: int) -> None:
+    """Add to a variable, modulo the word; nobody else's change of a shared one is lost."""
+    if isinstance(values, SharedCells):
+        values.add(index, amount, word_size)
+    else:
+        store_variable(values, index, values[index] + amount, word_size)
+
+
+def _variable_rules(name: str, kind: int, values_of: Callable[[Machine], MutableSequence[int]]) -> dict[str, Rule]:
+    """Return the rules of one kind of variables; ``kind`` is parameter 1 of INVALID_OPERAND."""
+
+    def checked(machine: Machine, index: int) -> MutableSequence[int]:
+        values = values_of(machine)
+        if index >= len(values):
+            raise Raised(ExceptionCode.INVALID_OPERAND, kind, index)
+        return values
+
+    def load(machine: Machine, index: int) -> None:
+        machine.push(checked(machine, index)[index])
+
+    def store(machine: Machine, index: int, value: int) -> None:
+        store_variable(checked(machine, index), index, value, machine.word_size)
+
+    def add(machine: Machine, index: int, amount: int) -> None:
+        add_to_variable(checked(machine, index), index, amount, machine.word_size)
+
+    def pop(machine: Machine, index: int) -> None:
+        store(machine, index, machine.pop())
+
+    def pop_popped(machine: Machine, operand: int) -> None:
+        value, index = machine.pop(), machine.pop()
+        store(machine, index, value)
+
+    def move_popped(machine: Machine, operand: int) -> None:
+        index = machine.pop()
+        store(machine, index, machine.peek())
+
+    return {
+        f"push {name}, <{name}>": load,
+        f"push {name}": lambda machine, _: load(machine, machine.pop()),
+        f"pop {name}, <{name}>": pop,
+        f"pop {name}": pop_popped,
+        f"move {name}, <{name}>": lambda machine, index: store(machine, index, machine.peek()),
+        f"move {name}": move_popped,
+        f"inc {name}, <{name}>": lambda machine, index: add(machine, index, 1),
+        f"inc {name}": lambda machine, _: add(machine, machine.pop(), 1),
+        f"dec {name}, <{name}>": lambda machine, index: add(machine, index, -1),
+        f"dec {name}": lambda machine, _: add(machine, machine.pop(), -1),
+    }
+
+
+# The heap
+
+
+def _malloc(machine: Machine, operand: int) -> None:
+    size = machine.pop()
+    try:
+        machine.push(machine.heap.allocate(size))
+    except HeapExhaustedError:
+        raise Raised(ExceptionCode.HEAP_NOMEM, size) from None
+
+
+def _free(machine: Machine, operand: int) -> None:
+    handle = machine.pop()
+    if not machine.heap.release(handle):
+        raise Raised(ExceptionCode.HEAP_INVALID_HANDLE, handle)
+
+
+def _heap_range(machine: Machine, handle: int, offset: int, length: int) -> int:
+    """Return where in the heap's memory ``length`` bytes at ``offset`` of a block lie."""
+    size = machine.heap.block_size(handle)
+    if size is None:
+        raise Raised(ExceptionCode.HEAP_INVALID_HANDLE, handle, offset)
+    if offset + length > size:
+        raise Raised(ExceptionCode.HEAP_INVALID_OFFSET, handle, offset)
+    return handle + offset
+
+
+def _push_heap(width: int) -> Rule:
+    def rule(machine: Machine, count: int) -> None:
+        offset, handle = machine.pop(), machine.pop()
+        start = _heap_range(machine, handle, offset, count * width)
+        memory = machine.heap.memory
+        for n in reversed(range(count)):
+            value = memory[start + n * width : start + (n + 1) * width]
+            machine.push_wide(int.from_bytes(value, machine.architecture.byte_order), 8 * width)
+
+    return rule
+
+
+def _pop_heap(width: int) -> Rule:
+    def rule(machine: Machine, count: int) -> None:
+        offset, handle = machine.pop(), machine.pop()
+        cells = -(-width // machine.word_size)
+        values = [sum(machine.peek(n * cells + c) << (c * machine.bits) for c in range(cells)) for n in range(count)]
+        machine.tsp += count * cells
+        start = _heap_range(machine, handle, offset, count * width)
+        for n, value in enumerate(values):
+            data = (value & ((1 << 8 * width) - 1)).to_bytes(width, machine.architecture.byte_order)
+            machine.heap.memory[start + n * width : start + (n + 1) * width] = data
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    **{name: _binary(operation.function) for name, operation in BINARY.items()},
+    **{name: _comparison(comparison) for name, comparison in COMPARISONS.items()},
+    "neg": _neg,
+    **{name: _division(operation) for name, operation in DIVISIONS.items()},
+    **{f"{name} <bits>": immediate for name, (immediate, _) in _COUNTED.items()},
+    **{name: popped for name, (_, popped) in _COUNTED.items()},
+    "push <value>": _push_value,
+    "xchg": _xchg,
+    "dup <times>": _dup,
+    "dup": _dup_popped,
+    "ros <cells>": _ros,
+    **_pointer_rules("sbp"),
+    **_pointer_rules("tsp"),
+    **_variable_rules("lv", 1, lambda machine: machine.context.local_variables),
+    **_variable_rules("gv", 2, lambda machine: machine.context.global_variables),
+    **_variable_rules("cv", 5, lambda machine: machine.context.cpu_variables()),
+    **_variable_rules("tv", 7, lambda machine: machine.context.thread_variables()),
+    "malloc": _malloc,
+    "free": _free,
+    **{f"push h, u{8 << n}, <values>": _push_heap(1 << n) for n in range(4)},
+    **{f"pop h, u{8 << n}, <values>": _pop_heap(1 << n) for n in range(4)},
+}

@@ -1,0 +1,77 @@
+"""Programs as files and as texts, for all verbs that take one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.cli.main import run
+from dprobes.ppdf.ppdf_file import decode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = "libc.so.6:malloc(size) { @[comm] = hist(size) }"
+VERBS = ("run", "check", "show", "build", "insert")
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = run(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_text_is_checked_as_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(capsys, "check", "-e", TEXT) == (0, "", "")
+    wrong = TEXT.replace("comm]", "comm")
+    place = ":1:46: error: expected ']' behind the last one, found '}'\n"
+    shown = "    libc.so.6:malloc(size) { @[comm = hist(size) }\n" + " " * 49 + "^\n"
+    assert outcome(capsys, "check", "-e", wrong) == (2, "", f"-e{place}{shown}")
+    (tmp_path / "wrong.dpc").write_text(wrong)
+    file = str(tmp_path / "wrong.dpc")
+    assert outcome(capsys, "check", file) == (2, "", f"{file}{place}{shown}")
+
+
+def test_a_text_is_shown_and_built_as_a_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "same.dpc").write_text(TEXT)
+    for verb in (["show"], ["build", "--emit", "rpn"], ["build", "--dump", "source"]):
+        status, out, _ = outcome(capsys, *verb, "-e", TEXT)
+        assert (status, outcome(capsys, *verb, "same.dpc")[1]) == (0, out)
+        assert "malloc" in out
+    assert outcome(capsys, "build", "-e", TEXT, "-o", "text.ppdf")[0] == 0
+    assert outcome(capsys, "build", "same.dpc")[0] == 0
+    assert decode((tmp_path / "text.ppdf").read_bytes()) == decode((tmp_path / "same.ppdf").read_bytes())
+    assert decode((tmp_path / "text.ppdf").read_bytes()).program.name == "libc.so.6"
+
+
+def test_what_is_built_of_a_text_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, said = outcome(capsys, "build", "-e", TEXT)
+    assert status == 2
+    assert said.endswith("Error: a program on the command line needs a name for what is built: -o OUT\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_program_is_needed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, said = outcome(capsys, verb)
+    assert status == 2
+    assert said.endswith("Error: name the file of a program, or give its text with -e TEXT\n")
+
+
+@pytest.mark.parametrize("verb", ["check", "show", "build"])
+def test_one_program_is_enough(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, said = outcome(capsys, verb, "-e", TEXT, "more.dpc")
+    assert status == 2
+    assert said.endswith("Error: 'more.dpc' is too much: the program is the text of -e\n")
+
+
+def test_a_script_of_bpftrace_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "malloc.bt"
+    script.write_text("uprobe:libc:malloc { @ = count(); }\n")
+    status, _, said = outcome(capsys, "check", str(script))
+    assert status == 2
+    made = f"'dprobes convert {script} -o malloc.dpc' makes a program of it"
+    assert said.endswith(f"Error: Invalid value for '[FILE]': '{script}' is a script of bpftrace; {made}\n")

@@ -1,0 +1,43 @@
+"""Whose hits a recording may hold."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.engine_interface import Job, Scope
+from dprobes.engines.replay.replay_engine import ReplaySession
+from dprobes.resolve.local_module import resolve_here
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.source_text import SourceFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def session_of(tmp_path: Path, text: str, *hits: dict[str, object]) -> ReplaySession:
+    """Return the session of a program on recorded hits."""
+    recording = tmp_path / "hits.jsonl"
+    recording.write_text("".join(json.dumps(hit) + "\n" for hit in hits))
+    diagnostics = Diagnostics()
+    program = parse_source(SourceFile("x.rpn", text), diagnostics)
+    compiled = resolve_here(program, diagnostics)
+    assert compiled.architecture == architecture("x86_64")
+    return ReplaySession(Job(program, Scope()), compiled, str(recording))
+
+
+def test_a_program_about_all_processes_has_hits_of_its_watchpoints(tmp_path: Path) -> None:
+    text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000\nwatchpoint = w\nexit\n"
+    with session_of(tmp_path, text, {"probe": 0}, {"probe": 0}) as session:
+        list(session.events())
+        assert [probe.memory.address for probe in session.probes] == [0x1000]
+        assert [count.hits for count in session.counts()] == [2]
+
+
+def test_functions_of_a_pattern_that_cannot_be_probed_are_left_out(tmp_path: Path) -> None:
+    text = 'name = "libc.so.6"\noffset = "*mem*"\nreturn = yes\nexit\n'
+    with session_of(tmp_path, text) as session:
+        assert session.probes
+        assert session.left_out

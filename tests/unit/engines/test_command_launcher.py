@@ -1,0 +1,59 @@
+"""The command that waits to be probed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dprobes.engines.command_launcher import Command
+from dprobes.errors import TargetError
+
+
+def test_a_command_that_is_never_let_go_ends_also_if_another_process_holds_its_pipe() -> None:
+    command = Command(["/bin/true"])
+    held = os.dup(command._go)  # as a child that was forked meanwhile
+    try:
+        command.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(command.pid, 0)
+    finally:
+        os.close(held)
+
+
+def test_a_program_whose_loader_is_missing_is_told_from_one_that_does_not_exist(tmp_path: Path) -> None:
+    program = bytearray(Path("/bin/true").resolve().read_bytes())
+    loader = b"/lib64/ld-linux-x86-64.so.2\0"
+    place = program.index(loader)
+    program[place : place + len(loader)] = b"/nowhere".ljust(len(loader), b"\0")
+    path = tmp_path / "program"
+    path.write_bytes(program)
+    path.chmod(0o755)
+    for arguments, why in (
+        ([str(path)], f"'{path}' cannot be started: '/nowhere', which loads it, does not exist"),
+        ([str(tmp_path / "none")], f"'{tmp_path}/none' cannot be started: no such file or directory"),
+    ):
+        command = Command(arguments)
+        command.go()
+        with pytest.raises(TargetError) as raised:
+            command.wait()
+        assert raised.value.message == why
+        command.close()
+
+
+def test_a_command_that_is_asked_to_end_does_also_if_it_is_stopped() -> None:
+    command = Command(["/bin/sleep", "1000"])
+    try:
+        assert command.end() is None  # it has not begun
+        command.go()
+        command.check_started()
+        os.kill(command.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, command.pid, os.WSTOPPED)
+        status = command.end()
+        assert status is not None
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        assert command.end() == status
+    finally:
+        command.close()
