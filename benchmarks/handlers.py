@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.hit_context import RecordBuilder
-from dprobes.engines.linux import process_calls, ptrace_calls
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
 from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Reach
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux import process_calls, ptrace_calls
 from dprobes.record.log_record import Item
 from dprobes.rpn.compilation_passes import CompileOptions, check_program, parse_source
 from dprobes.rpn.instruction_encoding import encode

@@ -21,7 +21,7 @@ def _nothing(*, many: bool) -> int:
     from dprobes.bpf.bpf_assembler import Assembler
     from dprobes.bpf.bpf_instructions import Register
     from dprobes.engines.ebpf.kernel.bpf_objects import load
-    from dprobes.engines.linux.bpf_calls import AttachType, ProgramType
+    from dprobes.platform.linux.bpf_calls import AttachType, ProgramType
 
     asm = Assembler()
     asm.mov(Register.R0, 0)

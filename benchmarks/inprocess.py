@@ -20,7 +20,6 @@ from dprobes.bpf.map_layouts import PROBE_ENTRY_SIZE, STATUS_SIZE, MapName, tabl
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
 from dprobes.engines.inline.memory.shared_rings import SharedRings
-from dprobes.engines.linux.call_proxy import map_code
 from dprobes.native.generated_code import Part, ProcessFacts, Surroundings
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS
 from dprobes.native.routines.handler_ring import RingShape
@@ -28,6 +27,7 @@ from dprobes.native.routines.shared_hash_table import TableShape
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Operation, X86Assembler
 from dprobes.native.x86.x86_runtime import make_runtime
 from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.platform.linux.call_proxy import map_code
 from dprobes.record.log_record import Item
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.rpn.instruction_encoding import encode

@@ -23,7 +23,7 @@ from dprobes.bpf.bpf_instructions import Register
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_features import Features
-from dprobes.engines.linux.bpf_calls import ProgramType, enable_statistics, open_program, program_info
+from dprobes.platform.linux.bpf_calls import ProgramType, enable_statistics, open_program, program_info
 from dprobes.target.probed_module import Module
 
 if TYPE_CHECKING:

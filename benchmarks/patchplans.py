@@ -20,8 +20,8 @@ from table import Measurement, Unit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dprobes.engines.x86.patches.branch_targets import ModuleCode
-    from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+    from dprobes.platform.x86.patches.branch_targets import ModuleCode
+    from dprobes.platform.x86.patches.trampoline_space import AddressSpace
     from dprobes.target.probed_module import Module
     from dprobes.target.process_maps import Mapping
 
@@ -52,7 +52,7 @@ class Subject(NamedTuple):
 
     def space(self) -> AddressSpace:
         """Return the addresses that are free around it."""
-        from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+        from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 
         return AddressSpace(self.mappings, self.start, self.end, regions_max=PLENTY)
 
@@ -80,7 +80,7 @@ class Subject(NamedTuple):
 
 def patch_plans(_: Path) -> list[Measurement]:
     """Return the rows about planning."""
-    from dprobes.engines.x86.patches.patch_placer import Placer
+    from dprobes.platform.x86.patches.patch_placer import Placer
 
     rows = []
     for path in (PYTHON, *LIBRARIES):
@@ -102,7 +102,7 @@ def patch_plans(_: Path) -> list[Measurement]:
 
 def loaded(paths: Sequence[Path]) -> list[Subject]:
     """Return modules as a process has them that has loaded them all."""
-    from dprobes.engines.x86.patches.branch_targets import ModuleCode
+    from dprobes.platform.x86.patches.branch_targets import ModuleCode
     from dprobes.target.probed_module import Module
     from dprobes.target.process_maps import parse_maps
 
@@ -119,7 +119,7 @@ def loaded(paths: Sequence[Path]) -> list[Subject]:
 
 def methods(subject: Subject, sites: Iterable[int], *, windows_first: bool) -> Counter[str]:
     """Return how many of the sites get which method, each alone."""
-    from dprobes.engines.x86.patches.patch_placer import Placement, Placer
+    from dprobes.platform.x86.patches.patch_placer import Placement, Placer
 
     placer = Placer(subject.code.unchanged(), subject.space(), ROOM)
     found: Counter[str] = Counter()
@@ -135,7 +135,7 @@ def methods(subject: Subject, sites: Iterable[int], *, windows_first: bool) -> C
 
 def main() -> int:
     """Print a table: per cent of functions and of instructions by method."""
-    from dprobes.engines.x86.patches.patch_plans import Method
+    from dprobes.platform.x86.patches.patch_plans import Method
 
     paths = [Path(argument).resolve() for argument in sys.argv[1:]] or [PYTHON, *LIBRARIES]
     columns = [*(method.name for method in Method), "none"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from table import Measurement
 from tracing import BUFFERS, Loop, Tracer, dprobes, has_bpftrace
 
-from dprobes.engines.linux.bpf_calls import enable_statistics, open_program, program_info
+from dprobes.platform.linux.bpf_calls import enable_statistics, open_program, program_info
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -37,8 +37,8 @@ from dprobes.bpf.map_layouts import (
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap, KernelTables, LruHashMap, load, loadable
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.keyed_table_maps import TableMaps, zeros_size
-from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.keyed.table_entries import TableStore, cells_of
+from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.record.log_record import PROCESS_NAME_MAX, Item, LogRecord, decode_record
 from dprobes.rpn.instruction_encoding import CodeImage, decode_all
 from dprobes.rpn.instruction_set import RPN_STACK_CELLS, Group

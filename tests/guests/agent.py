@@ -61,7 +61,7 @@ _IMPORTED = (
         "dprobes.engines.engine_choice",
         "dprobes.engines.command_launcher",
     ),
-    *("dprobes.arch", "dprobes.bpf", "dprobes.engines.ebpf", "dprobes.engines.linux", "dprobes.formatters"),
+    *("dprobes.arch", "dprobes.bpf", "dprobes.engines.ebpf", "dprobes.platform.linux", "dprobes.formatters"),
     *("dprobes.preprocessor", "dprobes.record", "dprobes.resolve", "dprobes.rpn", "dprobes.sinks.local"),
     *("dprobes.target.code", "dprobes.target.elf", "dprobes.target.kernel", "iced_x86"),
     *("dprobes.target.readable_names", "dprobes.target.code_names", "dprobes.target.module_symbols"),

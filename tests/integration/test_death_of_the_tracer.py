@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux.procfs import SPARED, copy_score, set_score
+from dprobes.platform.linux.procfs import SPARED, copy_score, set_score
 from integration.support import (
     TIMEOUT,
     await_breakpoint,

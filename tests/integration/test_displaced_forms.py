@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 from iced_x86 import Decoder, OpKind
 
-from dprobes.engines.x86.instruction_relocation import copy_of
-from dprobes.engines.x86.patches.branch_targets import ModuleCode
-from dprobes.engines.x86.patches.displaced_code import displaced
-from dprobes.engines.x86.patches.patch_placer import Placement, Placer
-from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+from dprobes.platform.x86.instruction_relocation import copy_of
+from dprobes.platform.x86.patches.branch_targets import ModuleCode
+from dprobes.platform.x86.patches.displaced_code import displaced
+from dprobes.platform.x86.patches.patch_placer import Placement, Placer
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import Mapping
 from form_table import assembly

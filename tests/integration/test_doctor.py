@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.ptrace import ptrace_doctor
+from dprobes.platform.linux import ptrace_calls
 
 if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Finding

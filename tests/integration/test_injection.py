@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Event, Register, RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer import call_injection
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import ThreadBusyError
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Event, Register, RegisterSet, StopKind, classify_stop
 from integration.support import await_line, await_true, kernel_state, running, status_field, symbols_of
 
 if TYPE_CHECKING:

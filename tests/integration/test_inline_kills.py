@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux.procfs import thread_state, threads_of
 from dprobes.engines.ptrace.restorer_messages import ENTRIES, entries_in, length_in
+from dprobes.platform.linux.procfs import thread_state, threads_of
 from integration.support import (
     DPROBES,
     TIMEOUT,

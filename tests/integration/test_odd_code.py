@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.x86.debug_registers import CONTROL, Watch, control_bits
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.x86.debug_registers import CONTROL, Watch, control_bits
 from dprobes.rpn.rpn_program import Access
 from integration.support import TIMEOUT, await_breakpoint, await_line, read_result, running
 

@@ -1,7 +1,7 @@
 """
 A process whose libraries jump to trampolines works as before, at all of their functions or thousands of instructions.
 
-It puts the jumps over its own code (``programs/patches_itself.py``), as plans of ``engines/x86/patches`` say: what
+It puts the jumps over its own code (``programs/patches_itself.py``), as plans of ``platform/x86/patches`` say: what
 executes them is this processor, and what they disturb shows in the results.
 """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux.procfs import system_call_of
+from dprobes.platform.linux.procfs import system_call_of
 from integration.support import (
     await_breakpoint,
     await_line,

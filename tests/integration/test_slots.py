@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux.procfs import thread_state
+from dprobes.platform.linux.procfs import thread_state
 from integration.support import (
     TIMEOUT,
     await_breakpoint,

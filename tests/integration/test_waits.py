@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import dprobes
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Register
 from integration.ebpf.insessions import on_demand
 from integration.support import PATIENCE, TIMEOUT, await_line, await_traced, await_true, is_traced, running
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
+from dprobes.platform.linux import ptrace_calls
 from integration.support import (
     TIMEOUT,
     await_breakpoint,

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import perf_calls
+from dprobes.platform.linux import perf_calls
 from dprobes.target.kernel.kprobe_ways import KprobeWay, KprobeWays
 from dprobes.target.kernel.running_kernel import RunningKernel
 

@@ -69,7 +69,7 @@ def _ids(command: int) -> str:
 
 def _registers_in_use() -> str:
     """Return how many debug registers of CPU 0 are in use, if any."""
-    from dprobes.engines.linux.perf_calls import Access, open_breakpoint
+    from dprobes.platform.linux.perf_calls import Access, open_breakpoint
 
     events: list[int] = []
     try:

@@ -35,7 +35,7 @@ _TRACE_KPROBE_MULTI = 42
 
 def runs_of(attach: Callable[[], tuple[int, int]]) -> int:
     """Return how often a program ran that is attached while a system call is made."""
-    from dprobes.engines.linux.bpf_calls import enable_statistics, program_info
+    from dprobes.platform.linux.bpf_calls import enable_statistics, program_info
 
     statistics = enable_statistics()
     program, link = attach()
@@ -52,7 +52,7 @@ def nothing(**options: int) -> int:
     from dprobes.bpf.bpf_assembler import Assembler
     from dprobes.bpf.bpf_instructions import Register
     from dprobes.engines.ebpf.kernel.bpf_objects import load
-    from dprobes.engines.linux.bpf_calls import ProgramType
+    from dprobes.platform.linux.bpf_calls import ProgramType
 
     asm = Assembler()
     asm.mov(Register.R0, 0)
@@ -62,8 +62,8 @@ def nothing(**options: int) -> int:
 
 
 def attach_by_unit() -> tuple[int, int]:
-    from dprobes.engines.linux import perf_calls
-    from dprobes.engines.linux.bpf_calls import link_perf_event
+    from dprobes.platform.linux import perf_calls
+    from dprobes.platform.linux.bpf_calls import link_perf_event
 
     unit = perf_calls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
     program = nothing()
@@ -74,7 +74,7 @@ def attach_by_unit() -> tuple[int, int]:
 
 
 def attach_to_many() -> tuple[int, int]:
-    from dprobes.engines.linux import bpf_calls
+    from dprobes.platform.linux import bpf_calls
 
     program = nothing(attach_type=_TRACE_KPROBE_MULTI)
     name = ctypes.create_string_buffer(FUNCTION.encode())
@@ -88,7 +88,7 @@ def attach_to_many() -> tuple[int, int]:
 
 def attach_to_entry() -> tuple[int, int]:
     from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
-    from dprobes.engines.linux.bpf_calls import ProgramType, open_raw_tracepoint
+    from dprobes.platform.linux.bpf_calls import ProgramType, open_raw_tracepoint
     from dprobes.target.btf import Kind
 
     with KernelTypes() as types:
@@ -134,7 +134,7 @@ def test_kprobes_are_placed_at_instructions_only(guest: Guest) -> None:
 
 def errors_inside(function: str, end: int) -> dict[int, int]:
     """Return the error numbers of kprobes at the first byte of a function and after it."""
-    from dprobes.engines.linux import perf_calls
+    from dprobes.platform.linux import perf_calls
 
     unit = perf_calls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
     found = {}

@@ -34,10 +34,10 @@ from pathlib import Path
 
 from iced_x86 import Decoder
 
-from dprobes.engines.x86.patches.branch_targets import ModuleCode
-from dprobes.engines.x86.patches.displaced_code import displaced
-from dprobes.engines.x86.patches.patch_placer import Placement, Placer, Shared
-from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+from dprobes.platform.x86.patches.branch_targets import ModuleCode
+from dprobes.platform.x86.patches.displaced_code import displaced
+from dprobes.platform.x86.patches.patch_placer import Placement, Placer, Shared
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import growth_of, parse_maps, read_maps
 

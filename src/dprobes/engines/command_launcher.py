@@ -206,7 +206,7 @@ class LaunchedCommand:
                     raise EngineError(f"the command '{self.name}' has ended", hint="launch it again")
                 return Scope(self._command.pid, follow=self._follow)
             if self._command is None:
-                from dprobes.engines.linux.process_calls import allow_tracer
+                from dprobes.platform.linux.process_calls import allow_tracer
 
                 self._command = Command(self._words, allow_tracer, self._output)
             path = os.path.abspath(shutil.which(self.name) or self.name)

@@ -15,8 +15,8 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.linux.thread_stack import COLUMNS_OF, logged_stack
 from dprobes.errors import TargetError
+from dprobes.platform.linux.thread_stack import COLUMNS_OF, logged_stack
 from dprobes.rpn.instruction_set import USER_FRAMES_MAX, StackEnd
 from dprobes.target.process_maps import mappings_of
 from dprobes.target.unwind.stack_memory import FileSpace, MappedFiles, ProcessSpace

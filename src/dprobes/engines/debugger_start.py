@@ -19,8 +19,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
-from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 from dprobes.errors import reason_of
+from dprobes.platform.linux.procfs import process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     import subprocess

@@ -8,9 +8,9 @@ from dprobes.diagnostics import Severity
 from dprobes.engines.engine_capabilities import Capability, requirements
 from dprobes.engines.engine_interface import ScopeKind
 from dprobes.engines.engine_registry import AUTO, candidates, engine_row, faster_row, rows
-from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.procfs import process_field
 from dprobes.resolve.probed_space import Space, space_of
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
         return Vantage(command=scope.command[0])
     if scope.pid is None or scope.endpoint is not None:
         return Vantage()  # a process behind an endpoint is none of this machine
-    from dprobes.engines.linux.procfs import living_thread
     from dprobes.engines.refusals import check_process
+    from dprobes.platform.linux.procfs import living_thread
     from dprobes.target.module_lookup import root_of
 
     check_process(scope.pid, allow_self=allow_self or scope.program is not None)
@@ -99,7 +99,7 @@ def insertion(
     the sessions of the same owner. ``allow_self`` is that of ``look_around``. A thread stands for its process.
     """
     if scope.pid is not None and scope.endpoint is None:
-        from dprobes.engines.linux.procfs import process_of
+        from dprobes.platform.linux.procfs import process_of
 
         scope = replace(scope, pid=process_of(scope.pid))
     if engine == AUTO and replaces is not None:

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
+from dprobes.platform.linux.procfs import process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

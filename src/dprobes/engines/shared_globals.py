@@ -14,9 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.map_layouts import power_of_two
-from dprobes.engines.linux.call_proxy import map_code
-from dprobes.engines.linux.memory_file import memory_file
 from dprobes.errors import EngineError
+from dprobes.platform.linux.call_proxy import map_code
+from dprobes.platform.linux.memory_file import memory_file
 from dprobes.vm.world_context import SharedCells
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class GlobalVariables:
         self.is_map = False
         self.descriptor = -1
         with contextlib.suppress(OSError):
-            from dprobes.engines.linux.bpf_calls import MapFlag, MapType, create_map
+            from dprobes.platform.linux.bpf_calls import MapFlag, MapType, create_map
 
             # Handlers in the kernel mask an index to a power of two.
             size = _CELL * power_of_two(count)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.engine_interface import Notice, Scope
-from dprobes.engines.linux.procfs import thread_state
 from dprobes.errors import ManagerError, reason_of
 from dprobes.manager.manager_files import (
     ALREADY,
@@ -51,6 +50,7 @@ from dprobes.manager.manager_messages import (
     Stopped,
 )
 from dprobes.manager.wire_protocol import VERSION, Connection, decode, encode, error_of
+from dprobes.platform.linux.procfs import thread_state
 from dprobes.record.log_record import Item
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ Only this user and root are heard (SO_PEERCRED); the socket's mode, 0600, keeps 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.errors import DprobesError, FormatError, InternalError, ManagerError, PrivilegeError, reason_of
 from dprobes.escapes import escaped_lines
-from dprobes.manager.allocator import give_large_blocks_back
 from dprobes.manager.manager_files import (
     ALREADY,
     READY,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dprobes.engines.engine_interface import Notice
     from dprobes.manager.manager_files import ManagerPaths
 
-__all__ = ["main"]
+__all__ = ["LARGE", "give_large_blocks_back", "main"]
 
 # The place of a manager in the file system: the lock that says there is one, and the socket that clients find it at.
 #
@@ -52,6 +52,12 @@ __all__ = ["main"]
 # binds the same path. A manager that nobody can reach would keep its probepoints for ever, so ``restore`` is called now
 # and then, and puts back what is missing.
 
+
+LARGE = 1 << 20
+"""Size in bytes from which on a block of memory has pages of its own, see ``give_large_blocks_back``."""
+
+# malloc.h of the GNU C library
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 _FIRST_PASSED = 3  # SD_LISTEN_FDS_START
 
@@ -425,3 +431,19 @@ def _allow_descriptors() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def give_large_blocks_back() -> None:
+    """
+    Have the C library give large blocks back to the kernel as soon as they are freed.
+
+    Every insertion reads the file that it is about, and frees what it has read if that is held already
+    (``shared_files``). The GNU C library would keep such a block for its next user: after the first one that is freed
+    it takes blocks of that size, up to 32 MiB, from the arena of the thread, of which there are eight for each
+    processor (mallopt(3), M_MMAP_THRESHOLD). Other C libraries have no such habit, and no ``mallopt``.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)
+        # Of small blocks so much may stay free after the last one: twice as much, as the library has it, too.
+        mallopt(_M_TRIM_THRESHOLD, 2 * LARGE)

@@ -18,7 +18,7 @@ from dprobes.bpf.bpf_instructions import Alu, Helper, Register, Size
 from dprobes.bpf.map_layouts import ENTRY_HEAD, SCOPE_VALUE, STATUS_SIZE, Entry, MapName, Status
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
-from dprobes.engines.linux.bpf_calls import (
+from dprobes.platform.linux.bpf_calls import (
     AttachType,
     MapType,
     Program,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux.procfs import threads_of
+from dprobes.platform.linux.procfs import threads_of
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import (
     TIMEOUT,

@@ -39,7 +39,7 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.keyed_table_maps import zeros_size
-from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramType
+from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramType
 from dprobes.record.log_record import ABOUT_RECORDS, Item
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.testing import prepare

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from dprobes.engines.ebpf.attach.file_spec import module_files
-from dprobes.engines.foreign.foreign_users import FILES_MAX, ForeignUsers
+from dprobes.engines.foreign_users import FILES_MAX, ForeignUsers
 from foreign_files import DYNSYM, SYMTAB, claim
 from integration.ebpf.kernel import require_bpf
 from integration.support import TIMEOUT, await_true

@@ -23,10 +23,10 @@ from dprobes.engines.ebpf.kernel.bpf_links import (
 from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.ebpf.kernel.ring_reader import wait
-from dprobes.engines.linux.bpf_calls import ProgramType
-from dprobes.engines.linux.cpus import online_cpus
-from dprobes.engines.linux.perf_calls import Access
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetError
+from dprobes.platform.linux.bpf_calls import ProgramType
+from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.perf_calls import Access
 from integration.ebpf.kernel import Memory, file_offset, hit_program, memory
 from integration.support import TIMEOUT, Builder
 

@@ -16,8 +16,8 @@ from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_objects, ring_reader
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_interface import Counts, Finished, Job, Notice, RecordBatch, Scope
-from dprobes.engines.linux.bpf_calls import Program, create_map, load_program
 from dprobes.errors import EngineError, NotSupportedError
+from dprobes.platform.linux.bpf_calls import Program, create_map, load_program
 from dprobes.record.log_record import Item, LogRecord, decode_record
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source

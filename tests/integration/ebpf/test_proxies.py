@@ -17,8 +17,8 @@ from dprobes.bpf.bpf_instructions import Register
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.linux.bpf_calls import ProgramType
-from dprobes.engines.linux.call_proxy import call_in_proxy, close_in_proxy
+from dprobes.platform.linux.bpf_calls import ProgramType
+from dprobes.platform.linux.call_proxy import call_in_proxy, close_in_proxy
 from integration.ebpf.kernel import require_bpf
 from integration.support import await_true
 
@@ -142,7 +142,7 @@ def test_descriptors_are_closed_where_no_process_can_be_had(monkeypatch: pytest.
     def refused() -> None:
         raise OSError(1, "no")
 
-    monkeypatch.setattr("dprobes.engines.linux.call_proxy._entry", refused)
+    monkeypatch.setattr("dprobes.platform.linux.call_proxy._entry", refused)
     reader, writer = os.pipe()
     close_in_proxy([writer])
     assert os.read(reader, 1) == b""

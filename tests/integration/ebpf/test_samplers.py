@@ -17,8 +17,8 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import SourceError
+from dprobes.platform.linux.cpus import online_cpus
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_file
 from dprobes.target.probed_module import Module

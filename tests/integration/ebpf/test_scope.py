@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.ring_reader import wait
-from dprobes.engines.linux.bpf_calls import ProgramType
+from dprobes.platform.linux.bpf_calls import ProgramType
 from integration.ebpf.kernel import (
     Memory,
     file_offset,

@@ -20,8 +20,8 @@ from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint, attac
 from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
-from dprobes.engines.linux.bpf_calls import ProgramType
 from dprobes.errors import TargetError
+from dprobes.platform.linux.bpf_calls import ProgramType
 from dprobes.target.btf import Kind
 from integration.ebpf.kernel import (
     Memory,

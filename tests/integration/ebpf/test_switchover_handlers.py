@@ -15,7 +15,7 @@ from dprobes.bpf.lower import Placement, Request
 from dprobes.bpf.lower.hits.hit_prologue import write_switch_over
 from dprobes.bpf.map_layouts import CROSSED_SIZE, STATUS_SIZE, MapName, Status, SwitchOver
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, OuterMap, load
-from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 
 if TYPE_CHECKING:

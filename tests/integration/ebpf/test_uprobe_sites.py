@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap
-from dprobes.engines.linux.bpf_calls import AttachType, Program, ProgramType, link_uprobes, load_program
+from dprobes.platform.linux.bpf_calls import AttachType, Program, ProgramType, link_uprobes, load_program
 from dprobes.target.code.machine_code import decode_at
 from dprobes.target.code.uprobe_sites import UprobeClass, has_no_effect, refusal, uprobe_class
 from dprobes.target.probed_module import Module

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ebpf.attach.site_planner import Trampoline, process_hazard, trampoline, uretprobe_hazard
-from dprobes.engines.linux.bpf_calls import UprobeMulti
+from dprobes.platform.linux.bpf_calls import UprobeMulti
 from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import uprobes, waiting
 from integration.support import TIMEOUT, Builder

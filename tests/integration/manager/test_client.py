@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dprobes
-from dprobes.engines.linux import ptrace_calls
 from dprobes.manager.manager_files import ManagerPaths
 from dprobes.manager.manager_messages import Killed
+from dprobes.platform.linux import ptrace_calls
 from integration.manager.test_manager import MANAGER, by_hand
 from integration.support import TIMEOUT, await_true
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.engines.linux.procfs import process_field
 from dprobes.manager.manager_files import socket_address
+from dprobes.platform.linux.procfs import process_field
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.ebpf.objects import await_gone, kernel_objects
 from integration.manager.sandbox import Sandbox, service

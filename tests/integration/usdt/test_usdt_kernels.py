@@ -15,7 +15,7 @@ from dprobes.engines.ebpf.ebpf_engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpf_links
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_interface import Job, RecordBatch, Scope
-from dprobes.engines.linux import perf_calls
+from dprobes.platform.linux import perf_calls
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile

@@ -16,7 +16,7 @@ from dprobes.bpf.bpf_instructions import WIDE_LOAD, Alu, Atomic, Helper, Insn, J
 from dprobes.bpf.lower import LoopForm
 from dprobes.bpf.map_layouts import MapName, Status
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, loadable
-from dprobes.engines.linux.bpf_calls import LogLevel, ProgramFlag, ProgramType, load_program
+from dprobes.platform.linux.bpf_calls import LogLevel, ProgramFlag, ProgramType, load_program
 from ebpf_backend import obstacle
 from unit.bpf.lower.test_verification import SHAPES, runner_of
 

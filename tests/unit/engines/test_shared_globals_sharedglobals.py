@@ -26,7 +26,7 @@ ADDITIONS = 20_000
 @pytest.fixture(params=["map", "file"])
 def variables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[GlobalVariables]:
     if request.param == "file":
-        from dprobes.engines.linux import bpf_calls
+        from dprobes.platform.linux import bpf_calls
 
         def refuse(*arguments: object) -> int:
             raise PermissionError(1, "on purpose")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dprobes.engines.linux.procfs import process_field
+from dprobes.platform.linux.procfs import process_field
 
 __all__ = ["is_in_user_namespace", "missing_privilege"]
 

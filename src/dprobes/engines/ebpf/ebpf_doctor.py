@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ebpf.bpf_privilege import missing_privilege
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Finding
-from dprobes.engines.linux.procfs import thread_state
 from dprobes.errors import TargetError, reason_of, reason_of_number
+from dprobes.platform.linux.procfs import thread_state
 from dprobes.target.kernel.running_kernel import RunningKernel
 from dprobes.target.kernel.tracepoints import KernelTracepoints
 

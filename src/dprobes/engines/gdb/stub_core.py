@@ -14,8 +14,9 @@ import struct
 from bisect import bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.core.core_file import PROCESSORS, CoreProcess, CoreThread, Note, Segment, image_of, signal_info_at
-from dprobes.engines.core.core_writer import (
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.core.core_file import PROCESSORS, CoreProcess, CoreThread, Note, Segment, image_of, signal_info_at
+from dprobes.platform.core.core_writer import (
     CoreContents,
     CorePart,
     CoreRequest,
@@ -24,18 +25,17 @@ from dprobes.engines.core.core_writer import (
     page_exists,
     write_contents,
 )
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.process_maps import PAGE_SIZE, Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dprobes.engines.core.core_file import CoreProcessor
     from dprobes.engines.gdb.remote_protocol import ThreadId
     from dprobes.engines.gdb.stub_process import StubProcess
     from dprobes.engines.gdb.stub_registers import Registers, StubProcessor
     from dprobes.engines.gdb.stub_requests import Stub
     from dprobes.engines.gdb.stub_target import StubTarget
+    from dprobes.platform.core.core_file import CoreProcessor
 
 __all__ = ["FoundMemory", "StubCore", "open_remote", "read_remote"]
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dprobes.engines import engine_interface
-from dprobes.engines.core.core_notices import no_core_notice, written_notice
+from dprobes.engines.core_notices import no_core_notice, written_notice
 from dprobes.engines.engine_interface import Notice, Pause, RecordBatch, StateEvent, carry_out
 from dprobes.engines.gdb.stub_stepper import Stepper
 from dprobes.engines.hits.handler_runs import HandlerRunner
@@ -221,8 +221,8 @@ class StubExits(StubControls):
         return ()
 
     def _write_core(self, at: int, registers: Registers) -> engine_interface.Notice:
-        from dprobes.engines.core.core_writer import create_core_file
         from dprobes.engines.gdb.stub_core import StubCore
+        from dprobes.platform.core.core_writer import create_core_file
 
         process = self._process
         name = os.fsdecode(process.name)

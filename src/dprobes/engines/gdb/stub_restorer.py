@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped
 from dprobes.engines.gdb.stub_requests import BreakpointKind, Stub
 from dprobes.engines.gdb.stub_transports import adopted_transport
-from dprobes.engines.linux.memory_file import memory_file
 from dprobes.errors import EngineError
+from dprobes.platform.linux.memory_file import memory_file
 
 if TYPE_CHECKING:
     from dprobes.engines.gdb.remote_protocol import StopReply

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dprobes.engines.gdb.remote_protocol import Stopped
-from dprobes.engines.linux.ptrace_calls import Register
-from dprobes.engines.x86.instruction_emulation import MemoryMove, emulate, is_emulated, memory_move, plan
 from dprobes.errors import EngineError, TargetError
+from dprobes.platform.linux.ptrace_calls import Register
+from dprobes.platform.x86.instruction_emulation import MemoryMove, emulate, is_emulated, memory_move, plan
 from dprobes.target.code.foreign_instructions import (
     FOREIGN_MACHINES,
     LENGTH_MAX,
@@ -127,7 +127,7 @@ class EffectEmulator:
 # Instructions of x86 that are carried out here, on the registers that are sent back anyway.
 #
 # A step over a breakpoint takes four packets more, and the target stops twice. What can be emulated, and how, is what
-# the ptrace engine emulates (``engines.x86.instruction_emulation``), with the registers of a stub, and moves from and
+# the ptrace engine emulates (``platform.x86.instruction_emulation``), with the registers of a stub, and moves from and
 # to memory.
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import MapName
 from dprobes.engines.inline.handler_code import CodeWriter
-from dprobes.engines.linux.procfs import first_stack_of, without_waiting
-from dprobes.engines.x86.patches.branch_targets import ModuleCode
-from dprobes.engines.x86.patches.trampoline_space import AddressSpace
 from dprobes.errors import DprobesError, TargetError
 from dprobes.lazy_dataclass import dataclass
 from dprobes.native.generated_code import MapPlace, ProcessFacts
 from dprobes.native.process_page import PROCESS_SIZE
+from dprobes.platform.linux.procfs import first_stack_of, without_waiting
+from dprobes.platform.x86.patches.branch_targets import ModuleCode
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.process_maps import growth_of, run_time_address
 
 if TYPE_CHECKING:

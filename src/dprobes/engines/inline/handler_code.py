@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.engines.inline.handler_trampolines import Trampoline, make_displacing_trampoline, size_bound
 from dprobes.engines.inline.handler_trials import obstacle_in_process
 from dprobes.engines.ptrace.site_patches import OF_64_BITS
-from dprobes.engines.x86.patches.patch_placer import MANY, Placement, Placer, Shared
-from dprobes.engines.x86.patches.patch_plans import Method, Refusal
 from dprobes.native.generated_code import Part, Surroundings
 from dprobes.native.x86.x86_runtime import make_runtime
 from dprobes.native.x86.x86_trampoline import make_trampoline
+from dprobes.platform.x86.patches.patch_placer import MANY, Placement, Placer, Shared
+from dprobes.platform.x86.patches.patch_plans import Method, Refusal
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.bpf.map_layouts import MapName
     from dprobes.engines.inline.handler_trials import Trial
-    from dprobes.engines.x86.patches.branch_targets import ModuleCode
-    from dprobes.engines.x86.patches.trampoline_space import AddressSpace
     from dprobes.native.generated_code import Fixup, MapPlace, ProcessFacts, Runtime
     from dprobes.native.routines.handler_ring import RingShape
     from dprobes.native.routines.shared_hash_table import TableShape
+    from dprobes.platform.x86.patches.branch_targets import ModuleCode
+    from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 
 __all__ = ["CodeWriter", "PlacedJump", "SiteHandler"]
 

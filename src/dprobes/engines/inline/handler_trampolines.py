@@ -26,10 +26,10 @@ from dprobes.bpf.map_layouts import SKIPPED
 from dprobes.engines.hits.hit_probes import HANDING_OVER
 from dprobes.engines.inline.handler_trials import Trial
 from dprobes.engines.ptrace.site_patches import OF_64_BITS, CodeCopy, NativeStop
-from dprobes.engines.x86.patches.displaced_code import displaced
 from dprobes.native.generated_code import NativeCode
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, Operation, Shift
 from dprobes.native.x86.x86_trampoline import FRAME_SIZE, SPARE_WORD, make_trampoline, saved_at
+from dprobes.platform.x86.patches.displaced_code import displaced
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from iced_x86 import Instruction, MemoryOperand
 
     from dprobes.engines.inline.handler_trials import Access
-    from dprobes.engines.x86.patches.displaced_code import DisplacedCode
-    from dprobes.engines.x86.patches.patch_plans import Plan
     from dprobes.native.generated_code import CodeSwitch, Fixup, Part
     from dprobes.native.x86.x86_assembler import Label, X86Assembler
+    from dprobes.platform.x86.patches.displaced_code import DisplacedCode
+    from dprobes.platform.x86.patches.patch_plans import Plan
 
 __all__ = ["Trampoline", "TrialCode", "make_displacing_trampoline", "size_bound"]
 

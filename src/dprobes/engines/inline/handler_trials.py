@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Class, Helper, Jump
-from dprobes.engines.x86.instruction_relocation import copy_of
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.x86.instruction_relocation import copy_of
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.keyed_tables import KeyKind, TableKind, table_of

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from dprobes.engines.inline.handler_pieces import Piece, PlannedSite
     from dprobes.engines.inline.memory.shared_state import StatePlan
     from dprobes.engines.inline.module_plans import PlannedJumps
-    from dprobes.engines.linux.procfs import ThreadIdentity
     from dprobes.engines.ptrace.client.program_run import Batch
     from dprobes.engines.ptrace.client.site_answers import Answers
     from dprobes.engines.ptrace.site_patches import SitePatch
     from dprobes.engines.ptrace.tracer_messages import MemoryReleased, MemoryShared, SitesPatched
+    from dprobes.platform.linux.procfs import ThreadIdentity
     from dprobes.record.log_record import Item
     from dprobes.resolve.probe_state import ProbeState
     from dprobes.rpn.rpn_program import Program

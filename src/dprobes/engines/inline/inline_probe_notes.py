@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.handler_trials import Eligibility, obstacle_to_module, obstacle_to_program
-from dprobes.engines.x86.patches.branch_targets import ModuleCode
-from dprobes.engines.x86.patches.patch_placer import Placer, Shared
-from dprobes.engines.x86.patches.patch_plans import Method, Refusal
-from dprobes.engines.x86.patches.trampoline_space import AddressSpace
+from dprobes.platform.x86.patches.branch_targets import ModuleCode
+from dprobes.platform.x86.patches.patch_placer import Placer, Shared
+from dprobes.platform.x86.patches.patch_plans import Method, Refusal
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.code.function_exits import ExitKind
 from dprobes.target.process_maps import Growth, Mapping
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled
     from dprobes.engines.inline.handler_code import CodeWriter, PlacedJump
     from dprobes.engines.inline.handler_pieces import PlannedSite
-    from dprobes.engines.x86.patches.branch_targets import CodeBytes, ModuleCode
     from dprobes.native.generated_code import CodeSwitch
     from dprobes.native.handler_analysis import Footprint
+    from dprobes.platform.x86.patches.branch_targets import CodeBytes, ModuleCode
     from dprobes.target.process_maps import Mapping as MemoryMapping
 
 __all__ = [

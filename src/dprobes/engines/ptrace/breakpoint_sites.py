@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from dprobes.engines.x86.debug_registers import Watch
-    from dprobes.engines.x86.instruction_relocation import Copy
+    from dprobes.platform.x86.debug_registers import Watch
+    from dprobes.platform.x86.instruction_relocation import Copy
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.vm.rpn_machine import Point
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Finding
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import SPARED, process_field, set_score
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.handler_memory import map_code, share_memory
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
-from dprobes.engines.x86.debug_registers import CONTROL, SLOTS, Watch, control_bits
 from dprobes.errors import reason_of
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import SPARED, process_field, set_score
+from dprobes.platform.x86.debug_registers import CONTROL, SLOTS, Watch, control_bits
 from dprobes.rpn.rpn_program import Access
 from dprobes.target.process_maps import PAGE_SIZE
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self
 from dprobes.engines.debugger_start import LOOK, Debuggers
 from dprobes.engines.engine_interface import Counts, Engine, Event, Finished, Notice, Pause, RecordBatch
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
-from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.overhead_budget import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.program_run import ProgramRun
 from dprobes.engines.ptrace.client.site_answers import Answers
@@ -20,6 +19,7 @@ from dprobes.engines.ptrace.client.tracer_conversation import Conversation, NotF
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer_messages import ChangeRequest, Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
+from dprobes.platform.linux.procfs import living_thread, process_field
 from dprobes.rpn.rpn_program import MANY_PLACES, calls_extensions
 from dprobes.target.probed_module import OWN_SYMBOLS
 

@@ -20,10 +20,10 @@ import weakref
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from dprobes.engines.engine_interface import Counts, carry_out
-from dprobes.engines.linux.cpus import cpu_limit
-from dprobes.engines.linux.memory_file import growing_memory_file
 from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.cpus import cpu_limit
+from dprobes.platform.linux.memory_file import growing_memory_file
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence

@@ -6,8 +6,8 @@ import enum
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import PlaceNote
-from dprobes.engines.x86.instruction_emulation import Action, is_emulated, plan
-from dprobes.engines.x86.instruction_relocation import copy_of
+from dprobes.platform.x86.instruction_emulation import Action, is_emulated, plan
+from dprobes.platform.x86.instruction_relocation import copy_of
 from dprobes.target.code.machine_code import is_x86
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.breakpoint_sites import Sites
     from dprobes.engines.ptrace.shared_counters import NativeStatePlan
     from dprobes.engines.ptrace.site_patches import SitePatch
-    from dprobes.engines.x86.debug_registers import Watch
     from dprobes.extensions.extension_registry import Registration
+    from dprobes.platform.x86.debug_registers import Watch
     from dprobes.rpn.keyed_tables import Table
     from dprobes.target.process_maps import Mapping
 

@@ -15,8 +15,8 @@ from dprobes.bpf.lower import LoopForm
 from dprobes.bpf.map_layouts import MapName
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, loadable
-from dprobes.engines.linux.bpf_calls import LogLevel, ProgramFlag, ProgramType, load_program
 from dprobes.errors import NotSupportedError
+from dprobes.platform.linux.bpf_calls import LogLevel, ProgramFlag, ProgramType, load_program
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.instruction_set import ExceptionCode

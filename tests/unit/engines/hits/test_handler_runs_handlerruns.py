@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 from dprobes.engines.hits.handler_runs import Emitter, Handled, HandlerRunner, skipping
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.hits.hit_probes import HitLoad
-from dprobes.engines.linux.ptrace_calls import Register, Registers
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.handler_context import ThreadContext
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux.ptrace_calls import Register, Registers
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.vm import Ending, Outcome, Point
 from ptrace_programs import inserted_program, probe_of

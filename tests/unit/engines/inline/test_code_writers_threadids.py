@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.inline.code_writers import tid_place_in, tid_place_of
-from dprobes.engines.linux.call_proxy import map_code
+from dprobes.platform.linux.call_proxy import map_code
 from dprobes.target.process_maps import parse_maps, read_maps
 
 if TYPE_CHECKING:

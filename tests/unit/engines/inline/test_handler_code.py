@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Helper, Register
 from dprobes.engines.inline.handler_code import CodeWriter, SiteHandler
-from dprobes.engines.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode, Spans
-from dprobes.engines.x86.patches.patch_plans import Method
-from dprobes.engines.x86.patches.trampoline_space import AddressSpace
 from dprobes.native.generated_code import ProcessFacts
 from dprobes.native.routines.handler_ring import RingShape
+from dprobes.platform.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode, Spans
+from dprobes.platform.x86.patches.patch_plans import Method
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.process_maps import Mapping
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.inline import inline_probe_notes
-from dprobes.engines.x86.patches.patch_plans import Method
+from dprobes.platform.x86.patches.patch_plans import Method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,10 +8,10 @@ from dprobes.engines.inline.handler_code import PlacedJump
 from dprobes.engines.inline.handler_pieces import Order, Piece, PlannedSite, SiteGroup, planned_sites
 from dprobes.engines.inline.handler_trampolines import Trampoline
 from dprobes.engines.inline.module_plans import site_patch
-from dprobes.engines.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode
-from dprobes.engines.x86.patches.patch_placer import Placement, Write
-from dprobes.engines.x86.patches.patch_plans import Method, Plan, Reach
 from dprobes.native.generated_code import NativeCode
+from dprobes.platform.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode
+from dprobes.platform.x86.patches.patch_placer import Placement, Write
+from dprobes.platform.x86.patches.patch_plans import Method, Plan, Reach
 
 RAW = bytes(range(32))
 TRAMPOLINE = Trampoline(NativeCode(0x9000, bytes(40)), ((0x1001, 0x9010),), ())

@@ -7,10 +7,10 @@ from dprobes.bpf.bpf_instructions import Register
 from dprobes.engines.inline.handler_code import CodeWriter
 from dprobes.engines.inline.handler_pieces import Order, Piece, PlannedSite, joined
 from dprobes.engines.inline.module_plans import ModulePlan, plan_alone, plan_together, sites_together
-from dprobes.engines.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode, Spans
-from dprobes.engines.x86.patches.trampoline_space import AddressSpace
 from dprobes.native.generated_code import ProcessFacts
 from dprobes.native.routines.handler_ring import RingShape
+from dprobes.platform.x86.patches.branch_targets import CodeRange, ControlFlow, ModuleCode, Spans
+from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.process_maps import Mapping
 
 START, SIZE = 0x7F00_0000_1000, 0x10_0000

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Helper
-from dprobes.engines.linux.call_proxy import map_code
 from dprobes.native.generated_code import Surroundings
 from dprobes.native.routines.shared_hash_table import BLOCK, DELETED, FREE, HEAD_SIZE, TableShape, hash_routine
 from dprobes.native.x86.x86_assembler import X86Assembler
 from dprobes.native.x86.x86_translator import write_routine
+from dprobes.platform.linux.call_proxy import map_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable

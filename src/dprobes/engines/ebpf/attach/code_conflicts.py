@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.engines.ebpf.attach.code_mappers import find_mappers
 from dprobes.engines.engine_interface import Notice
-from dprobes.engines.foreign.foreign_users import ForeignUsers
-from dprobes.engines.linux.procfs import process_field, threads_of
+from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import system_error
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.procfs import process_field, threads_of
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.target.code.uprobe_sites import is_replaced_by_call
 from dprobes.target.process_maps import PAGE_SIZE, parse_maps

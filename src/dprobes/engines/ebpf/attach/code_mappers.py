@@ -13,11 +13,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.foreign.foreign_users import ForeignUsers
-from dprobes.engines.linux.map_query import MapQuestion
-from dprobes.engines.linux.procfs import living_thread
+from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import TargetError
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.map_query import MapQuestion
+from dprobes.platform.linux.procfs import living_thread
 from dprobes.target.module_lookup import root_of
 from dprobes.target.process_maps import executable_mappings, read_maps
 

@@ -24,10 +24,10 @@ from dprobes.engines.ebpf.attach.run_scope import descendants
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession
 from dprobes.engines.engine_interface import Notice
-from dprobes.engines.foreign.foreign_users import ForeignUsers
-from dprobes.engines.linux.procfs import living_thread
+from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import DprobesError, EngineError, SourceError, TargetError, reason_of_number
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.procfs import living_thread
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.module_lookup import find_module, root_of, suggestion
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.perf_probes import EventProbe
     from dprobes.engines.ebpf.attach.site_planner import Planner
     from dprobes.engines.engine_interface import Event, Job
-    from dprobes.engines.foreign.foreign_outlines import Question
+    from dprobes.platform.foreign.foreign_outlines import Question
     from dprobes.resolve.probepoints import ResolvedModule
 
 __all__ = ["NewFiles", "find_probes"]
@@ -153,7 +153,7 @@ def plan_module_file(
 
 
 def _question(planner: Planner, job: Job, file: ModuleFile) -> Question:
-    from dprobes.engines.foreign.foreign_outlines import Question
+    from dprobes.platform.foreign.foreign_outlines import Question
 
     return Question(
         str(file.path),

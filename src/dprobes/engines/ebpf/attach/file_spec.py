@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 from dprobes.engines.ebpf.attach.code_conflicts import BEFORE, Place, find_conflicts
 from dprobes.engines.ebpf.attach.code_mappers import FileId, RecentMaps, file_id, processes
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor
-from dprobes.engines.foreign.foreign_users import ForeignUsers
-from dprobes.engines.linux.process_calls import RemoteMemory
-from dprobes.engines.linux.procfs import without_waiting
+from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.process_calls import RemoteMemory
+from dprobes.platform.linux.procfs import without_waiting
 from dprobes.target.code.machine_code import first_instructions
 from dprobes.target.module_lookup import has_soname, is_made_by_kernel, matches
 from dprobes.target.process_maps import executable_mappings

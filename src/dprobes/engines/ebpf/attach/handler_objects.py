@@ -24,8 +24,8 @@ from dprobes.engines.ebpf.feature_support import abilities_of
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, load, loadable
 from dprobes.engines.ebpf.kernel.kernel_features import Features
-from dprobes.engines.linux.bpf_calls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
+from dprobes.platform.linux.bpf_calls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.rpn.instruction_set import Group
 from dprobes.rpn.program_needs import CORE_DUMP, shared_tables
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.ebpf.kernel.bpf_links import ProgramForm
     from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
-    from dprobes.engines.linux import bpf_calls
+    from dprobes.platform.linux import bpf_calls
     from dprobes.rpn.instruction_encoding import CodeImage
     from dprobes.rpn.rpn_program import Instruction, ProbeDefinition, Program
     from dprobes.source_text import Span

@@ -30,9 +30,9 @@ from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.overhead_budget import budget_of
 from dprobes.errors import DprobesError, EngineError
+from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.rpn.program_needs import dumps_core, makes_records, shared_tables

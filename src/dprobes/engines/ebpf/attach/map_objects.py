@@ -28,9 +28,9 @@ from dprobes.engines.ebpf.attach.site_spec import DEBUG_REGISTER
 from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, ArrayMap, HashMap, LruHashMap, OuterMap
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.engine_interface import TableChange, VariableChange
-from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import EngineError, reason_of
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.cpus import online_cpus
 from dprobes.target.code.uprobe_sites import UprobeClass
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.ebpf.kernel.task_structures import paging_layout
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramType
+from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramType
 from dprobes.target.code.machine_code import decode_at
 from dprobes.target.code.uprobe_sites import refusal
 from dprobes.target.module_outline import first_executed_in, last_executed_in

@@ -26,11 +26,11 @@ from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.task_structures import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.engine_interface import Notice
-from dprobes.engines.linux import perf_calls
-from dprobes.engines.linux.bpf_calls import link_perf_event
-from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import EngineError, PrivilegeError, SourceError, reason_of, reason_of_number
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux import perf_calls
+from dprobes.platform.linux.bpf_calls import link_perf_event
+from dprobes.platform.linux.cpus import online_cpus
 from dprobes.record.log_record import Item
 from dprobes.resolve.probe_state import ProbeState, impossible_address
 from dprobes.resolve.probepoints import ProbeKind
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.lowering_request import Lowered, MappedModule, Request, VmaLayout
     from dprobes.engines.ebpf.kernel.kernel_features import Features
     from dprobes.engines.engine_interface import Event
-    from dprobes.engines.linux.perf_calls import Access
+    from dprobes.platform.linux.perf_calls import Access
     from dprobes.resolve.kernel_places import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule, WatchedMemory
     from dprobes.rpn.instruction_encoding import CodeImage

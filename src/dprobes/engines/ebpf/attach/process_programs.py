@@ -18,7 +18,7 @@ from dprobes.bpf.bpf_instructions import NO_OVERWRITE, OVERWRITE, Alu, Atomic, H
 from dprobes.bpf.map_layouts import AWAITING, KIND_SHIFT, SCOPE_VALUE, Entry, MapName, ScopeField, Status
 from dprobes.engines.ebpf.kernel.bpf_links import attach_typed_tracepoint
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor, Descriptors, load
-from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

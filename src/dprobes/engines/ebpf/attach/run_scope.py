@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.bpf.lower.lowering_request import Filter
 from dprobes.bpf.map_layouts import AWAITING, SCOPE_VALUE, awaiting_key
 from dprobes.engines.ebpf.kernel.bpf_objects import explained
-from dprobes.engines.linux.procfs import (
+from dprobes.errors import EngineError, NotSupportedError, TargetError
+from dprobes.platform.linux.procfs import (
     children_of,
     living_thread,
     process_field,
@@ -23,7 +24,6 @@ from dprobes.engines.linux.procfs import (
     thread_state,
     threads_of,
 )
-from dprobes.errors import EngineError, NotSupportedError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,9 +16,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
-from dprobes.engines.linux.cpus import CpuNews
 from dprobes.errors import reason_of
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.cpus import CpuNews
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.lowering_request import Placement

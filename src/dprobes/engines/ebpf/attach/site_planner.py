@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ebpf.attach.code_mappers import FileId, find_mappers
 from dprobes.engines.ebpf.attach.handler_objects import basic_request, check_handlers
 from dprobes.engines.ebpf.attach.site_spec import plan_file
-from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import DprobesError, TargetError
+from dprobes.platform.linux.procfs import process_field
 from dprobes.target.elf.file_contents import file_contents
 from dprobes.target.loader_search import executable_of
 from dprobes.target.module_outline import return_address_user_in, stack_user

@@ -20,8 +20,8 @@ from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.engines.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY, ProgramType, missed_hits, program_info
 from dprobes.errors import EngineError
+from dprobes.platform.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY, ProgramType, missed_hits, program_info
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.rpn.rpn_program import Glob

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.perf_probes import events_in_kernel
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.engines.linux.kernel_events import KernelEvents
 from dprobes.errors import DprobesError
+from dprobes.platform.linux.kernel_events import KernelEvents
 from dprobes.resolve.codeless_probes import resolve_samplers, resolve_watchpoints
 from dprobes.resolve.kernel_places import KernelModule
 from dprobes.resolve.probe_state import ProbeState

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ebpf.attach.run_scope import is_initial_namespace
 from dprobes.engines.ebpf.inkernel.kprobe_guard import Guard, remove_lines
 from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, Descriptors
-from dprobes.engines.linux import perf_calls
-from dprobes.engines.linux.bpf_calls import link_perf_event
-from dprobes.engines.linux.procfs import start_time
 from dprobes.errors import EngineError, PrivilegeError, reason_of
+from dprobes.platform.linux import perf_calls
+from dprobes.platform.linux.bpf_calls import link_perf_event
+from dprobes.platform.linux.procfs import start_time
 from dprobes.target.kernel.tracefs import open_trace_files
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from dprobes.bpf.bpf_instructions import Register
 from dprobes.bpf.lower.lowering_request import Placement
 from dprobes.engines.ebpf.kernel.bpf_objects import PERF_REMEDY, TOO_MANY_FILES, Descriptors, load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
-from dprobes.engines.linux import perf_calls
-from dprobes.engines.linux.bpf_calls import (
+from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError, reason_of, reason_of_number
+from dprobes.platform.linux import perf_calls
+from dprobes.platform.linux.bpf_calls import (
     AttachType,
     KprobeMulti,
     ProgramType,
@@ -28,9 +29,8 @@ from dprobes.engines.linux.bpf_calls import (
     link_uprobes,
     open_raw_tracepoint,
 )
-from dprobes.engines.linux.call_proxy import close_in_proxy
-from dprobes.engines.linux.cpus import online_cpus
-from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError, reason_of, reason_of_number
+from dprobes.platform.linux.call_proxy import close_in_proxy
+from dprobes.platform.linux.cpus import online_cpus
 from dprobes.rpn.rpn_program import Access
 from dprobes.target.btf import Kind
 from dprobes.target.kernel.traced_fields import Source

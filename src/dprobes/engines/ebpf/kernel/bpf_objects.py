@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.bpf.bpf_instructions import INSN_SIZE, encode
 from dprobes.engines.keyed_table_maps import TableMaps
-from dprobes.engines.linux.bpf_calls import (
+from dprobes.errors import EngineError, reason_of_number
+from dprobes.platform.linux.bpf_calls import (
     AttachType,
     MapFlag,
     MapType,
@@ -31,8 +32,7 @@ from dprobes.engines.linux.bpf_calls import (
     map_keys,
     update_element,
 )
-from dprobes.engines.linux.cpus import cpu_limit
-from dprobes.errors import EngineError, reason_of_number
+from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.target.btf import encode_functions
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register
 from dprobes.engines.ebpf.attach.code_mappers import RecentMaps
 from dprobes.engines.ebpf.kernel.bpf_objects import load
 from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
-from dprobes.engines.linux.bpf_calls import (
+from dprobes.errors import TargetError, system_error
+from dprobes.platform.linux.bpf_calls import (
     AttachType,
     MapFlag,
     MapType,
@@ -30,13 +31,12 @@ from dprobes.engines.linux.bpf_calls import (
     link_uprobes_nowhere,
     open_raw_tracepoint,
 )
-from dprobes.errors import TargetError, system_error
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dprobes.engines.foreign.examiner import Examiner
+    from dprobes.platform.foreign.examiner import Examiner
 
 __all__ = ["Feature", "Features"]
 
@@ -99,7 +99,7 @@ class Features:
     @cached_property
     def examiner(self) -> Examiner:
         """Who reads the files of other users, for all engines that share these features."""
-        from dprobes.engines.foreign.examiner import Examiner
+        from dprobes.platform.foreign.examiner import Examiner
 
         return Examiner()
 
@@ -320,14 +320,14 @@ def _try_typed_tracepoint(types: KernelTypes) -> None:
 
 
 def _try_kprobe(_: KernelTypes) -> None:
-    from dprobes.engines.linux.perf_calls import kprobe_unit
+    from dprobes.platform.linux.perf_calls import kprobe_unit
 
     kprobe_unit()
     os.close(_load(_nothing()))
 
 
 def _try_kprobe_multi(_: KernelTypes) -> None:
-    from dprobes.engines.linux.perf_calls import kprobe_unit
+    from dprobes.platform.linux.perf_calls import kprobe_unit
 
     kprobe_unit()
     program = _load(_nothing(), attach_type=AttachType.TRACE_KPROBE_MULTI)
@@ -349,7 +349,7 @@ def _try_kprobe_events(types: KernelTypes) -> None:
 
 
 def _try_link_missed(types: KernelTypes) -> None:
-    from dprobes.engines.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY
+    from dprobes.platform.linux.bpf_calls import LINK_INFO, MISSED, MISSED_MANY
 
     for member in (MISSED, MISSED_MANY):
         types.member_offset(LINK_INFO, member)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import Status
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor
-from dprobes.engines.linux.bpf_calls import MapType, create_map
 from dprobes.engines.ring_spans import complete_end, entries_in
+from dprobes.platform.linux.bpf_calls import MapType, create_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

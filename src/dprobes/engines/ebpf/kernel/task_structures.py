@@ -20,9 +20,9 @@ from dprobes.bpf.lower.lowering_request import MappedModule, PagingLayout, TaskL
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor, load
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.ebpf.kernel.kernel_types import KeptAnswers
-from dprobes.engines.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
-from dprobes.engines.linux.procfs import without_waiting
 from dprobes.errors import DprobesError, EngineError, TargetError
+from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.platform.linux.procfs import without_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

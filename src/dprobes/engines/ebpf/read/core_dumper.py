@@ -48,7 +48,7 @@ class Dump:
 
     def finish(self, *, abandoned: bool = False) -> Notice:
         """Let the process go on, and return what is to be said; a file that is not complete is taken away."""
-        from dprobes.engines.core.core_notices import no_core_notice, written_notice
+        from dprobes.engines.core_notices import no_core_notice, written_notice
 
         if abandoned:
             self.writer.kill()
@@ -74,8 +74,8 @@ def start_dump(
     """
     import json
 
-    from dprobes.engines.core.core_notices import no_core_notice
-    from dprobes.engines.core.core_writer import create_core_file
+    from dprobes.engines.core_notices import no_core_notice
+    from dprobes.platform.core.core_writer import create_core_file
 
     path = os.path.join(directory, f"core.dprobes.{pid}")
     try:
@@ -138,10 +138,10 @@ def main(pid: int, tid: int, stops: CoreStops) -> None:
 def _write(pid: int, tid: int) -> None:
     import json
 
-    from dprobes.engines.core.core_file import PROCESSORS, signal_info_at
-    from dprobes.engines.core.core_writer import POINTER, CoreRequest, ThreadState, register_sets_of, write_core
-    from dprobes.engines.linux import ptrace_calls
-    from dprobes.engines.linux.ptrace_calls import RegisterSet
+    from dprobes.platform.core.core_file import PROCESSORS, signal_info_at
+    from dprobes.platform.core.core_writer import POINTER, CoreRequest, ThreadState, register_sets_of, write_core
+    from dprobes.platform.linux import ptrace_calls
+    from dprobes.platform.linux.ptrace_calls import RegisterSet
 
     hidden = {int(address): byte for address, byte in json.load(sys.stdin).items()}
     seized: set[int] = set()

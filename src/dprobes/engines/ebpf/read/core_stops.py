@@ -27,7 +27,7 @@ from dprobes.bpf.core_stop_layout import (
     STOPS_SIZE,
     TIME,
 )
-from dprobes.engines.linux.procfs import process_field, start_time, thread_state, threads_of
+from dprobes.platform.linux.procfs import process_field, start_time, thread_state, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

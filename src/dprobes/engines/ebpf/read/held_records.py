@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.engine_interface import RecordBatch
-from dprobes.engines.linux.procfs import system_call_of
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.procfs import system_call_of
 from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.target.process_maps import PAGE_SIZE
 

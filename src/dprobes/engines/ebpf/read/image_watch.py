@@ -26,9 +26,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ebpf.attach.run_scope import descendants
-from dprobes.engines.linux.cpus import online_cpus
-from dprobes.engines.linux.perf_calls import open_process_news
 from dprobes.errors import TargetError
+from dprobes.platform.linux.cpus import online_cpus
+from dprobes.platform.linux.perf_calls import open_process_news
 from dprobes.target.process_maps import Mapping
 
 if TYPE_CHECKING:

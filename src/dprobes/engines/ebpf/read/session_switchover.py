@@ -21,9 +21,9 @@ from dprobes.bpf.map_layouts import MapName, SwitchOver
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptor, explained, load
 from dprobes.engines.engine_interface import ControlledSession
-from dprobes.engines.linux.bpf_calls import ProgramType
-from dprobes.engines.linux.call_proxy import map_file
 from dprobes.errors import EngineError, NotSupportedError
+from dprobes.platform.linux.bpf_calls import ProgramType
+from dprobes.platform.linux.call_proxy import map_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

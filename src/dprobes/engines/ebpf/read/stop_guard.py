@@ -17,8 +17,8 @@ import sys
 import time
 
 from dprobes.engines.ebpf.read.core_stops import CoreStops, Stop, is_stop_pending
-from dprobes.engines.linux import process_calls
-from dprobes.engines.linux.procfs import spare_process, thread_state
+from dprobes.platform.linux import process_calls
+from dprobes.platform.linux.procfs import spare_process, thread_state
 
 __all__ = ["StopGuard", "main", "release"]
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import HandedOver, Notice
-from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import EngineError, reason_of
+from dprobes.platform.linux.procfs import process_field
 from dprobes.rpn.program_needs import CORE_DUMP
 
 if TYPE_CHECKING:

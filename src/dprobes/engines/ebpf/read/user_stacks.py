@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.map_layouts import KEY_POSITION, SNAPSHOT, SNAPSHOT_REGISTERS, TALLY
 from dprobes.engines.copied_stacks import CopiedStacks
-from dprobes.engines.linux.thread_stack import COLUMNS_OF
+from dprobes.platform.linux.thread_stack import COLUMNS_OF
 from dprobes.record.log_record import decode_record
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, StackEnd, Token
 from dprobes.rpn.keyed_tables import KeyKind

@@ -27,10 +27,10 @@ from dprobes.bpf.map_layouts import (
 from dprobes.engines.copied_stacks import CopiedStacks
 from dprobes.engines.inline.hits.entry_index import EntryBuffer, EntryIndex, EntryPacker
 from dprobes.engines.inline.hits.thread_names import ThreadNames
-from dprobes.engines.linux.thread_stack import COLUMNS_OF
 from dprobes.errors import FormatError
 from dprobes.native.routines.entry_walk import RECORD_PLACE, RecordPlaces
 from dprobes.native.routines.handler_ring import ENTRY_HEADER
+from dprobes.platform.linux.thread_stack import COLUMNS_OF
 from dprobes.record.log_record import Item, decode_record, header_struct
 from dprobes.record.packed_records import PROBE_SIZE, RowShape
 from dprobes.resolve.probe_state import ProbeState

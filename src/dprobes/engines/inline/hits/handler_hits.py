@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dprobes.engines.inline.hits.entry_reader import RingReader
     from dprobes.engines.inline.memory.handler_maps import HandlerMaps
     from dprobes.engines.inline.memory.shared_state import SharedState
-    from dprobes.engines.linux.procfs import ThreadIdentity
     from dprobes.engines.ptrace.client.program_run import Batch
+    from dprobes.platform.linux.procfs import ThreadIdentity
     from dprobes.resolve.probe_state import ProbeState
 
 __all__ = ["Damage", "HandlerHits", "LeftThings", "damage_notice", "refusal_notice"]

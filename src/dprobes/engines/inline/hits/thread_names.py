@@ -14,11 +14,11 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.inline.memory.shared_memory import Region, SharedHash, Words
-from dprobes.engines.linux.procfs import identity_of, program_of
 from dprobes.native.routines.entry_walk import NAMES, NOBODY_KNOWS
+from dprobes.platform.linux.procfs import identity_of, program_of
 
 if TYPE_CHECKING:
-    from dprobes.engines.linux.procfs import ThreadIdentity
+    from dprobes.platform.linux.procfs import ThreadIdentity
 
 __all__ = ["ThreadNames", "thread_key"]
 

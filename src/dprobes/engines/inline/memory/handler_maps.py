@@ -17,14 +17,14 @@ from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, Sha
 from dprobes.engines.inline.memory.shared_rings import SharedRings
 from dprobes.engines.inline.memory.shared_state import PROBES_MAX, SharedState
 from dprobes.engines.keyed_table_maps import zeros_size
-from dprobes.engines.linux.call_proxy import map_code
-from dprobes.engines.linux.process_calls import note_end_of_thread
 from dprobes.engines.shared_globals import mapped_size
 from dprobes.lazy_dataclass import dataclass
 from dprobes.native.generated_code import MapPlace
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS, CLOCK_SIZE, CLOCK_VERSION, HAS_ENDED
 from dprobes.native.routines.handler_ring import RingShape
 from dprobes.native.x86.x86_assembler import Gpr, Operation, Shift, X86Assembler
+from dprobes.platform.linux.call_proxy import map_code
+from dprobes.platform.linux.process_calls import note_end_of_thread
 from dprobes.rpn.program_needs import takes_user_stacks
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Clock:
 
 # A mark in shared memory that says whether this process lives: handlers do nothing any more when it does not.
 #
-# The kernel changes it, whichever way the process ends (``engines.linux.process_calls``): nobody has to write into it
+# The kernel changes it, whichever way the process ends (``platform.linux.process_calls``): nobody has to write into it
 # again and again, and handlers need no clock to know.
 
 

@@ -16,13 +16,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Helper
-from dprobes.engines.linux.call_proxy import map_code, unmap_code
-from dprobes.engines.linux.memory_file import memory_file
 from dprobes.errors import NotSupportedError
 from dprobes.native.generated_code import MapPlace, MapShape, Surroundings
 from dprobes.native.routines.shared_hash_table import BLOCK, DELETED, HEAD_SIZE, TableShape, hash_routine
 from dprobes.native.x86.x86_assembler import X86Assembler
 from dprobes.native.x86.x86_translator import write_routine
+from dprobes.platform.linux.call_proxy import map_code, unmap_code
+from dprobes.platform.linux.memory_file import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

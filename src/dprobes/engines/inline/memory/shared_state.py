@@ -19,13 +19,13 @@ from dprobes.bpf.map_layouts import HEAD_CELLS, PROBE_ENTRY_SIZE, MapName, Probe
 from dprobes.engines.engine_interface import TableChange
 from dprobes.engines.inline.memory.shared_memory import Region, SharedArray, SharedHash
 from dprobes.engines.keyed_table_maps import TableMaps
-from dprobes.engines.linux.cpus import cpu_limit
-from dprobes.engines.linux.process_calls import ROBUST_LIST_SIZE
 from dprobes.engines.ptrace.shared_counters import Variables
 from dprobes.engines.shared_globals import AtomicCells, add_to_word, raise_word
 from dprobes.keyed.table_layout import Change, changes, count_cells, shown_value
 from dprobes.lazy_dataclass import dataclass
 from dprobes.native.routines.shared_hash_table import HEAD_SIZE, TableShape
+from dprobes.platform.linux.cpus import cpu_limit
+from dprobes.platform.linux.process_calls import ROBUST_LIST_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,15 +11,15 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.procfs import children_of, process_field, threads_of
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.tracer_messages import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
+from dprobes.platform.linux.procfs import children_of, process_field, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from dprobes.engines.ptrace.site_patches import Patches
-    from dprobes.engines.x86.debug_registers import Watch
+    from dprobes.platform.x86.debug_registers import Watch
 
 __all__ = ["CrashRestorer", "unreported_children"]
 

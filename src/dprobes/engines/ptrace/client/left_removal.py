@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.engine_interface import LeftThings, Notice
-from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
 from dprobes.engines.ptrace.client.outside_removal import (
     SHARED_MEMORY,
@@ -36,6 +35,7 @@ from dprobes.engines.ptrace.site_patches import Patches
 from dprobes.engines.ptrace.tracer_messages import Removed
 from dprobes.errors import DprobesError
 from dprobes.native.process_page import HAS_ENDED
+from dprobes.platform.linux.procfs import process_field
 from dprobes.target.process_maps import mappings_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.procfs import process_field, threads_of
-from dprobes.engines.linux.ptrace_calls import StopKind, classify_stop
 from dprobes.engines.ptrace.site_patches import NativeMemory, without_jump
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError, injecting, may_inject
@@ -26,8 +23,11 @@ from dprobes.engines.ptrace.tracer.native.thread_places import is_left, unmap_na
 from dprobes.engines.ptrace.tracer.thread_stopper import Stopper, await_stop
 from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
-from dprobes.engines.x86.debug_registers import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
 from dprobes.errors import DprobesError
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.procfs import process_field, threads_of
+from dprobes.platform.linux.ptrace_calls import StopKind, classify_stop
+from dprobes.platform.x86.debug_registers import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
 from dprobes.target.process_maps import mappings_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.restorer_messages import FilesShared
     from dprobes.engines.ptrace.site_patches import Patches, SitePatch
-    from dprobes.engines.x86.debug_registers import Watch
+    from dprobes.platform.x86.debug_registers import Watch
 
 __all__ = ["SHARED_MEMORY", "UNMAPPING_PATIENCE", "clear_processes", "remove_jumps", "unmap_left_memory"]
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.engines.debugger_start import Debuggers
-    from dprobes.engines.linux.procfs import ThreadIdentity
     from dprobes.engines.overload_guard import OverloadNotices
     from dprobes.engines.ptrace.client.site_answers import Answers
     from dprobes.engines.ptrace.shared_counters import NativeState, NativeStatePlan, SharedCounters
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         ShareMemory,
         SitesPatched,
     )
+    from dprobes.platform.linux.procfs import ThreadIdentity
     from dprobes.target.process_images import ProcessImages
 
 __all__ = ["Item", "NativeSide", "ProgramRun", "death_notices", "event_of", "obstacle_text"]
@@ -279,7 +279,7 @@ def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
 
 def _dump_notice(dumped: Dumped) -> Notice:
     """Say what became of a core file."""
-    from dprobes.engines.core.core_notices import no_core_notice, written_notice
+    from dprobes.engines.core_notices import no_core_notice, written_notice
 
     if dumped.problem:
         return no_core_notice(dumped.pid, dumped.name, dumped.path, dumped.problem)

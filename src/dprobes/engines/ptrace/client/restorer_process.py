@@ -20,13 +20,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import process_calls
-from dprobes.engines.linux.procfs import spare_process
 from dprobes.engines.ptrace.client.left_removal import Restored, RestorerList
 from dprobes.engines.ptrace.client.tracer_link import readable, watch_for_death
 from dprobes.engines.ptrace.restorer_messages import TracerBegun
 from dprobes.engines.ptrace.tracer_messages import FrameReader, load_message
 from dprobes.engines.refusals import RESTORER
+from dprobes.platform.linux import process_calls
+from dprobes.platform.linux.procfs import spare_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.engine_interface import Event, Notice
-from dprobes.engines.foreign.foreign_users import ForeignUsers
-from dprobes.engines.linux.procfs import without_waiting
+from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.engines.ptrace.breakpoint_sites import Code, Role, Site, Sites, WatchSite
-from dprobes.engines.x86.debug_registers import Watch
-from dprobes.engines.x86.instruction_emulation import plan
-from dprobes.engines.x86.instruction_relocation import copy_of
 from dprobes.errors import SourceError, TargetError
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.procfs import without_waiting
+from dprobes.platform.x86.debug_registers import Watch
+from dprobes.platform.x86.instruction_emulation import plan
+from dprobes.platform.x86.instruction_relocation import copy_of
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.resolve.probepoints import ProbeKind
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.arch import Architecture
-    from dprobes.engines.foreign.examiner import Examiner
     from dprobes.engines.ptrace.tracer_messages import ModuleMapped
+    from dprobes.platform.foreign.examiner import Examiner
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.rpn.rpn_program import Program
     from dprobes.target.probed_module import Module, SymbolProvider
@@ -166,7 +166,7 @@ class Answers:
 
     def _find_foreign(self, mapped: ModuleMapped, path: Path, owner: str) -> tuple[Sites, list[Event]]:
         """Do as ``_find`` for a file that another user can change: another process reads it, within limits."""
-        from dprobes.engines.foreign.foreign_outlines import Question
+        from dprobes.platform.foreign.foreign_outlines import Question
 
         key = (mapped.device, mapped.inode)
         if key in self._given:
@@ -212,7 +212,7 @@ class Answers:
 
     @cached_property
     def _examiner(self) -> Examiner:
-        from dprobes.engines.foreign.examiner import Examiner
+        from dprobes.platform.foreign.examiner import Examiner
 
         return Examiner()
 

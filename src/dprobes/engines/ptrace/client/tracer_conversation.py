@@ -22,8 +22,6 @@ from dprobes.engines import refusals
 from dprobes.engines.command_launcher import Command
 from dprobes.engines.debugger_start import LOOK
 from dprobes.engines.engine_interface import Begun, Finished
-from dprobes.engines.linux.process_calls import allow_tracer
-from dprobes.engines.linux.procfs import ThreadIdentity
 from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
 from dprobes.engines.ptrace.client.program_run import death_notices, event_of, obstacle_text
 from dprobes.engines.ptrace.client.tracer_link import Inbox, Outbox, TracerGuard, readable, start_tracer
@@ -57,6 +55,8 @@ from dprobes.engines.ptrace.tracer_messages import (
 )
 from dprobes.engines.refusals import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
+from dprobes.platform.linux.process_calls import allow_tracer
+from dprobes.platform.linux.procfs import ThreadIdentity
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.target.process_maps import command_name
 

@@ -20,10 +20,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines import refusals
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer_messages import End, FrameReader, pack_message
 from dprobes.errors import EngineError, reason_of
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Event, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ import os
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.linux.procfs import ids_of, process_field
-from dprobes.engines.linux.served_pages import ServedPages
 from dprobes.engines.ptrace.site_patches import Patches
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE, Entries
 from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
 from dprobes.errors import system_error
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.procfs import ids_of, process_field
+from dprobes.platform.linux.served_pages import ServedPages
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class AddressSpace:
     def unwind_space(self, tid: int) -> ProcessSpace:
         """Return the memory as the walk up a stack sees it; ``tid`` is a thread in it."""
         if self.unwinding is None:
-            from dprobes.engines.linux.thread_stack import space_of
+            from dprobes.platform.linux.thread_stack import space_of
 
             self.unwinding = space_of(tid, self.memory, self.word_size, self.served)
         return self.unwinding

@@ -18,8 +18,8 @@ from dprobes.engines.ptrace.tracer.address_spaces import PageReader
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
 from dprobes.engines.ptrace.tracer_messages import Placed, ProbeStatus, Raised
-from dprobes.engines.x86.instruction_emulation import is_emulated
 from dprobes.errors import TargetError, reason_of
+from dprobes.platform.x86.instruction_emulation import is_emulated
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.target.process_maps import PAGE_SIZE, mapping_at
 from dprobes.vm import AddressFault
@@ -27,12 +27,12 @@ from dprobes.vm import AddressFault
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from dprobes.engines.linux.process_calls import RemoteMemory
     from dprobes.engines.ptrace.breakpoint_sites import Site
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.client_connection import Connection
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
+    from dprobes.platform.linux.process_calls import RemoteMemory
     from dprobes.target.process_maps import Mapping
 
 __all__ = [

@@ -20,14 +20,14 @@ import signal
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.linux.ptrace_calls import TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.steps.interrupted_calls import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
 from dprobes.engines.ptrace.tracer.thread_stopper import await_stop_for
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
-from dprobes.engines.x86.register_images import TILE_DATA, cpuid_of_leaf, frame_32, frame_64, restorable
 from dprobes.errors import TargetError
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import process_field
+from dprobes.platform.linux.ptrace_calls import TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.platform.x86.register_images import TILE_DATA, cpuid_of_leaf, frame_32, frame_64, restorable
 from dprobes.target.process_maps import code_mappings, mappings_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
     from dprobes.engines.ptrace.tracer.tracer_state import Thread
-    from dprobes.engines.x86.register_images import SignalFrame
+    from dprobes.platform.x86.register_images import SignalFrame
     from dprobes.target.process_maps import Mapping
 
 __all__ = [

@@ -15,11 +15,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import process_calls
-from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.restorer_messages import FOR_RESTORERS, TracerBegun
 from dprobes.engines.ptrace.tracer_messages import FrameReader, Warned, load_message, pack_message, pack_record
+from dprobes.platform.linux import process_calls
+from dprobes.platform.linux.procfs import thread_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable

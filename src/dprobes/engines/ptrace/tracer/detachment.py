@@ -18,14 +18,14 @@ import signal
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import HandedOver
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.procfs import catches_signal, process_field
-from dprobes.engines.linux.ptrace_calls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.probe_removal import give_back_all
 from dprobes.engines.ptrace.tracer.steps.held_signals import STOPPING, fix_up, is_in_native_stop
 from dprobes.engines.ptrace.tracer.tracer_state import STRANGE, Thread, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Left, Warned
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.procfs import catches_signal, process_field
+from dprobes.platform.linux.ptrace_calls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

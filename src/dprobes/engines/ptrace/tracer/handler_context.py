@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch.x86_processors import X86_64
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.linux.ptrace_calls import Register, SegmentDescriptor
 from dprobes.engines.ptrace.tracer.breakpoint_placement import is_mapped_writable, write_memory
 from dprobes.engines.ptrace.tracer.call_injection import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.engines.ptrace.tracer_messages import Placed
-from dprobes.engines.x86 import register_images
-from dprobes.engines.x86.instruction_emulation import Action
 from dprobes.errors import InternalError, reason_of
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import process_field
+from dprobes.platform.linux.ptrace_calls import Register, SegmentDescriptor
+from dprobes.platform.x86 import register_images
+from dprobes.platform.x86.instruction_emulation import Action
 from dprobes.rpn.instruction_set import UNSEEN_ENTRY
 from dprobes.target.process_maps import PAGE_SIZE
 from dprobes.vm import AddressFault, SelectorFault
@@ -518,7 +518,7 @@ class ThreadContext:
         raise InternalError("the stack of the kernel was not refused before insertion")
 
     def user_stack(self, frames: int) -> list[int]:
-        from dprobes.engines.linux.thread_stack import stack_of
+        from dprobes.platform.linux.thread_stack import stack_of
 
         return stack_of(self._thread.space.unwind_space(self._thread.tid), self._registers, frames)
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from dprobes.engines.hits.handler_runs import Emitter, HandlerRunner
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.hits.hit_probes import HANDING_OVER
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.procfs import system_call_of
-from dprobes.engines.linux.ptrace_calls import RESUME_FLAG, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS
 from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Warned
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.procfs import system_call_of
+from dprobes.platform.linux.ptrace_calls import RESUME_FLAG, Register, StopKind, classify_stop
 from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:

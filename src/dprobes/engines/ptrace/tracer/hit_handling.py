@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.engines.hits.handler_runs import HandlerRunner, diverts, hands_over, skipping
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.hits.hit_probes import CORE_DUMP
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.breakpoint_sites import Role, Site
 from dprobes.engines.ptrace.tracer.breakpoint_placement import note_placement
 from dprobes.engines.ptrace.tracer.native.handler_memory import take_call
@@ -27,9 +25,11 @@ from dprobes.engines.ptrace.tracer.steps.single_steps import COMPLETED, Completi
 from dprobes.engines.ptrace.tracer.thread_watchpoints import UnwatchedMemory
 from dprobes.engines.ptrace.tracer.tracer_state import ExitRequest, PendingReturn, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Placed
-from dprobes.engines.x86.instruction_emulation import Action, emulate, plan, uses_return_addresses
-from dprobes.engines.x86.instruction_relocation import copy_of
 from dprobes.errors import TargetError
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import TRAP_FLAG, Register
+from dprobes.platform.x86.instruction_emulation import Action, emulate, plan, uses_return_addresses
+from dprobes.platform.x86.instruction_relocation import copy_of
 from dprobes.target.process_maps import PAGE_SIZE, mapping_at
 from dprobes.vm import AddressFault, Ending
 

@@ -14,7 +14,6 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.procfs import catches_signal
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.tracer.address_spaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoint_placement import (
@@ -29,8 +28,9 @@ from dprobes.engines.ptrace.tracer.breakpoint_placement import (
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, Watchpoint
 from dprobes.engines.ptrace.tracer.tracer_programs import EVERYWHERE, FileSites
 from dprobes.engines.ptrace.tracer_messages import Lowered, Mapped, ProbeStatus, Removed
-from dprobes.engines.x86.debug_registers import Watch
 from dprobes.errors import TargetError
+from dprobes.platform.linux.procfs import catches_signal
+from dprobes.platform.x86.debug_registers import Watch
 from dprobes.target.process_maps import CODE_MAX, Mapping, code_mappings, run_time_address
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.breakpoint_sites import FileKey, Site
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe
-    from dprobes.engines.x86.debug_registers import Watch
+    from dprobes.platform.x86.debug_registers import Watch
     from dprobes.vm import Point
 
 __all__ = ["ENTRIES_MAX", "INT3", "SEMAPHORE_SIZE", "Breakpoint", "Entries", "Entry", "Watchpoint"]

@@ -14,8 +14,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import (
+from dprobes.engines.ptrace.restorer_messages import JumpsCopied
+from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace, PageReader
+from dprobes.engines.ptrace.tracer.breakpoint_placement import tell_placed
+from dprobes.engines.ptrace.tracer.native.handler_memory import enter_thread, leave_thread, own_pages
+from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.probe_removal import tell_lowered
+from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Watched
+from dprobes.errors import reason_of, system_error
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import (
     children_of,
     identity_of,
     living_thread,
@@ -26,17 +35,8 @@ from dprobes.engines.linux.procfs import (
     threads_of,
     without_waiting,
 )
-from dprobes.engines.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
-from dprobes.engines.ptrace.restorer_messages import JumpsCopied
-from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace, PageReader
-from dprobes.engines.ptrace.tracer.breakpoint_placement import tell_placed
-from dprobes.engines.ptrace.tracer.native.handler_memory import enter_thread, leave_thread, own_pages
-from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.probe_removal import tell_lowered
-from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer_messages import Attached, Failed, Forked, Placed, Raised, Removed, Watched
-from dprobes.engines.x86.debug_registers import CONTROL
-from dprobes.errors import reason_of, system_error
+from dprobes.platform.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
+from dprobes.platform.x86.debug_registers import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

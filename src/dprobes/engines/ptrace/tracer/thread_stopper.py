@@ -25,13 +25,13 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import HitEvent, HitState
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
-from dprobes.engines.linux.ptrace_calls import Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.steps.held_signals import STOPPING, leave_to_us
 from dprobes.engines.ptrace.tracer.steps.interrupted_calls import Waits, step_on
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
 from dprobes.errors import system_error
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import children_of, system_call_of, thread_state
+from dprobes.platform.linux.ptrace_calls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
     import ctypes

@@ -15,10 +15,11 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
 from dprobes.engines.ptrace.tracer_messages import ProbeStatus, Watched
-from dprobes.engines.x86.debug_registers import (
+from dprobes.errors import reason_of
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.x86.debug_registers import (
     CONTROL,
     SLOTS,
     STATUS,
@@ -28,7 +29,6 @@ from dprobes.engines.x86.debug_registers import (
     slot_mask,
     slots_hit,
 )
-from dprobes.errors import reason_of
 from dprobes.resolve.probe_state import ProbeState, impossible_address
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper
     from dprobes.engines.ptrace.tracer.tracer_programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.tracer_state import Thread, TracerState
-    from dprobes.engines.x86.instruction_emulation import StackMemory
+    from dprobes.platform.x86.instruction_emulation import StackMemory
 
 __all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watchpoints"]
 

@@ -15,8 +15,12 @@ import traceback
 from dataclasses import field
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.engines.core.core_file import PROCESSORS, signal_info_at
-from dprobes.engines.core.core_writer import (
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadState as State
+from dprobes.engines.ptrace.tracer_messages import Dumped
+from dprobes.errors import reason_of
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.core.core_file import PROCESSORS, signal_info_at
+from dprobes.platform.core.core_writer import (
     POINTER,
     CoreRequest,
     ThreadState,
@@ -24,13 +28,9 @@ from dprobes.engines.core.core_writer import (
     register_sets_of,
     write_core,
 )
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import copy_score, process_field
-from dprobes.engines.linux.ptrace_calls import RegisterSet, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.tracer_state import ThreadState as State
-from dprobes.engines.ptrace.tracer_messages import Dumped
-from dprobes.errors import reason_of
-from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import copy_score, process_field
+from dprobes.platform.linux.ptrace_calls import RegisterSet, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.thread_stopper import Stopper

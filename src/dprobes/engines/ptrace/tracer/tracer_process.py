@@ -18,9 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import spare_process, thread_state
-from dprobes.engines.linux.ptrace_calls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.client_connection import ClientGoneError, Connection
@@ -65,6 +62,9 @@ from dprobes.engines.ptrace.tracer_messages import (
     Warned,
 )
 from dprobes.errors import EngineError
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import spare_process, thread_state
+from dprobes.platform.linux.ptrace_calls import Event, StopKind, classify_stop
 from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:
     import ctypes

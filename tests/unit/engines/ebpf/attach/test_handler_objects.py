@@ -17,13 +17,13 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.c_source import compile_source
 from dprobes.engines.ebpf.attach import handler_objects
 from dprobes.engines.ebpf.attach.handler_objects import load_handler, rejection, source_place, span_in
-from dprobes.engines.linux.bpf_calls import AttachType
 from dprobes.errors import EngineError, InternalError
+from dprobes.platform.linux.bpf_calls import AttachType
 from dprobes.rpn.compilation_passes import CompileOptions
 from dprobes.source_text import SourceFile, Span
 
 if TYPE_CHECKING:
-    from dprobes.engines.linux import bpf_calls
+    from dprobes.platform.linux import bpf_calls
 
 TEXT = 'static long n;\nlibc.so.6:abs(int x) {\n    n += x;\n    if (n > 5) printf("%d", n);\n}\n'
 SOURCE = SourceFile("slow.dpc", TEXT)

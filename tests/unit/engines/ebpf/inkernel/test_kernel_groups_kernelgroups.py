@@ -16,8 +16,8 @@ from dprobes.engines.ebpf.inkernel.kernel_groups import KernelGroups
 from dprobes.engines.ebpf.kernel import bpf_links
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
 from dprobes.engines.engine_interface import Notice, StateEvent
-from dprobes.engines.linux import perf_calls
 from dprobes.errors import EngineError, PrivilegeError
+from dprobes.platform.linux import perf_calls
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.rpn.compilation_passes import parse_source

@@ -14,7 +14,7 @@ from dprobes.engines.ebpf.inkernel import kernel_groups
 from dprobes.engines.ebpf.inkernel.kernel_groups import KernelMisses
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptors
 from dprobes.engines.ebpf.kernel.kernel_features import Feature, Features
-from dprobes.engines.linux.bpf_calls import ProgramInfo
+from dprobes.platform.linux.bpf_calls import ProgramInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ import pytest
 
 from dprobes.bpf.map_layouts import LIMIT, NAME_SIZE, Entry
 from dprobes.engines.inline.hits.entry_reader import RingReader, record_places
-from dprobes.engines.linux.procfs import ThreadIdentity
 from dprobes.native.routines.entry_walk import RecordPlaces
 from dprobes.native.routines.handler_ring import DISCARDED
+from dprobes.platform.linux.procfs import ThreadIdentity
 from dprobes.record.log_record import Item, LogRecord, decode_record, header_struct
 from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.resolve.probe_state import ProbeState

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.inline.hits.thread_names import ThreadNames, thread_key
-from dprobes.engines.linux.procfs import ThreadIdentity
 from dprobes.native.routines.entry_walk import NOBODY_KNOWS
+from dprobes.platform.linux.procfs import ThreadIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dprobes.engines.inline.memory.handler_maps import LifeMark
 from dprobes.engines.inline.memory.shared_memory import Region, SharedArray
-from dprobes.engines.linux.process_calls import ROBUST_LIST_SIZE
 from dprobes.native.process_page import HAS_ENDED
+from dprobes.platform.linux.process_calls import ROBUST_LIST_SIZE
 
 
 def test_handlers_see_a_living_tool_until_it_closes_the_mark() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.ptrace.client.crash_restorer import CrashRestorer
 from dprobes.engines.ptrace.tracer_messages import Lowered, Placed, Raised, Removed
+from dprobes.platform.linux import ptrace_calls
 
 
 @pytest.fixture

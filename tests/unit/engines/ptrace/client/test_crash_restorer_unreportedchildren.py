@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.ptrace.client.crash_restorer import unreported_children
+from dprobes.platform.linux import ptrace_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.client.left_removal import Restored
 from dprobes.engines.ptrace.client.restorer_process import RestorerProcess
+from dprobes.platform.linux.procfs import process_field
 
 TRACER = """
 import os, signal, sys

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.foreign.examiner import Examiner
 from dprobes.engines.ptrace.breakpoint_sites import Role, Sites
 from dprobes.engines.ptrace.client.site_answers import Answers, reachable
 from dprobes.engines.ptrace.tracer_messages import ModuleMapped
 from dprobes.errors import TargetError
+from dprobes.platform.foreign.examiner import Examiner
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.compilation_passes import parse_source
 from dprobes.source_text import SourceFile
@@ -25,7 +25,7 @@ from dprobes.target.process_maps import executable_mappings, read_maps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.foreign.foreign_outlines import Examined, Question
+    from dprobes.platform.foreign.foreign_outlines import Examined, Question
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
-    from dprobes.engines.linux import process_calls
+    from dprobes.platform.linux import process_calls
 
 LENGTH = 4
 """The length of the instructions under the breakpoints."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.ptrace.breakpoint_sites import Role, Site
 from dprobes.engines.ptrace.tracer import hit_counter
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
@@ -18,6 +17,7 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot
 from dprobes.engines.ptrace.tracer.tracer_programs import Handled
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux import ptrace_calls
 from dprobes.vm import Point
 from ptrace_programs import inserted_program, probe_of
 

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dprobes.engines.linux.procfs import identity_of, program_of
 from dprobes.engines.ptrace.site_patches import NativeMemory
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.process_tree import Identities
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux.procfs import identity_of, program_of
 
 PID = os.getpid()
 

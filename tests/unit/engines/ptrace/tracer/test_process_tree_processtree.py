@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from dprobes.engines.linux import ptrace_calls
 from dprobes.engines.ptrace.tracer import process_tree
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.process_tree import Seizer
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable
+from dprobes.platform.linux import ptrace_calls
 
 if TYPE_CHECKING:
     import pytest

@@ -12,7 +12,7 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import Watchpoint
 from dprobes.engines.ptrace.tracer.thread_watchpoints import DebugRegisters, UnwatchedMemory, Watchpoints
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadTable
 from dprobes.engines.ptrace.tracer_messages import ProbeStatus, Watched
-from dprobes.engines.x86.debug_registers import Watch
+from dprobes.platform.x86.debug_registers import Watch
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.rpn_program import Access
 from dprobes.vm import Point

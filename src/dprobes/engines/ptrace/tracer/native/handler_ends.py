@@ -11,12 +11,12 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.restorer_messages import MemoryUnmapped
 from dprobes.engines.ptrace.tracer.call_injection import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.native.thread_places import is_left, is_outside, unmap_program
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer_messages import MemoryReleased
+from dprobes.platform.linux.ptrace_calls import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,8 +18,6 @@ import struct
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import REGISTERS, call_key
-from dprobes.engines.linux.memory_file import memory_file
-from dprobes.engines.linux.process_calls import same_file, send_file
 from dprobes.engines.ptrace.restorer_messages import (
     ENTRIES,
     MANIFEST_FILE_NAME,
@@ -38,6 +36,8 @@ from dprobes.engines.ptrace.tracer.placed_breakpoints import Entry
 from dprobes.engines.ptrace.tracer_messages import Warned
 from dprobes.errors import reason_of, reason_of_number
 from dprobes.native.process_page import PROCESS_IS_NESTED, PROCESS_PID, PROCESS_SIZE, THREAD, thread_window
+from dprobes.platform.linux.memory_file import memory_file
+from dprobes.platform.linux.process_calls import same_file, send_file
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -18,8 +18,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.breakpoint_sites import Role
 from dprobes.engines.ptrace.site_patches import TRAP_OF_32_BITS
 from dprobes.engines.ptrace.tracer.address_spaces import PageReader
@@ -41,6 +39,8 @@ from dprobes.engines.ptrace.tracer.steps.held_signals import move_fault
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError
 from dprobes.engines.ptrace.tracer_messages import MemoryShared, PatchSites, ShareMemory, SitesPatched
 from dprobes.errors import reason_of
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:
     import ctypes

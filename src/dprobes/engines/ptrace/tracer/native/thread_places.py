@@ -20,13 +20,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.procfs import process_field, thread_state
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.site_patches import Patches
 from dprobes.engines.ptrace.tracer.call_injection import MUNMAP
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadState
 from dprobes.errors import TargetError
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.procfs import process_field, thread_state
+from dprobes.platform.linux.ptrace_calls import Register
 from dprobes.target.process_maps import PAGE_SIZE, mapping_finder, mappings_of
 
 if TYPE_CHECKING:

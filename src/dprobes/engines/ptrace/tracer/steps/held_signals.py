@@ -11,8 +11,8 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.ptrace_calls import RESUME_FLAG, Register
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.ptrace_calls import RESUME_FLAG, Register
 
 if TYPE_CHECKING:
     import ctypes

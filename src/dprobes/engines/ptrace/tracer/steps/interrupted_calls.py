@@ -23,11 +23,11 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.linux import process_calls, ptrace_calls
-from dprobes.engines.linux.procfs import catches_signal
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.tracer.tracer_state import InterruptedWait, RestartedCall, ThreadState
-from dprobes.engines.x86.instruction_emulation import Action
+from dprobes.platform.linux import process_calls, ptrace_calls
+from dprobes.platform.linux.procfs import catches_signal
+from dprobes.platform.linux.ptrace_calls import Register
+from dprobes.platform.x86.instruction_emulation import Action
 
 if TYPE_CHECKING:
     import ctypes

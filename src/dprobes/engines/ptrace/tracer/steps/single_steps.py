@@ -15,8 +15,17 @@ import signal
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import (
+from dprobes.engines.ptrace.restorer_messages import PagesMapped
+from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3
+from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS, HeldSignals, move_signal_address
+from dprobes.engines.ptrace.tracer.steps.step_slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer_messages import Placed, Removed
+from dprobes.errors import TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import (
     ALIGNMENT_FLAG,
     RESUME_FLAG,
     TRAP_FLAG,
@@ -25,18 +34,9 @@ from dprobes.engines.linux.ptrace_calls import (
     StopKind,
     classify_stop,
 )
-from dprobes.engines.ptrace.restorer_messages import PagesMapped
-from dprobes.engines.ptrace.tracer.call_injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3
-from dprobes.engines.ptrace.tracer.steps.held_signals import FAULTS, HeldSignals, move_signal_address
-from dprobes.engines.ptrace.tracer.steps.step_slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
-from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.tracer_messages import Placed, Removed
-from dprobes.engines.x86.debug_registers import STATUS, slots_hit
-from dprobes.engines.x86.instruction_emulation import Action
-from dprobes.engines.x86.instruction_relocation import relocated
-from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.x86.debug_registers import STATUS, slots_hit
+from dprobes.platform.x86.instruction_emulation import Action
+from dprobes.platform.x86.instruction_relocation import relocated
 from dprobes.target.process_maps import PAGE_SIZE, free_ranges, growth_of, mappings_of
 
 if TYPE_CHECKING:

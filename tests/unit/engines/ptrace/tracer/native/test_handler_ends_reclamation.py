@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dprobes.engines.linux.ptrace_calls import Event
 from dprobes.engines.ptrace.restorer_messages import MemoryUnmapped
 from dprobes.engines.ptrace.site_patches import CodeCopy, NativeMemory, SitePatch
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
@@ -20,6 +19,7 @@ from dprobes.engines.ptrace.tracer.native import handler_ends
 from dprobes.engines.ptrace.tracer.native.handler_ends import Reclaimer
 from dprobes.engines.ptrace.tracer.tracer_programs import Programs
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadGoneError, ThreadState, ThreadTable
+from dprobes.platform.linux.ptrace_calls import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native.thread_places import is_outside, names_address
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Register
 
 START, END = 0x7F12_3456_F000, 0x7F12_3457_2000
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.site_patches import CodeCopy, SitePatch
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native import thread_places
@@ -21,6 +19,8 @@ from dprobes.engines.ptrace.tracer.native.thread_places import ThreadPlaces, sta
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

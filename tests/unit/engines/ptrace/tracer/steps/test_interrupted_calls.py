@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dprobes.engines.hits.hit_lifecycle import HitState
-from dprobes.engines.linux import ptrace_calls
-from dprobes.engines.linux.ptrace_calls import Register
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.steps.interrupted_calls import has_entered, step_on
 from dprobes.engines.ptrace.tracer.steps.single_steps import Stepper
 from dprobes.engines.ptrace.tracer.steps.step_slots import Placement, Slot
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
-from dprobes.engines.x86.instruction_emulation import Action
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import Register
+from dprobes.platform.x86.instruction_emulation import Action
 
 if TYPE_CHECKING:
     import ctypes

@@ -1,0 +1,405 @@
+"""
+What ``/proc`` says of a process for its core file: who it is, its threads, and which memory belongs into the file.
+
+The files may be those of this machine, or of another one: ``read`` returns the contents of one by its path, and raises
+OSError where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.core.core_file import (
+    CoreProcess,
+    CoreThread,
+    Extent,
+    Note,
+    NoteType,
+    Segment,
+    extent,
+    notes,
+    parse_smaps,
+    place,
+)
+from dprobes.platform.linux import ptrace_calls
+from dprobes.platform.linux.ptrace_calls import RegisterSet
+from dprobes.target.process_maps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Mapping as AbstractMapping
+
+    from dprobes.platform.core.core_file import Area, CoreProcessor
+    from dprobes.target.process_maps import Mapping
+
+__all__ = [
+    "POINTER",
+    "CoreContents",
+    "CorePart",
+    "CoreRequest",
+    "ThreadState",
+    "contents_of",
+    "create_core_file",
+    "page_exists",
+    "register_sets_of",
+    "write_contents",
+    "write_core",
+]
+
+# Writing a core file whose contents are known, with the memory from whoever can read it.
+#
+# Pages that the process never touched become holes in the file, and so do pages of zeros.
+
+
+_CHUNK = 1 << 20
+_ZEROS = bytes(PAGE_SIZE)
+
+
+class CoreMemory(Protocol):
+    """The memory of a process that stands still, without breakpoints."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes of memory; fewer if they cannot all be read."""
+
+    def has_any(self, start: int, size: int) -> bool:
+        """Return whether one of these pages exists, or may."""
+
+
+class CorePart(NamedTuple):
+    """A mapping; ``may_be_empty`` says whether pages of it that do not exist can only be zeros."""
+
+    segment: Segment
+    may_be_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CoreContents:
+    """Say what is in a core file; the first of ``threads`` is the one that a debugger shows first."""
+
+    process: CoreProcess
+    threads: Sequence[CoreThread]
+    files: Sequence[Mapping]
+    parts: Sequence[CorePart]
+
+
+def write_contents(contents: CoreContents, memory: CoreMemory, output: int) -> int:
+    """Write a core file to a new, empty file, and return its size; raise OSError if it cannot be written."""
+    process = contents.process
+    note_bytes = notes(process, contents.threads, contents.files)
+    layout = place(process.processor, note_bytes, [part.segment for part in contents.parts])
+    _write(output, layout.head, 0)
+    for part, offset in zip(contents.parts, layout.offsets, strict=True):
+        _copy(part, memory, output, offset)
+    os.ftruncate(output, layout.size)
+    return layout.size
+
+
+def _copy(part: CorePart, memory: CoreMemory, output: int, offset: int) -> None:
+    segment = part.segment
+    end = segment.start + segment.size
+    for start in range(segment.start, end, _CHUNK):
+        size = min(_CHUNK, end - start)
+        if part.may_be_empty and not memory.has_any(start, size):
+            continue
+        data = _read_all(memory, start, size)
+        for first, last in _filled(data):
+            _write(output, data[first:last], offset + start - segment.start + first)
+
+
+def _read_all(memory: CoreMemory, start: int, size: int) -> bytes:
+    """Return memory with zeros where it cannot be read, such as behind the end of a mapped file."""
+    data = memory.read(start, size)
+    if len(data) == size:
+        return data
+    pages = (memory.read(address, PAGE_SIZE) for address in range(start, start + size, PAGE_SIZE))
+    return b"".join(page.ljust(PAGE_SIZE, b"\0") for page in pages)
+
+
+def _filled(data: bytes) -> Iterator[tuple[int, int]]:
+    """Iterate over the runs of pages that are not all zeros."""
+    if not any(data[:PAGE_SIZE]) and not data.strip(b"\0"):
+        return
+    first: int | None = None
+    for position in range(0, len(data), PAGE_SIZE):
+        empty = data[position : position + PAGE_SIZE] == _ZEROS
+        if empty and first is not None:
+            yield first, position
+            first = None
+        elif not empty and first is None:
+            first = position
+    if first is not None:
+        yield first, len(data)
+
+
+def _write(output: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(output, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+if TYPE_CHECKING:
+    Reader = Callable[[str], bytes]
+
+_DEFAULT_FILTER = 0x33  # core(5)
+_PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """Hold what is known of a thread; without ``registers`` it is one that could not be stopped."""
+
+    tid: int
+    registers: bytes
+    more: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRequest:
+    """
+    Say what is to be written: a process whose threads are all stopped, the first of ``threads`` being the one that hit.
+
+    ``left_out`` is memory of ours, (start, end) each.
+    """
+
+    pid: int
+    processor: CoreProcessor
+    threads: tuple[ThreadState, ...]
+    signal_info: bytes
+    left_out: Sequence[tuple[int, int]] = ()
+
+
+def contents_of(request: CoreRequest, read: Reader, memory: CoreMemory) -> CoreContents:
+    """Return what belongs into the file; raise OSError if the process is gone."""
+    tid = request.threads[0].tid
+    areas = list(parse_smaps(os.fsdecode(read(f"/proc/{tid}/smaps"))))
+    wanted = _filter(read, tid)
+    parts = [
+        CorePart(_segment(memory, area, extent(area, wanted)), area.is_private_anonymous and "ht" not in area.flags)
+        for area in areas
+        if not _is_left_out(request, area)
+    ]
+    files = [area.mapping for area in areas if area.mapping.is_file]
+    return CoreContents(_process(request, read), list(_threads(request, read)), files, parts)
+
+
+def page_exists(entries: bytes, count: int, order: str = "=") -> bool:
+    """Return whether one of so many pages exists, by their entries in ``/proc/PID/pagemap`` (proc(5)), in an order."""
+    if len(entries) < 8 * count:
+        return True  # the kernel does not say
+    return any(entry & _PRESENT_OR_SWAPPED for entry in struct.unpack_from(f"{order}{count}Q", entries))
+
+
+def _is_left_out(request: CoreRequest, area: Area) -> bool:
+    """Return whether a mapping is none of the program's, or no memory."""
+    mapping = area.mapping
+    covered = mapping.start
+    for start, end in sorted(request.left_out):
+        if start <= covered < end:
+            covered = end
+    return covered >= mapping.end or mapping.path == "[vsyscall]"
+
+
+def _segment(memory: CoreMemory, area: Area, how: Extent) -> Segment:
+    mapping = area.mapping
+    size = 0
+    if how is Extent.WHOLE:
+        size = mapping.end - mapping.start
+    elif how is Extent.ELF_HEADER and memory.read(mapping.start, 4) == b"\x7fELF":
+        size = PAGE_SIZE
+    return Segment(mapping.start, mapping.end, mapping.permissions, size)
+
+
+def _filter(read: Reader, tid: int) -> int:
+    try:
+        return int(read(f"/proc/{tid}/coredump_filter"), 16)
+    except (OSError, ValueError):
+        return _DEFAULT_FILTER
+
+
+def _stat(read: Reader, path: str) -> list[int]:
+    """Return the fields of a ``stat`` file from the fourth on (proc(5)), as numbers."""
+    return [int(value) for value in read(path).rpartition(b")")[2].split()[1:]]
+
+
+def _status(read: Reader, tid: int) -> dict[str, str]:
+    """Return the fields of a ``status`` file."""
+    lines = read(f"/proc/{tid}/status").decode("utf-8", "replace").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _process(request: CoreRequest, read: Reader) -> CoreProcess:
+    tid = request.threads[0].tid
+    fields, status = _stat(read, f"/proc/{tid}/stat"), _status(read, tid)
+    return CoreProcess(
+        processor=request.processor,
+        pid=request.pid,
+        parent=fields[0],
+        group=fields[1],
+        session=fields[2],
+        uid=int(status["Uid"].split()[0]),
+        gid=int(status["Gid"].split()[0]),
+        name=read(f"/proc/{tid}/comm").rstrip(b"\n"),
+        arguments=read(f"/proc/{tid}/cmdline"),
+        auxv=_auxiliary_vector(request.processor.word_size, read(f"/proc/{tid}/auxv")),
+        signal_info=request.signal_info,
+        nice=fields[15],
+        flags=fields[5],
+    )
+
+
+def _auxiliary_vector(word_size: int, data: bytes) -> bytes:
+    """Return the vector up to its end mark; the kernel gives more for an i386 program."""
+    for position in range(0, len(data), 2 * word_size):
+        if not any(data[position : position + word_size]):
+            return data[: position + 2 * word_size]
+    return data
+
+
+def _threads(request: CoreRequest, read: Reader) -> Iterator[CoreThread]:
+    """Iterate over the threads that have not just ended, as one that is about to when it is stopped does."""
+    for state in request.threads:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield _thread(request, state, read)
+
+
+def _thread(request: CoreRequest, state: ThreadState, read: Reader) -> CoreThread:
+    path = f"/proc/{request.pid}/task/{state.tid}"
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, system, children_user, children_system = _stat(read, f"{path}/stat")[10:14]
+    status = _status(read, state.tid)
+    return CoreThread(
+        tid=state.tid,
+        registers=state.registers or _registers_of_sleeper(request.processor, path, read),
+        more=state.more,
+        pending=int(status.get("SigPnd", "0"), 16),
+        blocked=int(status.get("SigBlk", "0"), 16),
+        times=(user / ticks, system / ticks, children_user / ticks, children_system / ticks),
+    )
+
+
+# Where proc(5), /proc/PID/syscall, shows the number, six arguments, stack pointer and program counter in the words of
+# user_regs_struct: orig_rax rdi rsi rdx r10 r8 r9 rsp rip; orig_eax ebx ecx edx esi edi ebp esp eip.
+_SYSCALL_WORDS = {8: (15, 14, 13, 12, 7, 9, 8, 19, 16), 4: (11, 0, 1, 2, 3, 4, 5, 15, 12)}
+
+
+def _registers_of_sleeper(processor: CoreProcessor, path: str, read: Reader) -> bytes:
+    """Return what is known of the registers of a thread that is deep in the kernel, on x86."""
+    size = processor.word_size
+    words = [0] * (processor.general_size // size)
+    try:
+        values = [int(value, 0) for value in os.fsdecode(read(f"{path}/syscall")).split()]
+    except (OSError, ValueError):
+        values = []
+    if len(values) == len(_SYSCALL_WORDS[size]):
+        for word, value in zip(_SYSCALL_WORDS[size], values, strict=True):
+            words[word] = value & (1 << 8 * size) - 1
+    return struct.pack(f"{processor.prefix}{len(words)}{processor.word}", *words)
+
+
+# The core file of a stopped process of this machine, written in a process of its own, a child of the tracer.
+#
+# Only what ptrace alone can tell comes from the tracer; everything else is read from ``/proc`` here, because for a
+# large process that takes a while.
+
+
+def write_core(request: CoreRequest, descriptor: int, hidden: AbstractMapping[int, int], output: int) -> int:
+    """
+    Write the core file to a new, empty file, and return its size; raise OSError if it cannot be written.
+
+    ``descriptor`` is one of the process's memory, ``hidden`` holds the original bytes of breakpoints by address.
+    """
+    with _LocalMemory(request.threads[0].tid, descriptor, hidden) as memory:
+        return write_contents(contents_of(request, _bytes, memory), memory, output)
+
+
+class _LocalMemory:
+    """The memory of a process; all of its pages may exist if the kernel does not say which do."""
+
+    def __init__(self, tid: int, descriptor: int, hidden: AbstractMapping[int, int]) -> None:
+        self._descriptor, self._hidden, self._addresses = descriptor, hidden, sorted(hidden)
+        try:
+            self._pages = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._pages = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._pages >= 0:
+            os.close(self._pages)
+
+    def has_any(self, start: int, size: int) -> bool:
+        """Return whether one of the pages exists."""
+        count = size // PAGE_SIZE
+        if self._pages < 0:
+            return True
+        try:
+            return page_exists(os.pread(self._pages, 8 * count, start // PAGE_SIZE * 8), count)
+        except OSError:
+            return True
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return memory without breakpoints; nothing if it cannot be read."""
+        try:
+            data = os.pread(self._descriptor, size, address)
+        except (OSError, OverflowError):
+            return b""
+        mine = [at for at in self._addresses if address <= at < address + len(data)]
+        if not mine:
+            return data
+        clean = bytearray(data)
+        for at in mine:
+            clean[at - address] = self._hidden[at]
+        return bytes(clean)
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+# What the writer of a core file needs from whoever holds the threads: a new file, and register sets.
+#
+# All of it is the same whether the threads are stopped by the tracer or by a process that traces them for the core
+# only.
+
+
+_ATTEMPTS = 1000
+"""How many file names are tried."""
+
+_MORE_SETS = {
+    8: ((RegisterSet.FLOATING_POINT, NoteType.PRFPREG), (RegisterSet.XSTATE, NoteType.XSTATE)),
+    4: (
+        (RegisterSet.FLOATING_POINT, NoteType.PRFPREG),
+        (RegisterSet.FXSAVE_32, NoteType.PRXFPREG),
+        (RegisterSet.XSTATE, NoteType.XSTATE),
+        (RegisterSet.TLS_32, NoteType.TLS_386),
+    ),
+}
+
+POINTER: dict[int, tuple[int, str]] = {8: (16 * 8, "=Q"), 4: (12 * 4, "=I")}
+"""Where the instruction pointer is in the general registers, by word size: offset and format."""
+
+
+def create_core_file(path: str) -> tuple[str, int]:
+    """Create a file that is new, called ``path`` or with a number behind that; return its name and descriptor."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    name = path
+    for number in range(1, _ATTEMPTS):
+        try:
+            return name, os.open(name, flags, 0o600)
+        except FileExistsError:
+            name = f"{path}.{number}"
+    return name, os.open(name, flags, 0o600)
+
+
+def register_sets_of(tid: int, word_size: int) -> tuple[Note, ...]:
+    """Return the notes about the registers of a stopped thread, but for the general ones."""
+    sets = ((kind, ptrace_calls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
+    return tuple(Note(kind, data) for kind, data in sets if data)

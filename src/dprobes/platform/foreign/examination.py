@@ -1,0 +1,201 @@
+"""
+Read foreign files, in a process of its own: ``python -m dprobes.platform.foreign.examination DESCRIPTOR``.
+
+It takes questions from the socket ``DESCRIPTOR``, each with a file, and has a child answer each: what a file can do is
+to use up the child's time and memory, which end the child. An answer is JSON in a file in memory
+(``foreign_outlines``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gc
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dprobes.errors import DprobesError, SourceError, TargetError
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.foreign.foreign_outlines import ANSWER_MAX, Question, write_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.target.elf.elf_file import ElfFile
+
+__all__ = ["LENGTH", "Limits", "Outcome", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Say how much it may take to read a file: bytes of memory, mapped files included, and seconds."""
+
+    memory: int = 1 << 30
+    processor_time: int = 10
+    time: int = 20
+
+
+LENGTH = struct.Struct("=Q")
+"""What stands before a question: how many bytes it has. The file comes with it."""
+
+_IDLE_TIME = 30.0
+"""Seconds without a question after which the process ends; who has one later starts another."""
+
+
+class Outcome(enum.Enum):
+    """Say in one byte what became of a question; behind an ANSWER comes the file that holds it."""
+
+    ANSWER = b"a"
+    NO_TIME = b"t"
+    NO_MEMORY = b"m"
+    FAILED = b"f"
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer questions until there are no more."""
+    # The out-of-memory killer shall take this process before any other, and nobody waits for it.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    os.nice(5)
+    _load_what_is_needed()
+    gc.freeze()
+    connection.settimeout(_IDLE_TIME)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while True:
+            head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
+            if len(head) < LENGTH.size or not descriptors:
+                return
+            (length,) = LENGTH.unpack(head)
+            _answer(connection, descriptors[0], _receive(connection, length))
+            os.close(descriptors[0])
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    parts = []
+    while length:
+        part = connection.recv(min(length, 1 << 20))
+        if not part:
+            raise ConnectionError
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _load_what_is_needed() -> None:
+    """Import what each child would have to import."""
+    import iced_x86  # noqa: F401 - to have it
+
+    import dprobes.resolve.breakpoints
+    import dprobes.resolve.probepoints
+    import dprobes.target.code.uprobe_sites
+    import dprobes.target.module_outline  # noqa: F401 - as above
+
+
+def _answer(connection: socket.socket, descriptor: int, payload: bytes) -> None:
+    output = os.memfd_create("dprobes-answer")
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_work(descriptor, payload, output))
+        _, status = os.waitpid(pid, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            socket.send_fds(connection, [Outcome.ANSWER.value], [output])
+        else:
+            connection.sendall(_failure(status).value)
+    finally:
+        os.close(output)
+
+
+def _failure(status: int) -> Outcome:
+    """Return why a child has not answered, by its wait status."""
+    if os.WIFEXITED(status):
+        return Outcome.NO_MEMORY if os.WEXITSTATUS(status) == _NO_MEMORY else Outcome.FAILED
+    # Allocators that are not Python's abort where there is no memory; SIGKILL may be for want of it as well.
+    return Outcome.NO_TIME if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGALRM) else Outcome.NO_MEMORY
+
+
+# The child
+
+_NO_MEMORY = 2
+"""What a child exits with if there was not enough."""
+
+
+def _work(descriptor: int, payload: bytes, output: int) -> int:
+    """Write an answer; return 0 if that could be done."""
+    try:
+        question, limits = pickle.loads(payload)  # from the process that has started us  # noqa: S301
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, limits.time)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_time, limits.processor_time + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
+        text = json.dumps(_examined(question, Path(f"/proc/self/fd/{descriptor}")), separators=(",", ":")).encode()
+        if len(text) > ANSWER_MAX:
+            return 1
+        while text:
+            text = text[os.write(output, text) :]
+    except MemoryError:
+        return _NO_MEMORY
+    except BaseException:  # noqa: BLE001 - whatever it is, it ends this process only
+        return 1
+    return 0
+
+
+def _examined(question: Question, reached: Path) -> dict[str, Any]:
+    try:
+        return _examine(question, reached)
+    except SourceError as error:
+        return {"kind": "source", "error": error.message[:4000]}
+    except DprobesError as error:
+        return {"kind": "target", "error": error.message[:4000], "hint": error.hint and error.hint[:1000]}
+
+
+def _examine(question: Question, reached: Path) -> dict[str, Any]:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.resolution import resolve
+    from dprobes.target.elf.elf_file import ElfFile
+    from dprobes.target.module_outline import cheap_sites_in
+    from dprobes.target.probed_module import OWN_SYMBOLS
+
+    elf = ElfFile.open(question.path, reached)
+    is_meant = question.soname is None or elf.soname == question.soname
+    if not is_meant and not question.own_functions:
+        return {"meant": False}
+    own_places = _own_places(elf, question.own_functions)
+    if question.program is None or not is_meant:
+        return write_answer(OWN_SYMBOLS.module_of(elf), None, moves={}, own_places=own_places)
+    module = question.symbols.module_of(elf)
+    resolved = resolve(question.program, module, Diagnostics(), allow_write=question.allow_write)
+    moves: dict[int, int] = {}
+    if question.wants_moves:
+        from dprobes.resolve.breakpoints import movable_probes
+
+        probes = movable_probes(resolved)
+        found = cheap_sites_in(module, [probe.instruction for probe in probes])
+        moves = {probe.offset: moved for probe, moved in zip(probes, found, strict=True) if moved}
+    return write_answer(module, resolved, moves=moves, own_places=own_places)
+
+
+def _own_places(elf: ElfFile, names: tuple[str, ...]) -> Mapping[str, int]:
+    from dprobes.target.probed_module import OWN_SYMBOLS
+
+    if not names:
+        return {}
+    module, found = OWN_SYMBOLS.module_of(elf), {}
+    for name in names:
+        with contextlib.suppress(TargetError):
+            found[name] = module.file_offset(module.address_of(name))
+    return found
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it belongs to who has started us
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,172 @@
+"""
+Have foreign files read by another process, with limits of memory and time: see ``examination``.
+
+Many may ask at once; one file is read at a time. The process is started when there is a question, and ends when none
+has come for some time.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.platform.foreign.examination import LENGTH, Limits, Outcome
+from dprobes.platform.foreign.foreign_outlines import ANSWER_MAX, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.platform.foreign.foreign_outlines import Examined, Question
+
+__all__ = ["Examiner"]
+
+_LOOK = 0.1
+"""Seconds after which it is looked whether anybody still wants the answer."""
+
+_SPARE_TIME = 10.0
+"""Seconds for the start of the process, beyond those that it may take to read a file."""
+
+_HINT = "if the file can be trusted, give it to root, and let nobody else write to it"
+
+
+class Examiner:
+    """Ask another process about files, each of which may take so much as ``limits`` say; any thread may."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    def examine(
+        self, question: Question, descriptor: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Examined | None:
+        """
+        Return what was found out about an open file; None if it is not meant, or is not ``is_wanted`` any more.
+
+        Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted there, or the file cannot be read
+        within the limits.
+        """
+        payload = pickle.dumps((question, self._limits))
+        while not self._lock.acquire(timeout=_LOOK):
+            if not is_wanted():
+                return None
+        try:
+            data = self._ask(question.path, payload, descriptor, is_wanted)
+        except BaseException:
+            self._end()  # what it says now would be taken for the answer to the next question
+            raise
+        finally:
+            self._lock.release()
+        return None if data is None else read_answer(data, question)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, path: str, payload: bytes, descriptor: int, is_wanted: Callable[[], bool]) -> bytes | None:
+        until = time.monotonic() + self._limits.time + _SPARE_TIME
+        for is_first in (True, False):
+            connection = self._connected()
+            try:
+                socket.send_fds(connection, [LENGTH.pack(len(payload))], [descriptor])
+                connection.sendall(payload)
+                if not self._await(connection, until, is_wanted):
+                    self._end()
+                    if is_wanted():
+                        raise self._too_long(path)
+                    return None
+                outcome, answers = _receive(connection)
+            except (BrokenPipeError, ConnectionResetError):
+                outcome, answers = b"", []
+            if outcome:
+                return self._outcome(path, Outcome(outcome), answers)
+            self._end()  # it had been idle for too long, and ended when we asked
+            if not is_first:
+                break
+        raise TargetError(f"'{path}' is not probed: the process that was to read it has been ended")
+
+    def _outcome(self, path: str, outcome: Outcome, answers: list[int]) -> bytes:
+        match outcome:
+            case Outcome.NO_TIME:
+                raise self._too_long(path)
+            case Outcome.NO_MEMORY:
+                raise TargetError(
+                    f"'{path}' is not probed: to read it takes more than the {self._limits.memory >> 20} MiB of memory "
+                    "that there are for a file of another user",
+                    hint=_HINT,
+                )
+            case Outcome.FAILED:
+                raise TargetError(f"'{path}' is not probed: nothing sensible could be read from it")
+            case Outcome.ANSWER:
+                try:
+                    return os.pread(answers[0], ANSWER_MAX, 0)
+                finally:
+                    for answer in answers:
+                        os.close(answer)
+
+    def _too_long(self, path: str) -> TargetError:
+        return TargetError(
+            f"'{path}' is not probed: to read it takes longer than the {self._limits.processor_time} s of processor "
+            f"time, or {self._limits.time} s, that there are for a file of another user",
+            hint=_HINT,
+        )
+
+    def _connected(self) -> socket.socket:
+        if self._connection is not None and self._process is not None and self._process.poll() is None:
+            return self._connection
+        self._end()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dprobes.platform.foreign.examination", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._connection = ours
+        return ours
+
+    def _await(self, connection: socket.socket, until: float, is_wanted: Callable[[], bool]) -> bool:
+        """Wait until there is an answer; return False if there is none in time, or nobody wants it any more."""
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        while not poll.poll(_LOOK * 1000):
+            if time.monotonic() > until or not is_wanted():
+                return False
+        return True
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            # Its group is it and the child that reads a file; both may have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the byte that has arrived, and the descriptors that came with it."""
+    numbers = array.array("i")
+    data, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in ancillary:
+        with contextlib.suppress(ValueError):
+            numbers.frombytes(content)
+    return data, list(numbers)

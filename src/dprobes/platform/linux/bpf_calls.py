@@ -1,0 +1,598 @@
+"""
+What bpf(2) does with programs and links (``bpf_calls`` has the maps): the only file that makes this system call.
+
+x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``, of which
+a kernel takes as much as it knows if the rest is zero. Every function raises OSError as the kernel answers; what that
+means to the user is for callers to say. All descriptors are close-on-exec, as the kernel makes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from dataclasses import field
+from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING
+
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.call_proxy import call_in_proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = [
+    "LINK_INFO",
+    "MISSED",
+    "MISSED_MANY",
+    "AttachType",
+    "Command",
+    "KprobeMulti",
+    "LogLevel",
+    "MapFlag",
+    "MapType",
+    "Program",
+    "ProgramFlag",
+    "ProgramInfo",
+    "ProgramRunner",
+    "ProgramType",
+    "UprobeMulti",
+    "attributes_of",
+    "call",
+    "create_map",
+    "delete_element",
+    "enable_statistics",
+    "link_kprobes",
+    "link_kprobes_nowhere",
+    "link_perf_event",
+    "link_uprobes",
+    "link_uprobes_nowhere",
+    "load_btf",
+    "load_program",
+    "lookup_element",
+    "map_keys",
+    "missed_hits",
+    "open_program",
+    "open_raw_tracepoint",
+    "program_info",
+    "update_element",
+    "verifier_log",
+]
+
+
+class Command(IntEnum):
+    """Number the commands (``enum bpf_cmd``)."""
+
+    MAP_CREATE = 0
+    MAP_LOOKUP_ELEM = 1
+    MAP_UPDATE_ELEM = 2
+    MAP_DELETE_ELEM = 3
+    MAP_GET_NEXT_KEY = 4
+    PROG_LOAD = 5
+    PROG_TEST_RUN = 10
+    PROG_GET_FD_BY_ID = 13
+    OBJ_GET_INFO_BY_FD = 15
+    RAW_TRACEPOINT_OPEN = 17
+    BTF_LOAD = 18
+    LINK_CREATE = 28
+    ENABLE_STATS = 32
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong)
+_syscall.restype = ctypes.c_long
+
+_SYS_BPF = 321
+_ADDRESS = struct.Struct("=Q")
+_ATTEMPTS = 6
+
+
+def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    """Make the system call, and return its result."""
+    result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"bpf {command.name}: {os.strerror(number)}")
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    A request for an object of the kernel.
+
+    ``attributes`` are those of the command, with zeros where addresses are to be: ``data`` has the bytes that these
+    lead to, by their places. What attaches uprobes is asked ``in_proxy``.
+    """
+
+    command: Command
+    attributes: bytes
+    data: Mapping[int, bytes] = field(default_factory=dict)
+    in_proxy: bool = False
+
+
+def issue(request: Request) -> int:
+    """Ask the kernel for an object, and return its descriptor."""
+    attributes = ctypes.create_string_buffer(request.attributes, len(request.attributes))
+    buffers = []
+    for place, data in request.data.items():
+        buffers.append(ctypes.create_string_buffer(data, len(data)))
+        _ADDRESS.pack_into(attributes, place, ctypes.addressof(buffers[-1]))
+    if request.in_proxy:
+        # Who is killed while it attaches uprobes would leave them.
+        return call_in_proxy(_SYS_BPF, request.command, ctypes.addressof(attributes), len(attributes))
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return call(request.command, attributes)
+        except BlockingIOError:
+            continue  # the verifier gives up when a signal is pending
+    return call(request.command, attributes)
+
+
+def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+    """Return the attributes of a command."""
+    buffer = ctypes.create_string_buffer(layout.size)
+    layout.pack_into(buffer, 0, *values)
+    return buffer
+
+
+class ProgramType(IntEnum):
+    """Number the types of program that the engine uses (``enum bpf_prog_type``)."""
+
+    KPROBE = 2
+    """Also of uprobes."""
+    TRACEPOINT = 5
+    PERF_EVENT = 7
+    RAW_TRACEPOINT = 17
+    TRACING = 26
+    SYSCALL = 31
+    """Is run by ``ProgramRunner``; must be sleepable."""
+
+
+class AttachType(IntEnum):
+    """Number what programs attach to (``enum bpf_attach_type``)."""
+
+    NONE = 0
+    TRACE_RAW_TP = 23
+    TRACE_FENTRY = 24
+    TRACE_FEXIT = 25
+    MODIFY_RETURN = 26
+    PERF_EVENT = 41
+    TRACE_KPROBE_MULTI = 42
+    TRACE_UPROBE_MULTI = 48
+
+
+class ProgramFlag(IntFlag):
+    """Name the flags of a program (BPF_F_*)."""
+
+    NONE = 0
+    SLEEPABLE = 1 << 4
+    """The program may fault pages in. (In v5.10; for uprobes in v6.0.)"""
+
+
+class LogLevel(IntFlag):
+    """Say what the verifier is to write down (BPF_LOG_*)."""
+
+    LEVEL1 = 1
+    LEVEL2 = 2
+    STATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """
+    Describe a program to load.
+
+    ``instructions`` are 8 bytes each, with the descriptors of maps in place. ``btf`` is the descriptor of type
+    information for ``functions``, the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
+    each function, which programs with callbacks need. ``attach_btf_id`` is the kernel's type id of what a TRACING
+    program attaches to.
+    """
+
+    type: ProgramType
+    instructions: bytes
+    attach_type: AttachType = AttachType.NONE
+    flags: ProgramFlag = ProgramFlag.NONE
+    name: str = ""
+    btf: int = 0
+    functions: bytes = b""
+    attach_btf_id: int = 0
+
+
+_LICENSE = b"GPL\0"
+_FUNCTION_RECORD_SIZE = 8
+
+#   0 u32 prog_type, insn_cnt; u64 insns, license; u32 log_level, log_size; u64 log_buf
+#  40 u32 kern_version, prog_flags; char prog_name[16]
+#  64 u32 prog_ifindex, expected_attach_type, prog_btf_fd, func_info_rec_size; u64 func_info; u32 func_info_cnt
+#  92 u32 line_info_rec_size; u64 line_info; u32 line_info_cnt, attach_btf_id, attach_prog_fd, core_relo_cnt
+_PROG_LOAD = struct.Struct("=II16xIIQ4xI16s4xIII8xI4x8x4xI8x")
+_INSTRUCTIONS, _LICENSE_AT, _FUNCTIONS = 8, 16, 80
+
+
+def _load_request(program: Program, log: ctypes.Array[ctypes.c_char] | None, level: LogLevel) -> Request:
+    functions = program.functions
+    attributes = _PROG_LOAD.pack(
+        program.type,
+        len(program.instructions) // 8,
+        level if log is not None else 0,
+        len(log) if log is not None else 0,
+        0 if log is None else ctypes.addressof(log),
+        program.flags,
+        program.name.encode()[:15],
+        program.attach_type,
+        program.btf,
+        _FUNCTION_RECORD_SIZE if functions else 0,
+        len(functions) // _FUNCTION_RECORD_SIZE,
+        program.attach_btf_id,
+    )
+    data = {_INSTRUCTIONS: program.instructions, _LICENSE_AT: _LICENSE}
+    if functions:
+        data[_FUNCTIONS] = functions
+    return Request(Command.PROG_LOAD, attributes, data)
+
+
+def load_program(
+    program: Program, log: ctypes.Array[ctypes.c_char] | None = None, level: LogLevel = LogLevel.LEVEL1
+) -> int:
+    """
+    Load a program and return its descriptor.
+
+    With a buffer ``log`` the verifier writes there, ending with a zero; ENOSPC if it is too small.
+    """
+    return issue(_load_request(program, log, level))
+
+
+_LOG_SIZE = 1 << 16
+_LOG_SIZE_MAX = 1 << 26
+
+
+def verifier_log(program: Program, level: LogLevel = LogLevel.LEVEL1) -> str:
+    """Return what the verifier says about a program, whether it takes it or not."""
+    size = _LOG_SIZE
+    while True:
+        log = ctypes.create_string_buffer(size)
+        try:
+            os.close(load_program(program, log, level))
+        except OSError as error:
+            if error.errno == errno.ENOSPC and size < _LOG_SIZE_MAX:
+                size *= 8
+                continue
+        return log.value.decode(errors="replace")
+
+
+#   0 u32 prog_fd, retval, data_size_in, data_size_out; u64 data_in, data_out
+#  32 u32 repeat, duration, ctx_size_in, ctx_size_out; u64 ctx_in, ctx_out; u32 flags, cpu, batch_size
+_PROG_TEST_RUN = struct.Struct("=II24x8xI4xQ8x16x")
+_RETURN_VALUE = struct.Struct("=4xI")
+
+
+class ProgramRunner:
+    """
+    Run a SYSCALL program in the calling process, as often as is wanted.
+
+    ``context`` is what the program's r1 points to; the program may change it, and its helpers for user memory reach the
+    memory of this process. It must keep its size while the runner lives.
+    """
+
+    def __init__(self, program_fd: int, context: bytearray) -> None:
+        self._context = (ctypes.c_char * len(context)).from_buffer(context)
+        self._attributes = attributes_of(_PROG_TEST_RUN, program_fd, 0, len(context), ctypes.addressof(self._context))
+
+    def run(self) -> int:
+        """Run the program once and return the 32 bits that it returns."""
+        call(Command.PROG_TEST_RUN, self._attributes)
+        value: int = _RETURN_VALUE.unpack_from(self._attributes)[0]
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """
+    Hold what the kernel knows of a loaded program.
+
+    ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are the runs that
+    did not take place because the program was running already on that CPU.
+    """
+
+    id: int
+    run_time: int
+    runs: int
+    recursion_misses: int
+    verified: int
+
+
+# struct { u32 bpf_fd, info_len; u64 info; }
+_OBJECT_INFO = struct.Struct("=IIQ")
+# struct bpf_prog_info: 0 u32 type, id ... 192 u64 run_time_ns, run_cnt, recursion_misses; u32 verified_insns
+_PROGRAM_INFO = struct.Struct("=4xI184xQQQI4x")
+
+
+def program_info(program_fd: int) -> ProgramInfo:
+    """Return what the kernel knows of a program."""
+    info = ctypes.create_string_buffer(_PROGRAM_INFO.size)
+    call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
+    return ProgramInfo(*_PROGRAM_INFO.unpack(info.raw))
+
+
+def open_program(number: int) -> int:
+    """Return a descriptor of the loaded program with this id, whoever has loaded it."""
+    return call(Command.PROG_GET_FD_BY_ID, attributes_of(struct.Struct("=I8x"), number))
+
+
+def enable_statistics() -> int:
+    """Have the kernel count runs and run time of all programs while the returned descriptor is open (in v5.8)."""
+    return call(Command.ENABLE_STATS, attributes_of(struct.Struct("=I"), 0))
+
+
+# struct { u64 name; u32 prog_fd; }
+_RAW_TRACEPOINT = struct.Struct("=8xI4x")
+
+
+def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
+    """
+    Attach a program to a tracepoint; return the descriptor of the link, which ends with it.
+
+    ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING one says itself what it attaches to.
+    """
+    data = {0: name.encode() + b"\0"} if name else {}
+    return issue(Request(Command.RAW_TRACEPOINT_OPEN, _RAW_TRACEPOINT.pack(program_fd), data))
+
+
+# struct { u64 btf, btf_log_buf; u32 btf_size, btf_log_size, btf_log_level; }
+_BTF_LOAD = struct.Struct("=16xI12x")
+
+
+def load_btf(blob: bytes) -> int:
+    """Load type information and return its descriptor."""
+    return issue(Request(Command.BTF_LOAD, _BTF_LOAD.pack(len(blob)), {0: blob}))
+
+
+class KprobeMulti(IntFlag):
+    """Name the flags of a kprobe_multi link."""
+
+    NONE = 0
+    RETURN = 1 << 0
+
+
+#  16 kprobe_multi: u32 flags, cnt; u64 syms, addrs, cookies
+_LINK_KPROBES = struct.Struct("=I4xI4xII8xQQ")
+
+
+def link_kprobes(
+    program_fd: int, addresses: Sequence[int], cookies: Sequence[int], flags: KprobeMulti = KprobeMulti.NONE
+) -> int:
+    """
+    Attach a TRACE_KPROBE_MULTI program to the entries of many functions of the kernel; return the link's descriptor.
+
+    ``addresses`` are where the functions begin. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link")
+    (in v5.18).
+    """
+    arrays = [(ctypes.c_uint64 * len(addresses))(*numbers) for numbers in (addresses, cookies)]
+    return _link_kprobes(program_fd, flags, len(addresses), *map(ctypes.addressof, arrays))
+
+
+def link_kprobes_nowhere(program_fd: int) -> int:
+    """
+    Attach a TRACE_KPROBE_MULTI program to an address that is where nobody has memory: an OSError in any case.
+
+    A kernel that knows such links cannot read it (EFAULT); others do not try.
+    """
+    return _link_kprobes(program_fd, KprobeMulti.NONE, 1, 8, 0)
+
+
+def _link_kprobes(program_fd: int, flags: KprobeMulti, count: int, addresses: int, cookies: int) -> int:
+    kind = AttachType.TRACE_KPROBE_MULTI
+    attributes = attributes_of(_LINK_KPROBES, program_fd, kind, flags, count, addresses, cookies)
+    return call(Command.LINK_CREATE, attributes)
+
+
+class UprobeMulti(IntFlag):
+    """Name the flags of a uprobe_multi link."""
+
+    NONE = 0
+    RETURN = 1 << 0
+
+
+#   0 u32 prog_fd, target_fd, attach_type, flags
+#  16 uprobe_multi: u64 path, offsets, ref_ctr_offsets, cookies; u32 cnt, flags, pid
+_LINK_UPROBES = struct.Struct("=I4xI4xQQQQIII4x")
+_PATH, _OFFSETS, _COUNTERS, _COOKIES = 16, 24, 32, 40
+#  16 perf_event: u64 bpf_cookie
+_LINK_PERF_EVENT = struct.Struct("=IIIIQ")
+
+
+def link_uprobes(
+    program_fd: int,
+    path: str | bytes,
+    offsets: Sequence[int],
+    cookies: Sequence[int],
+    flags: UprobeMulti = UprobeMulti.NONE,
+    pid: int = 0,
+    counters: Sequence[int] = (),
+) -> int:
+    """
+    Attach a TRACE_UPROBE_MULTI program to many offsets of one file at once; return the descriptor of the link.
+
+    ``counters`` are the file offsets of 16-bit numbers that the kernel raises by one, in each process, as long as the
+    breakpoint of the same rank is there; 0 stands for none.
+
+    The program learns with ``bpf_get_attach_cookie`` which of ``cookies`` belongs to its offset. ``pid`` restricts it
+    to one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
+    """
+    data = {
+        _PATH: os.fsencode(path) + b"\0",
+        _OFFSETS: _words(offsets),
+        _COOKIES: _words(cookies),
+    }
+    if any(counters):
+        data[_COUNTERS] = _words(counters)
+    kind = AttachType.TRACE_UPROBE_MULTI
+    attributes = _LINK_UPROBES.pack(program_fd, kind, 0, 0, 0, 0, len(offsets), flags, pid)
+    return issue(Request(Command.LINK_CREATE, attributes, data, in_proxy=True))
+
+
+def _words(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"={len(numbers)}Q", *numbers)
+
+
+def link_uprobes_nowhere(program_fd: int, pid: int = 0) -> int:
+    """
+    Attach a TRACE_UPROBE_MULTI program to the root directory, which has no code: an OSError in any case.
+
+    A kernel that knows such links looks at the directory (EBADF); others refuse the attach type.
+    """
+    path, zero = ctypes.create_string_buffer(b"/"), ctypes.c_uint64(0)
+    at, kind = ctypes.addressof(zero), AttachType.TRACE_UPROBE_MULTI
+    attributes = attributes_of(
+        _LINK_UPROBES, program_fd, kind, ctypes.addressof(path), at, 0, at, 1, UprobeMulti.NONE, pid
+    )
+    return call(Command.LINK_CREATE, attributes)
+
+
+def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
+    """
+    Attach a program to a perf event; return the descriptor of the link.
+
+    Since Linux kernel commit b89fbfbb854c ("bpf: Implement minimal BPF perf link") (in v5.15).
+    """
+    return call(
+        Command.LINK_CREATE,
+        attributes_of(_LINK_PERF_EVENT, program_fd, event_fd, AttachType.PERF_EVENT, 0, cookie),
+    )
+
+
+# What bpf(2) does with maps; layouts are those of ``union bpf_attr`` (``bpf_calls``).
+
+
+class MapType(IntEnum):
+    """Number the kinds of map that the engine uses (``enum bpf_map_type``)."""
+
+    HASH = 1
+    ARRAY = 2
+    PERCPU_HASH = 5
+    LRU_HASH = 9
+    ARRAY_OF_MAPS = 12
+    RINGBUF = 27
+
+
+class MapFlag(IntFlag):
+    """Name the flags of a map (BPF_F_*)."""
+
+    NONE = 0
+    NO_PREALLOC = 1 << 0
+    """Allocate the elements of a hash as they come."""
+    MMAPABLE = 1 << 10
+    """Let user space map the elements of an array, each 8-aligned (in v5.5)."""
+
+
+# struct { u32 map_type, key_size, value_size, max_entries, map_flags, inner_map_fd, numa_node; char map_name[16]; ... }
+_MAP_CREATE = struct.Struct("=IIIIII4x16s20x")
+
+
+def create_map(
+    kind: MapType,
+    key_size: int,
+    value_size: int,
+    entries: int,
+    flags: MapFlag = MapFlag.NONE,
+    name: str = "",
+    inner: int = 0,
+) -> int:
+    """
+    Create a map and return its descriptor.
+
+    Sizes are in bytes; ``entries`` of a ring buffer is its size in bytes, a power of two and at least a page.
+    ``name`` is cut to 15 characters, which are to be letters, digits, underscores and dots.
+    ``inner`` is the descriptor of a map like those that a map of maps is to hold.
+    """
+    attributes = _MAP_CREATE.pack(kind, key_size, value_size, entries, flags, inner, name.encode()[:15])
+    return issue(Request(Command.MAP_CREATE, attributes))
+
+
+# struct { u32 map_fd; u64 key; u64 value or next_key; u64 flags; }
+_ELEMENT = struct.Struct("=I4xQQQ")
+
+
+def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
+    """Return the value of a key; None if there is none."""
+    key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
+    try:
+        call(
+            Command.MAP_LOOKUP_ELEM,
+            attributes_of(_ELEMENT, map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0),
+        )
+    except FileNotFoundError:
+        return None
+    return value.raw
+
+
+def update_element(map_fd: int, key: bytes, value: bytes) -> None:
+    """Set the value of a key, whether there is one or not."""
+    key_buffer, value_buffer = (
+        ctypes.create_string_buffer(key, len(key)),
+        ctypes.create_string_buffer(value, len(value)),
+    )
+    call(
+        Command.MAP_UPDATE_ELEM,
+        attributes_of(_ELEMENT, map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0),
+    )
+
+
+def delete_element(map_fd: int, key: bytes) -> bool:
+    """Delete a key; return whether it was there."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    try:
+        call(Command.MAP_DELETE_ELEM, attributes_of(_ELEMENT, map_fd, ctypes.addressof(key_buffer), 0, 0))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
+    """Iterate over the keys of a hash; some come twice when others are deleted meanwhile, as the kernel starts over."""
+    key, following = None, ctypes.create_string_buffer(key_size)
+    while True:
+        start = 0 if key is None else ctypes.addressof(key)
+        try:
+            call(
+                Command.MAP_GET_NEXT_KEY,
+                attributes_of(_ELEMENT, map_fd, start, ctypes.addressof(following), 0),
+            )
+        except FileNotFoundError:
+            return
+        yield following.raw
+        key = ctypes.create_string_buffer(following.raw, key_size)
+
+
+# What bpf(2) tells of links: how many hits at kprobes ran no program.
+
+
+LINK_INFO = "bpf_link_info"
+"""
+What the kernel's types call the answer::
+
+     0 u32 type, id, prog_id
+    16 kprobe_multi: u64 addrs; u32 count, flags; u64 missed
+    16 perf_event: u32 type; 24 kprobe: u64 func_name; u32 name_len, offset; u64 addr, missed
+"""
+MISSED, MISSED_MANY = "perf_event.kprobe.missed", "kprobe_multi.missed"
+"""
+The members with the count: of single kprobes and of those with many functions.
+
+Since Linux kernel commits 3acf8ace6823 ("bpf: Add missed value to kprobe perf link info") and e2b2cd592adb ("bpf: Add
+missed value to kprobe_multi link info") (in v6.7).
+"""
+
+_INFO = 64
+_COUNT = struct.Struct("=Q")
+
+
+def missed_hits(link: int, offset: int) -> int:
+    """Return how many hits of a link ran no program; ``offset`` is where its member with the count begins."""
+    info = ctypes.create_string_buffer(_INFO)
+    call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, link, len(info), ctypes.addressof(info)))
+    (count,) = _COUNT.unpack_from(info.raw, offset)
+    return int(count)

@@ -1,0 +1,315 @@
+"""
+System calls in a process of its own: for uprobes, which SIGKILL of this one must not end, and for files of others.
+
+To write or take away a breakpoint the kernel looks up pages of the target, which it refuses a task that is being killed
+(``fatal_signal_pending`` in ``mm/gup.c``). Who is killed just then leaves breakpoints behind: for good, because
+``uprobe_unregister`` gives up ("failed to unregister, leaking uprobe").
+
+A task that exits by itself is not being killed, and one that has begun to exit cannot be. So the last descriptor of a
+link is not closed by close(2), but by the exit of a process that has copies of it. That process shares the memory with
+this one, but not the table of descriptors; it runs a few instructions of ours, no C library and no Python. It waits
+until we have closed ours, or have ended.
+
+A file that another process has open may be one that lets its user wait, for ever if its owner likes: a socket whose
+peer does not read, or a file system of the owner's, which is asked when a descriptor is closed. So we never have such
+a file open ourselves: a proxy takes it, does with it what is to be done, and is left alone if it does not come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+import struct
+from _thread import allocate_lock
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.platform.linux.procfs import thread_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["call_in_proxy", "call_with_file", "close_in_proxy", "map_code", "map_file", "unmap_code"]
+
+# Machine code of ours that this process runs itself, where Python and the C library lack an instruction.
+
+
+_PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
+
+
+def map_code(code: bytes) -> int:
+    """
+    Return the address of code, mapped until it is unmapped; raise OSError if this process may not map any.
+
+    It comes from a file in memory: a page that can be written and executed is not needed at any time.
+    """
+    file = os.memfd_create("dprobes")
+    try:
+        os.write(file, code)
+        return map_file(file, len(code))
+    finally:
+        os.close(file)
+
+
+def map_file(file: int, size: int) -> int:
+    """Return the address of the code in the first bytes of an open file, mapped as by ``map_code``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    address: int | None = libc.mmap(None, size, _PROT_READ | _PROT_EXEC, _MAP_PRIVATE, file, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return address
+
+
+def unmap_code(address: int, size: int) -> None:
+    """Unmap code of so many bytes that nobody will run any more."""
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+
+
+# Nothing that takes long is imported here: no typing, no errors of ours.
+
+
+# rdi: flags of clone(2), rdx: calls; returns the process id, or a negative errno
+#     mov %rdx,%r9; xor %esi,%esi; xor %edx,%edx; xor %r10d,%r10d; xor %r8d,%r8d; mov $56,%eax; syscall
+#     test %rax,%rax; jz 1f; ret                    the stack is the caller's, and nobody touches it
+# 1:  mov %r9,%rbx
+# 2:  mov (%rbx),%rax; test %rax,%rax; js 3f
+#     mov 8(%rbx),%rdi; mov 16(%rbx),%rsi; mov 24(%rbx),%rdx; mov 32(%rbx),%r10; mov 40(%rbx),%r8; mov 48(%rbx),%r9
+#     syscall; mov %rax,(%rbx); add $56,%rbx; jmp 2b
+# 3:  mov $60,%eax; xor %edi,%edi; syscall          exit(2)
+_CODE = bytes.fromhex(
+    "49 89 d1 31 f6 31 d2 45 31 d2 45 31 c0 b8 38 00 00 00 0f 05"
+    "48 85 c0 74 01 c3"
+    "4c 89 cb"
+    "48 8b 03 48 85 c0 78 23"
+    "48 8b 7b 08 48 8b 73 10 48 8b 53 18 4c 8b 53 20 4c 8b 43 28 4c 8b 4b 30"
+    "0f 05 48 89 03 48 83 c3 38 eb d5"
+    "b8 3c 00 00 00 31 ff 0f 05"
+)
+_CALL = struct.Struct("=7q")
+"""A system call: its number, which its result replaces, and its arguments."""
+_END = struct.Struct("=q").pack(-1)
+
+_CLONE_VM, _CLONE_FILES = 0x100, 0x400
+_WALL = 0x40000000  # our child sends no signal when it ends
+
+_SYS_READ, _SYS_WRITE, _SYS_CLOSE_RANGE, _SYS_PIDFD_GETFD = 0, 1, 436, 438
+_LAST_DESCRIPTOR = (1 << 31) - 1
+
+_starting = allocate_lock()
+"""Held while a proxy has copies of descriptors that others close."""
+
+
+@cache
+def _entry() -> Callable[[int, int, int], int]:
+    prototype = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
+    return prototype(map_code(_CODE))
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let no signal come meanwhile: a proxy must not run a handler of ours, and what is begun is brought to its end."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Proxy:
+    """Make system calls, one after the other, in a process that shares our memory; it begins at once."""
+
+    def __init__(self, flags: int, calls: Sequence[tuple[int, ...]]) -> None:
+        packed = b"".join(_CALL.pack(*call, *(0,) * (7 - len(call))) for call in calls)
+        self._calls = ctypes.create_string_buffer(packed + _END)
+        self._pid: int = _entry()(_CLONE_VM | flags, 0, ctypes.addressof(self._calls))
+        if self._pid < 0:
+            raise OSError(-self._pid, f"clone: {os.strerror(-self._pid)}")
+        self._memory: Sequence[object] = ()
+
+    def keep(self, memory: Sequence[object]) -> None:
+        """Keep buffers that calls name as long as this is kept."""
+        self._memory = memory
+
+    def wait(self) -> bool:
+        """Wait for its end, as it has our memory until then; return whether it came by itself."""
+        interruption: BaseException | None = None
+        status = 0
+        while True:
+            try:
+                _, status = os.waitpid(self._pid, _WALL)
+            except ChildProcessError:
+                break  # somebody else has waited for it
+            except BaseException as error:  # noqa: BLE001 - a signal handler's; it is raised when nobody has our memory
+                interruption = error
+                continue
+            break
+        if interruption is not None:
+            raise interruption
+        return os.WIFEXITED(status)
+
+    def wait_for(self, milliseconds: int) -> bool:
+        """Do as ``wait``, but not longer; one that has not ended by then is killed, and left to its fate."""
+        process = os.pidfd_open(self._pid)
+        try:
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            while not poll.poll(milliseconds):
+                if thread_state(self._pid) == "R":
+                    continue  # it has had no processor
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                if not poll.poll(_KILLED):
+                    _abandoned.append(self)
+                    return False
+                break
+        finally:
+            os.close(process)
+        return self.wait()
+
+    def has_ended(self) -> bool:
+        """Return whether one that was left to its fate has ended by now."""
+        try:
+            return os.waitpid(self._pid, _WALL | os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
+    def result(self, number: int) -> int:
+        """Return what a call came to, after the end."""
+        result: int = _CALL.unpack_from(self._calls, number * _CALL.size)[0]
+        return result
+
+
+def call_in_proxy(number: int, *arguments: int) -> int:
+    """
+    Make a system call that attaches uprobes, and return what it returns; OSError as the kernel answers.
+
+    A descriptor that it makes is one of this process. Where no proxy can be had, this process makes the call.
+    """
+    with _signals_held():
+        while True:
+            try:
+                proxy = _Proxy(_CLONE_FILES, [(number, *arguments)])
+            except OSError:
+                return _call(number, *arguments)
+            if proxy.wait():
+                break
+            # Somebody has killed it. What it may have left behind goes with what is attached now.
+    result = proxy.result(0)
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result
+
+
+_PATIENCE, _KILLED = 2000, 100
+"""Milliseconds that calls with a file of somebody else may take, and the end of a proxy that was killed."""
+
+_abandoned: list[_Proxy] = []
+"""Proxies that are not known to have ended, and may write into what their calls name."""
+
+
+def call_with_file(
+    process: int,
+    number: int,
+    calls: Callable[[int], Sequence[tuple[int, ...]]],
+    ours: Sequence[int] = (),
+    memory: Sequence[object] = (),
+) -> list[int]:
+    """
+    Make system calls with a file that another process has open as ``number``, and return what they come to.
+
+    ``process`` is its PID file descriptor; ``calls`` are given the descriptor of the file, and use ``ours`` as well and
+    buffers that ``memory`` keeps. Raise OSError if the file cannot be had, or the calls take too long.
+    """
+    _abandoned[:] = [proxy for proxy in _abandoned if not proxy.has_ended()]
+    kept = {process, *ours}
+    file = next(each for each in range(len(kept) + 1) if each not in kept)  # the first one that is free
+    others: list[tuple[int, ...]] = [(_SYS_CLOSE_RANGE, first, last) for first, last in _between(kept)]
+    take: list[tuple[int, ...]] = [*others, (_SYS_PIDFD_GETFD, process, number)]
+    wanted = calls(file)
+    with _signals_held(), _starting:
+        proxy = _Proxy(0, [*take, *wanted])
+        proxy.keep(memory)
+        has_ended = proxy.wait_for(_PATIENCE)
+    if not has_ended:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    if (taken := proxy.result(len(others))) < 0:
+        raise OSError(-taken, os.strerror(-taken))
+    assert taken == file, "a proxy has the first descriptor that is free"
+    return [proxy.result(len(take) + each) for each in range(len(wanted))]
+
+
+def _call(number: int, *arguments: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def close_in_proxy(descriptors: Sequence[int]) -> None:
+    """
+    Close the last descriptors of links; what they attached is gone when this returns.
+
+    Where no proxy can be had, this process closes them itself.
+    """
+    if not descriptors:
+        return
+    with _signals_held():
+        holder = None
+        with contextlib.suppress(OSError):
+            holder = _Holder(descriptors)
+        for descriptor in descriptors:
+            # The kernel frees a descriptor also when close(2) reports an error.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        if holder is not None:
+            holder.finish()
+
+
+class _Holder:
+    """Hold copies of descriptors in a proxy until ``finish``, or until this process has ended."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        begun, says_begun = os.pipe()
+        waits, self._ours = os.pipe()
+        byte = ctypes.create_string_buffer(1)
+        at = ctypes.addressof(byte)
+        # Copies of other descriptors would keep what others close at the same time.
+        others = _between({*descriptors, says_begun, waits})
+        calls: list[tuple[int, ...]] = [(_SYS_CLOSE_RANGE, first, last) for first, last in others]
+        calls += [(_SYS_WRITE, says_begun, at, 1), (_SYS_READ, waits, at, 1)]
+        self._byte = byte
+        with _starting:
+            try:
+                self._proxy = _Proxy(0, calls)
+            except OSError:
+                for descriptor in (begun, says_begun, waits, self._ours):
+                    os.close(descriptor)
+                raise
+            os.close(waits)
+            os.close(says_begun)
+            os.read(begun, 1)
+        os.close(begun)
+
+    def finish(self) -> None:
+        """Let the copies go; they are gone when this returns."""
+        os.close(self._ours)  # it reads the end
+        self._proxy.wait()
+
+
+def _between(kept: set[int]) -> Iterator[tuple[int, int]]:
+    """Iterate over the ranges of descriptors, first and last, that leave some out."""
+    first = 0
+    for descriptor in sorted(kept):
+        if first < descriptor:
+            yield first, descriptor - 1
+        first = descriptor + 1
+    yield first, _LAST_DESCRIPTOR

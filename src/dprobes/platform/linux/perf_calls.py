@@ -1,0 +1,265 @@
+"""
+perf_event_open(2) through ctypes: the only file of the engine that makes this system call.
+
+x86-64 Linux only. Layouts and numbers are those of ``include/uapi/linux/perf_event.h`` and
+``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError as the kernel answers. Events carry a BPF program
+and nothing else: no samples are taken, nothing is read from them, except for the news of processes, which begins at
+once. They start disabled, and end with their descriptors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import time
+from enum import IntFlag
+
+from dprobes.errors import system_error
+from dprobes.lazy_dataclass import dataclass
+from dprobes.platform.linux.call_proxy import call_in_proxy
+
+__all__ = [
+    "Access",
+    "ProbeUnit",
+    "disable",
+    "enable",
+    "move_breakpoint",
+    "open_breakpoint",
+    "open_cpu_clock",
+    "open_process_news",
+    "open_uprobe",
+    "uprobe_unit",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_ulong,
+)
+_syscall.restype = ctypes.c_long
+
+_SYS_PERF_EVENT_OPEN = 298
+_FLAG_FD_CLOEXEC = 8
+
+_TYPE_SOFTWARE = 1
+_TYPE_TRACEPOINT = 2
+_TYPE_BREAKPOINT = 5
+_SOFTWARE_CPU_CLOCK = 0
+
+_DISABLED = 1 << 0
+_INHERIT = 1 << 1
+_EXCLUDE_KERNEL = 1 << 5
+_EXCLUDE_HYPERVISOR = 1 << 6
+_FREQUENCY = 1 << 10
+_USER_ONLY = _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
+
+#   0 u32 type, size; u64 config, sample_period or sample_freq, sample_type, read_format, the flags above
+#  48 u32 wakeup_events, bp_type; u64 bp_addr or config1, bp_len or config2
+_ATTRIBUTES = struct.Struct("=IIQQ16xQ4xIQQ56x")
+
+_SOFTWARE_DUMMY = 9
+_MAPPINGS = 1 << 8
+_NAMES = 1 << 9
+_TASKS = 1 << 13
+_EACH_HAS_TIME = 1 << 18
+_MAPPINGS_BY_FILE = 1 << 23
+_NAMES_BY_EXEC = 1 << 24
+_OWN_CLOCK = 1 << 25
+_SAMPLE_TIME = 1 << 2
+
+#   0 u32 type, size; u64 config, sample_period, sample_type, read_format, the flags above
+#  92 s32 clockid
+_WATCH_ATTRIBUTES = struct.Struct("=IIQQQQQ44xi32x")
+
+_IOC_ENABLE = 0x2400
+_IOC_DISABLE = 0x2401
+_IOC_MODIFY_ATTRIBUTES = 0x4008240B
+
+
+def _attributes(
+    kind: int, config: int, period: int, flags: int, access: int, config1: int, config2: int
+) -> ctypes.Array[ctypes.c_char]:
+    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
+    _ATTRIBUTES.pack_into(buffer, 0, kind, _ATTRIBUTES.size, config, period, flags, access, config1, config2)
+    return buffer
+
+
+def _open(
+    kind: int,
+    *,
+    pid: int,
+    cpu: int,
+    config: int = 0,
+    period: int = 1,
+    flags: int = 0,
+    access: int = 0,
+    config1: int = 0,
+    config2: int = 0,
+) -> int:
+    attributes = _attributes(kind, config, period, _DISABLED | flags, access, config1, config2)
+    result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise system_error(number, "perf_event_open")
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeUnit:
+    """
+    How the kernel is to be asked for uprobes, or for kprobes: the number of its unit, and bits of what it is told.
+
+    ``return_bit`` is the one for returns, ``counter_bit`` the first of those for the place of a counter, None where the
+    kernel knows none.
+    """
+
+    type: int
+    return_bit: int
+    counter_bit: int | None = None
+
+
+_UNITS = "/sys/bus/event_source/devices"
+
+
+def uprobe_unit() -> ProbeUnit:
+    """Read how the kernel wants to be asked for uprobes; FileNotFoundError if it has none."""
+    return _probe_unit("uprobe")
+
+
+def kprobe_unit() -> ProbeUnit:
+    """Read how the kernel wants to be asked for kprobes; FileNotFoundError if it has none."""
+    return _probe_unit("kprobe")
+
+
+def _probe_unit(name: str) -> ProbeUnit:
+    with open(f"{_UNITS}/{name}/type", encoding="ascii") as file:
+        kind = int(file.read())
+    with open(f"{_UNITS}/{name}/format/retprobe", encoding="ascii") as file:
+        return_bit = int(file.read().removeprefix("config:"))
+    try:
+        with open(f"{_UNITS}/{name}/format/ref_ctr_offset", encoding="ascii") as file:
+            counter_bit: int | None = int(file.read().removeprefix("config:").partition("-")[0])
+    except FileNotFoundError:
+        counter_bit = None
+    return ProbeUnit(kind, return_bit, counter_bit)
+
+
+def open_uprobe(
+    unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False, counter: int = 0
+) -> int:
+    """
+    Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs.
+
+    ``counter`` is the file offset of a 16-bit number that the kernel raises by one as long as the uprobe is there, 0
+    for none. Raise OSError if it cannot be told.
+    """
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    config = is_return << unit.return_bit
+    if counter:
+        if unit.counter_bit is None or counter >> 32:
+            raise system_error(errno.EOPNOTSUPP)
+        config |= counter << unit.counter_bit
+    attributes = _attributes(unit.type, config, 1, _DISABLED, 0, ctypes.addressof(name), offset)
+    cpu = -1 if pid >= 0 else 0
+    # Who is killed while it attaches uprobes would leave them.
+    return call_in_proxy(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+
+
+def open_kprobe(unit: ProbeUnit, address: int, *, is_return: bool = False) -> int:
+    """Return the event of a kprobe at an address of the kernel; one descriptor stands for all CPUs."""
+    attributes = _attributes(unit.type, is_return << unit.return_bit, 1, _DISABLED, 0, 0, address)
+    result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), -1, 0, -1, _FLAG_FD_CLOEXEC)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"perf_event_open: {os.strerror(number)}")
+    return result
+
+
+def open_tracepoint(number: int) -> int:
+    """Return the event of a tracepoint, by its number in tracefs; a BPF program on it runs for all CPUs."""
+    return _open(_TYPE_TRACEPOINT, pid=-1, cpu=0, config=number)
+
+
+class Access(IntFlag):
+    """Name the accesses that a breakpoint watches (HW_BREAKPOINT_*)."""
+
+    READ = 1
+    WRITE = 2
+    EXECUTE = 4
+
+
+_EXECUTE_LENGTH = 8
+"""What an execute breakpoint is to name as its length: sizeof(long), see ``arch_build_bp_info``."""
+
+
+def open_breakpoint(
+    address: int, size: int, access: Access, *, pid: int = -1, cpu: int = -1, inherit: bool = False
+) -> int:
+    """
+    Return the event of a hardware breakpoint, in one thread (``pid``) or in all processes on one CPU.
+
+    At an address of the kernel accesses by the kernel count, at others those by programs.
+
+    ENOSPC if all four are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it does not matter for EXECUTE. With
+    ``inherit`` the threads and processes that the thread starts are watched as well.
+    """
+    flags = (0 if address >> 63 else _USER_ONLY) | (_INHERIT if inherit else 0)
+    length = _watched_length(size, access)
+    return _open(_TYPE_BREAKPOINT, pid=pid, cpu=cpu, flags=flags, access=access, config1=address, config2=length)
+
+
+def _watched_length(size: int, access: Access) -> int:
+    return _EXECUTE_LENGTH if access is Access.EXECUTE else size
+
+
+def move_breakpoint(event_fd: int, address: int, size: int, access: Access) -> None:
+    """
+    Let an event of ``open_breakpoint`` watch another address from now on, whether it was enabled or not.
+
+    ``size`` and ``access`` must be those with which it was opened, without ``inherit``. Since Linux kernel commit
+    32ff77e8cc9e ("perf/core: Implement fast breakpoint modification via _IOC_MODIFY_ATTRIBUTES") (in v4.17).
+    """
+    length = _watched_length(size, access)
+    attributes = _attributes(_TYPE_BREAKPOINT, 0, 1, _USER_ONLY, access, address, length)
+    fcntl.ioctl(event_fd, _IOC_MODIFY_ATTRIBUTES, bytes(attributes))
+
+
+def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
+    """Return the event of a clock on one CPU that ticks each ``period`` nanoseconds or ``frequency`` times a second."""
+    if frequency:
+        return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=frequency, flags=_FREQUENCY)
+    return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=period)
+
+
+def open_process_news(cpu: int) -> int:
+    """
+    Return an event that tells what processes on a CPU map as code, execute and fork, all with CLOCK_MONOTONIC.
+
+    The news is in its ring (``mmap``), as records of perf_event_open(2).
+    """
+    flags = _MAPPINGS | _NAMES | _TASKS | _EACH_HAS_TIME | _MAPPINGS_BY_FILE | _NAMES_BY_EXEC | _OWN_CLOCK
+    attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)
+    size, clock = _WATCH_ATTRIBUTES.size, time.CLOCK_MONOTONIC
+    _WATCH_ATTRIBUTES.pack_into(attributes, 0, _TYPE_SOFTWARE, size, _SOFTWARE_DUMMY, 0, _SAMPLE_TIME, 0, flags, clock)
+    result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), -1, cpu, -1, _FLAG_FD_CLOEXEC)
+    if result < 0:
+        raise system_error(ctypes.get_errno(), "perf_event_open")
+    return result
+
+
+def disable(event_fd: int) -> None:
+    """Stop an event."""
+    fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
+
+
+def enable(event_fd: int) -> None:
+    """Start an event."""
+    fcntl.ioctl(event_fd, _IOC_ENABLE, 0)

@@ -1,0 +1,344 @@
+"""
+What a process may ask of itself and of others besides ptrace(2): memory, files, signals, prctl(2).
+
+The only file that makes these system calls, through ctypes. x86-64 Linux only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import struct
+import threading
+from _thread import start_new_thread
+from typing import TYPE_CHECKING
+
+from dprobes.errors import system_error
+from dprobes.platform.linux.call_proxy import call_with_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = [
+    "ROBUST_LIST_SIZE",
+    "RemoteMemory",
+    "allow_tracer",
+    "end_with_parent",
+    "note_end_of_thread",
+    "same_file",
+    "same_memory",
+    "send_file",
+    "send_signal",
+    "set_process_name",
+    "signal_set",
+    "socket_timeout",
+    "take_signal",
+    "terminal_modes",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        raise system_error(ctypes.get_errno())
+    return result
+
+
+class _IoVector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+_VM_ARGUMENTS = (
+    ctypes.c_int,
+    ctypes.POINTER(_IoVector),
+    ctypes.c_ulong,
+    ctypes.POINTER(_IoVector),
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+_process_vm_readv = _libc.process_vm_readv
+_process_vm_readv.argtypes = _VM_ARGUMENTS
+_process_vm_readv.restype = ctypes.c_ssize_t
+_process_vm_writev = _libc.process_vm_writev
+_process_vm_writev.argtypes = _VM_ARGUMENTS
+_process_vm_writev.restype = ctypes.c_ssize_t
+
+
+class RemoteMemory:
+    """Read and write the memory of other processes with the rights that they have themselves."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(4096)
+        self._local = _IoVector(ctypes.addressof(self._buffer), 4096)
+        self._remote = _IoVector(0, 0)
+        self._local_pointer = ctypes.pointer(self._local)
+        self._remote_pointer = ctypes.pointer(self._remote)
+
+    def read(self, pid: int, address: int, size: int) -> bytes:
+        """Return up to ``size`` bytes (at most 65 535) at ``address``; fewer, or none, if the rest cannot be read."""
+        if size > len(self._buffer):
+            self._buffer = ctypes.create_string_buffer(size)
+            self._local.base = ctypes.addressof(self._buffer)
+        self._local.length = self._remote.length = size
+        self._remote.base = address
+        count = _process_vm_readv(pid, self._local_pointer, 1, self._remote_pointer, 1, 0)
+        return ctypes.string_at(self._buffer, count) if count > 0 else b""
+
+    def write(self, pid: int, address: int, data: bytes) -> bool:
+        """Write at most 4096 bytes; return whether all of them could be written."""
+        size = len(data)
+        ctypes.memmove(self._buffer, data, size)
+        self._local.length = self._remote.length = size
+        self._remote.base = address
+        return bool(_process_vm_writev(pid, self._local_pointer, 1, self._remote_pointer, 1, 0) == size)
+
+
+_SYS_TGKILL = 234
+_SYS_KCMP = 312
+_KCMP_VM = 1
+
+
+def same_memory(pid: int, other: int) -> bool | None:
+    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not say."""
+    result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
+    return None if result < 0 else result == 0
+
+
+_KCMP_FILE = 0
+
+
+def same_file(number: int, pid: int, other: int) -> bool | None:
+    """
+    Return whether a descriptor of this process is the very open file that another one has as ``other``.
+
+    That is by kcmp(2), KCMP_FILE; None if the kernel does not say.
+    """
+    result = _libc.syscall(_SYS_KCMP, os.getpid(), pid, _KCMP_FILE, ctypes.c_ulong(number), ctypes.c_ulong(other))
+    return None if result < 0 else result == 0
+
+
+_PIDFD_THREAD = os.O_EXCL
+
+_SYS_SENDMSG, _SYS_BIND, _SYS_CONNECT, _SYS_GETSOCKNAME, _SYS_IOCTL, _SYS_PIDFD_GETFD = 46, 49, 42, 51, 16, 438
+_TCGETS = 0x5401
+"""arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/ioctls.h"""
+
+
+def _process_of(tid: int, pid: int) -> int:
+    """Return a PID file descriptor: a thread may have files of its own; Linux before 6.9 knows only the first one."""
+    try:
+        return os.pidfd_open(tid, _PIDFD_THREAD)
+    except OSError:
+        return os.pidfd_open(pid)
+
+
+def _with_file_of(
+    tid: int,
+    pid: int,
+    number: int,
+    calls: Callable[[int], Sequence[tuple[int, ...]]],
+    ours: Sequence[int] = (),
+    memory: Sequence[object] = (),
+) -> list[int]:
+    """Do as ``call_with_file`` with a file that a thread of a process has open."""
+    if pid in _slow:
+        raise system_error(errno.ETIMEDOUT)
+    process = _process_of(tid, pid)
+    try:
+        return call_with_file(process, number, calls, ours, memory)
+    except TimeoutError:
+        _slow.add(pid)
+        raise
+    finally:
+        os.close(process)
+
+
+_slow: set[int] = set()
+"""The processes with a file that has kept us waiting: nobody waits for another one of theirs."""
+
+_AF_UNIX = 1
+_AUTOBIND_SIZE = 8
+"""Bytes of the address that the kernel makes up for a socket: family, a zero, five digits (unix(7))."""
+_IOVEC, _MSGHDR = struct.Struct("=QQ"), struct.Struct("=QIxxxxQQQQixxxx")
+_RIGHTS = struct.Struct("=Qiiixxxx")
+
+
+def send_file(tid: int, pid: int, number: int, file: int) -> None:
+    """
+    Send a file of ours through a new socket for datagrams that a thread has open as ``number``, to that socket itself.
+
+    It is connected with itself, so that nothing else can come. Raise OSError if that fails, or takes too long: the
+    process may have another file there by now.
+    """
+    address = ctypes.create_string_buffer(_AF_UNIX.to_bytes(2, "little"), _AUTOBIND_SIZE)
+    size = ctypes.c_uint(_AUTOBIND_SIZE)
+    byte = ctypes.create_string_buffer(1)
+    vector = ctypes.create_string_buffer(_IOVEC.pack(ctypes.addressof(byte), 1))
+    control_size = _RIGHTS.size - 4
+    rights = ctypes.create_string_buffer(_RIGHTS.pack(control_size, _SOL_SOCKET, socket.SCM_RIGHTS, file))
+    parts = 0, 0, ctypes.addressof(vector), 1, ctypes.addressof(rights), _RIGHTS.size, 0
+    message = ctypes.create_string_buffer(_MSGHDR.pack(*parts))
+    where = ctypes.addressof(address)
+
+    def calls(taken: int) -> Sequence[tuple[int, ...]]:
+        return (
+            (_SYS_BIND, taken, where, 2),
+            (_SYS_GETSOCKNAME, taken, where, ctypes.addressof(size)),
+            (_SYS_CONNECT, taken, where, _AUTOBIND_SIZE),
+            (_SYS_SENDMSG, taken, ctypes.addressof(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL),
+        )
+
+    memory = address, size, byte, vector, rights, message
+    for result in _with_file_of(tid, pid, number, calls, [file], memory):
+        if result < 0:
+            raise system_error(-result)
+
+
+_SOL_SOCKET = 1
+_SO_RCVTIMEO = 20
+_SO_SNDTIMEO = 21
+_SO_DOMAIN = 39
+
+
+def socket_timeout(tid: int, pid: int, number: int, *, sending: bool) -> tuple[float, bool]:
+    """
+    Return the seconds for which a thread's socket lets its user wait, 0 for ever, and whether it is of one machine.
+
+    The latter is unix(7). Raise OSError if what the thread has open as ``number`` is no socket.
+    """
+    process = _process_of(tid, pid)
+    try:
+        copy = _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
+    finally:
+        os.close(process)
+    value, domain = (ctypes.c_long * 2)(), ctypes.c_int()  # struct timeval
+    option = _SO_SNDTIMEO if sending else _SO_RCVTIMEO
+    try:
+        for each, where in ((option, value), (_SO_DOMAIN, domain)):
+            size = ctypes.c_uint(ctypes.sizeof(where))
+            _check(_libc.getsockopt(copy, _SOL_SOCKET, each, ctypes.byref(where), ctypes.byref(size)))
+    finally:
+        # These calls wait for nothing, but the end of a file may (SO_LINGER), should the process have closed it.
+        start_new_thread(os.close, (copy,))
+    return float(value[0] + value[1] / 1e6), domain.value == _AF_UNIX
+
+
+_TERMIOS = struct.Struct("=IIIIB19s")
+"""``struct termios`` of the kernel (include/uapi/asm-generic/termbits.h)."""
+
+
+def terminal_modes(tid: int, pid: int, number: int) -> tuple[int, bytes]:
+    """Return the local modes of a thread's terminal and its control characters; raise OSError if it is none."""
+    found = ctypes.create_string_buffer(_TERMIOS.size)
+
+    def calls(taken: int) -> Sequence[tuple[int, ...]]:
+        return [(_SYS_IOCTL, taken, _TCGETS, ctypes.addressof(found))]
+
+    (result,) = _with_file_of(tid, pid, number, calls, memory=(found,))
+    if result < 0:
+        raise system_error(-result)
+    *_, modes, _, characters = _TERMIOS.unpack(found.raw)
+    return modes, characters
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_PTRACER = 0x59616D61
+
+
+def set_process_name(name: str) -> None:
+    """Give this process the name that ``ps`` and ``top`` show (prctl(2), PR_SET_NAME)."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def allow_tracer(pid: int) -> None:
+    """Let the process ``pid`` trace this one where the Yama module restricts that; elsewhere it does nothing."""
+    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that made it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def send_signal(pid: int, tid: int, number: int) -> None:
+    """Send a signal to one thread (tgkill(2))."""
+    _check(_libc.syscall(_SYS_TGKILL, pid, tid, number))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_SIGNAL_SET_WORDS = 16
+"""How many words a ``sigset_t`` of the C library has; signal n is bit n - 1."""
+
+_sigtimedwait = _libc.sigtimedwait
+_sigtimedwait.argtypes = (ctypes.POINTER(ctypes.c_ulong), ctypes.c_void_p, ctypes.POINTER(_Timespec))
+
+
+SignalSet = ctypes.Array[ctypes.c_ulong]
+
+
+def signal_set(signals: Iterable[int]) -> SignalSet:
+    """Return a ``sigset_t`` of the C library."""
+    return (ctypes.c_ulong * _SIGNAL_SET_WORDS)(sum(1 << number - 1 for number in signals))
+
+
+def take_signal(wanted: SignalSet, seconds: float) -> int:
+    """
+    Wait for one of some blocked signals and take it (sigtimedwait(2)).
+
+    Return its number, or 0 if none has come in time, or a stop has interrupted the wait. ``signal.sigtimedwait`` makes
+    up a signal then, if the time is over as well: it returns what happens to be in its memory (CPython 3.11 to 3.13).
+    """
+    whole = int(seconds)
+    found: int = _sigtimedwait(wanted, None, _Timespec(whole, int((seconds - whole) * 1_000_000_000)))
+    if found < 0 and (reason := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
+        raise system_error(reason)
+    return max(found, 0)
+
+
+# The list of words in memory in which the kernel notes that a thread has ended: set_robust_list(2).
+#
+# The only file that makes these calls, through ctypes. It is meant for locks, but serves whoever wants to let others
+# know of its end, a ``kill -9`` included. The C library has a list for each thread; a thread that takes another one
+# gives the locks of that up, so it must be one that has none.
+#
+# ::
+#
+#     struct robust_list_head    next          the first element, or the head itself (include/uapi/linux/futex.h)
+#                                offset        from an element to its word
+#                                pending
+#     struct robust_list         next
+#     word                       thread id, until the kernel sets bit 30 instead
+
+
+_LAYOUT = struct.Struct("=IxxxxQQqQ")
+"""The word, an element, and the head."""
+ROBUST_LIST_SIZE = _LAYOUT.size
+_ELEMENT, _HEAD = 8, 16
+_HEAD_SIZE = 24
+
+_SET_ROBUST_LIST = 273
+"""arch/x86/entry/syscalls/syscall_64.tbl"""
+
+
+def note_end_of_thread(memory: memoryview, address: int) -> None:
+    """
+    Have the kernel set bit 30 of the word at the beginning of ``memory`` when the calling thread ends.
+
+    ``address`` is where this process has the memory, of SIZE bytes, which must stay there. Raise OSError if the kernel
+    cannot do that.
+    """
+    head, element = address + _HEAD, address + _ELEMENT
+    memory[:ROBUST_LIST_SIZE] = _LAYOUT.pack(threading.get_native_id(), head, element, -_ELEMENT, 0)
+    if _libc.syscall(ctypes.c_long(_SET_ROBUST_LIST), ctypes.c_void_p(head), ctypes.c_size_t(_HEAD_SIZE)) < 0:
+        raise system_error(ctypes.get_errno())

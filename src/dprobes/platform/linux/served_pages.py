@@ -1,0 +1,126 @@
+"""
+Pages of other users' processes that a server in user space has to deliver: who reads them may wait for ever.
+
+That is so of files on FUSE, which any user can mount and map, and of memory that is registered with userfaultfd(2). A
+reader in the kernel, process_vm_readv(2) or ``/proc/PID/mem``, cannot be interrupted meanwhile. So a page that is not
+there is looked at before it is read; whoever exchanges it in between is not noticed. Source: ``handle_userfault`` in
+fs/userfaultfd.c refuses those that ``access_remote_vm`` comes upon; proc(5) has ``pagemap`` and ``mountinfo``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.platform.linux.procfs import living_thread, process_field
+from dprobes.target.process_maps import PAGE_SIZE, mapping_at
+
+if TYPE_CHECKING:
+    from dprobes.target.process_maps import Mapping
+
+__all__ = ["ServedPages"]
+
+_ENTRY = 8
+_THERE = 0xC0
+"""The bits of the last byte of an entry for a page that is present or in the swap."""
+_MOUNTS_MAX = 1 << 20
+"""Bytes that are read of a list of mounts."""
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs", "zfs"})
+"""File systems that need no device, and that the kernel reads itself."""
+
+
+class ServedPages:
+    """What may be read of a process without waiting for a server."""
+
+    def __init__(self, tid: int) -> None:
+        self._tid = tid
+        self._pagemap = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+
+    @classmethod
+    def of(cls, tid: int) -> ServedPages | None:
+        """Return that of a stopped thread's process if it is another user's; raise OSError if it is gone."""
+        own = str(os.geteuid())
+        return cls(tid) if any(user != own for user in process_field(tid, "Uid").split()) else None
+
+    def close(self) -> None:
+        """Close what is open for it."""
+        os.close(self._pagemap)
+
+    def first(self, memory: int, address: int, size: int) -> int | None:
+        """
+        Return the first page of some memory for which a reader might wait; None if it can be read.
+
+        ``memory`` is ``/proc/TID/mem``, opened.
+        """
+        for page in range(address & -PAGE_SIZE, address + size, PAGE_SIZE):
+            if not self._is_there(page) and not self._comes(memory, page):
+                return page
+        return None
+
+    def may_open(self, mapping: Mapping) -> bool:
+        """Return whether nobody has to be waited for who reads a file that is mapped."""
+        return not mapping.is_file or _is_read_by_kernel(self._tid, mapping.device)
+
+    def _is_there(self, page: int) -> bool:
+        try:
+            entry = os.pread(self._pagemap, _ENTRY, page // PAGE_SIZE * _ENTRY)
+        except (OSError, OverflowError):
+            return True  # no process has such pages: reading says so
+        return len(entry) < _ENTRY or bool(entry[-1] & _THERE)
+
+    def _comes(self, memory: int, page: int) -> bool:
+        """Return whether the kernel itself puts the page there, which it has done then."""
+        try:
+            mapping = mapping_at(living_thread(self._tid), page)
+        except TargetError:
+            return False
+        if mapping is None:
+            return True  # reading fails
+        if not self.may_open(mapping):
+            return False
+        try:
+            return bool(os.pread(memory, 1, page))
+        except OSError:
+            return False
+
+
+def _is_read_by_kernel(tid: int, device: int) -> bool:
+    """Return whether the kernel reads the file system of a device itself, as far as that is known."""
+    if device == _shared_memory():
+        return True
+    here = _mounted("self").get(device)
+    if here is not None:
+        return not here.startswith("fuse")
+    return _mounted(str(tid)).get(device) in _IN_MEMORY | _on_devices()
+
+
+@cache
+def _shared_memory() -> int:
+    """Return the device of files in memory that are mounted nowhere (memfd_create(2), shmget(2))."""
+    descriptor = os.memfd_create("dprobes", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_dev
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _on_devices() -> frozenset[str]:
+    """Return the kinds of file systems that the kernel reads from a device."""
+    with open("/proc/filesystems", encoding="ascii", errors="replace") as file:
+        return frozenset(line.strip() for line in file if not line.startswith("nodev")) - {"fuseblk"}
+
+
+def _mounted(process: str) -> dict[int, str]:
+    """Return the kinds of file systems that a process sees, by device."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError), open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="replace") as file:
+        for line in file.read(_MOUNTS_MAX).split("\n"):
+            words = line.split(" ")
+            with contextlib.suppress(ValueError, IndexError):
+                major, _, minor = words[2].partition(":")
+                found[os.makedev(int(major), int(minor))] = words[words.index("-") + 1]
+    return found
