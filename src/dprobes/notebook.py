@@ -15,10 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import DprobesError, NotSupportedError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

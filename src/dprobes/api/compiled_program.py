@@ -7,14 +7,13 @@ Compiled programs: from a file, a text or a builder to what can be inserted, and
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.api import C_SUFFIX
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.compilation_passes import CompileOptions, parse_file, parse_source
 from dprobes.rpn.rpn_program import select_all, without_opcodes
 from dprobes.target.probed_module import FileSymbols

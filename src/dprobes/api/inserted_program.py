@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
@@ -17,7 +17,6 @@ from dprobes.engines.engine_interface import Counts, TableChange
 from dprobes.engines.followed_program import FollowedProgram
 from dprobes.errors import DprobesError, EngineError
 from dprobes.escapes import escaped
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.boot_clock import wall_offset, wall_time
 from dprobes.resolve.probepoints import places_of
 from dprobes.rpn.keyed_tables import tables_matching

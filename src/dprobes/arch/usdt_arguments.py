@@ -10,10 +10,10 @@ is not believed: whatever a word is, it becomes an ``Argument``, at worst one wi
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch.processor import RegisterClass
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,6 +19,7 @@ What cannot be reached is left out, because the kernel refuses it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.bpf.bpf_instructions import (
@@ -36,7 +37,6 @@ from dprobes.bpf.bpf_instructions import (
     Size,
     X,
 )
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

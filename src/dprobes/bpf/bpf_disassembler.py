@@ -14,6 +14,7 @@ instruction is called one that is unknown.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import (
@@ -30,7 +31,6 @@ from dprobes.bpf.bpf_instructions import (
     Size,
     X,
 )
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,9 +8,9 @@ machine's byte order. Maps are named by what they hold; the loader puts file des
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.keyed_tables import TABLES_MAX
 
 __all__ = [

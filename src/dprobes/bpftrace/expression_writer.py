@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpftrace import script_tree
 from dprobes.bpftrace.script_parser import parts_of
 from dprobes.bpftrace.script_place import PlaceKind
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

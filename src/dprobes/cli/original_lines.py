@@ -9,10 +9,10 @@ a line of ours by one table, and nothing else knows of it.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

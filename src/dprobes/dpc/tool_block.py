@@ -6,11 +6,11 @@ They have no hit: no registers and no memory, neither themselves nor in the func
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed_program, typed_values
 from dprobes.dpc.typedtree.value_properties import operands_of
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

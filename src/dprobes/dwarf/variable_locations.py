@@ -7,13 +7,12 @@ What has to be known of a process is left to the hit. Where a jump depends on it
 from __future__ import annotations
 
 import operator as operators
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dwarf.address_lists import listed_expressions
 from dprobes.dwarf.debug_entries import UNREADABLE
 from dprobes.dwarf.dwarf_numbers import At, Encoding, signed_at, unsigned_at
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

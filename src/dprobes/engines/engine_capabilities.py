@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from dprobes.arch import RegisterClass
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.program_needs import watches_user_addresses
 from dprobes.rpn.rpn_program import Access, Address, Glob, ModuleType, Sampler, Tracepoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Severity
@@ -9,7 +10,6 @@ from dprobes.engines.engine_capabilities import Capability, requirements
 from dprobes.engines.engine_interface import ScopeKind
 from dprobes.engines.engine_registry import AUTO, candidates, engine_row, faster_row, rows
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.procfs import process_field
 from dprobes.resolve.probed_space import Space, space_of
 

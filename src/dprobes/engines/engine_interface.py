@@ -7,12 +7,12 @@ What a program needs and an engine can is in ``capabilities``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from dprobes.errors import NotSupportedError
 from dprobes.escapes import escaped, escaped_lines
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import Item
 
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.probed_module import OWN_SYMBOLS
 
 if TYPE_CHECKING:

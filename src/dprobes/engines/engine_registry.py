@@ -7,7 +7,7 @@ asked for the first time. Nothing else imports an engine, compares the name of o
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from dprobes.engines.engine_capabilities import Capability
 from dprobes.engines.engine_interface import ScopeKind
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence

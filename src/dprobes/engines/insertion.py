@@ -7,7 +7,7 @@ Four steps, each of which may refuse: look around (``insertion``), find the prob
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +15,6 @@ from dprobes.engines.engine_choice import Selection, scope_problem
 from dprobes.engines.engine_interface import Job
 from dprobes.engines.engine_registry import AUTO, engine_row
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.local_module import resolve_here
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ traps cost too much whatever the handlers do, is *disabled*.
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

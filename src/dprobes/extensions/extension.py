@@ -6,7 +6,7 @@ A view is good for one call. Values are unsigned numbers; a cell is as wide as t
 
 from __future__ import annotations
 
-from dataclasses import dataclass  # noqa: TID251 - it has what is rare
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.arch import Direction

@@ -22,11 +22,11 @@ Strings know ``\\``, ``\"`` and ``\'``. ``&&``, ``||`` and ``!`` are ``and``, ``
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from dprobes.diagnostics import Diagnostic, Severity
 from dprobes.errors import SourceError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.operands import NUMBER_TYPES, NumberType
 from dprobes.source_text import SourceFile, Span
 

@@ -36,12 +36,12 @@ from __future__ import annotations
 import itertools
 import struct
 import sys
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import cut_text
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.keyed_tables import HIST_BUCKETS, KeyKind, TableKind
 from dprobes.rpn.word_arithmetic import signed
 

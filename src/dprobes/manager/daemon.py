@@ -438,7 +438,7 @@ def give_large_blocks_back() -> None:
     Have the C library give large blocks back to the kernel as soon as they are freed.
 
     Every insertion reads the file that it is about, and frees what it has read if that is held already
-    (``shared_files``). The GNU C library would keep such a block for its next user: after the first one that is freed
+    (``inserter``). The GNU C library would keep such a block for its next user: after the first one that is freed
     it takes blocks of that size, up to 32 MiB, from the arena of the thread, of which there are eight for each
     processor (mallopt(3), M_MMAP_THRESHOLD). Other C libraries have no such habit, and no ``mallopt``.
     """

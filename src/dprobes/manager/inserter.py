@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,6 @@ from dprobes.engines.overhead_budget import overhead_of
 from dprobes.errors import EngineError, ManagerError, NotSupportedError
 from dprobes.formatters.table_addresses import has_addresses
 from dprobes.formatters.templates.derived_templates import derived_templates
-from dprobes.lazy_dataclass import dataclass
 from dprobes.manager.managed_program import InsertedProgram, describe_scope
 from dprobes.record.log_record import ABOUT_RECORDS, Item
 from dprobes.record.record_origin import RecordSource

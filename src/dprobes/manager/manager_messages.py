@@ -6,11 +6,10 @@ What the manager answers (``schema``); docs/manager.md says what the fields mean
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.engine_interface import Counts
-from dprobes.lazy_dataclass import dataclass
 from dprobes.manager.wire_protocol import LEFT_OUT, NOT_SENT, Codes, Range, wire
 from dprobes.resolve.probe_state import ProbeState  # noqa: TC001 - the schema looks its fields' types up
 

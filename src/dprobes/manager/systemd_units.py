@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import ManagerError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

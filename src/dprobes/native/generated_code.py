@@ -9,10 +9,10 @@ The routines that handlers of a process call: one piece of code, to which all of
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from dprobes.bpf.bpf_instructions import Helper
-from dprobes.lazy_dataclass import dataclass
 from dprobes.native.routines.handler_ring import output_routine
 from dprobes.native.routines.shared_hash_table import hash_routine
 

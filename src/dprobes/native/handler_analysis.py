@@ -7,6 +7,7 @@ register less is one less to be saved for the probed program.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,6 @@ from dprobes.bpf.bpf_instructions import (
     X,
 )
 from dprobes.errors import NotSupportedError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ of several labels at one place was meant.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.errors import FormatError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_encoding import CodeImage, EncodedInstruction, Relocation, decode_one, encode
 from dprobes.rpn.instruction_set import OperandKind
 from dprobes.rpn.rpn_program import Code, Expression, Instruction

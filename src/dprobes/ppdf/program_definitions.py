@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.ppdf.code_images import Block, Note, NoteKind, Notes, check_images, code_of
 from dprobes.ppdf.ppdf_sections import NO_TEXT, NONE, Strings, Writer
 from dprobes.rpn.keyed_tables import (

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics, Note, did_you_mean
 from dprobes.errors import SourceError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.preprocessor.macro_expansion import Macros, Token, strip, tokenize, would_join
 from dprobes.preprocessor.mapped_text import Cleaned, DirectiveError, Preprocessed, StopError, TextBuilder, clean
 from dprobes.preprocessor.source_reader import read_source

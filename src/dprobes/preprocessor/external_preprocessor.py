@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dprobes.diagnostics import Note
 from dprobes.errors import SourceError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.preprocessor.mapped_text import Preprocessed, TextBuilder
 from dprobes.preprocessor.source_reader import read_source
 from dprobes.source_text import SourceFile, Span

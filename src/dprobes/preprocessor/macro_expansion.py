@@ -8,10 +8,10 @@ Other macros are not known here; arguments are expanded by a callable.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Note
-from dprobes.lazy_dataclass import dataclass
 from dprobes.preprocessor.mapped_text import DirectiveError, StopError
 from dprobes.source_text import Expansion, SourceFile, Span
 

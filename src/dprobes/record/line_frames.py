@@ -22,10 +22,10 @@ What is no frame, as where bytes were lost on the line, is skipped and counted; 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import PROCESS_NAME_MAX, ByteOrder, Item, decode_record, flag_word, header_struct
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ be cut into items without a remainder. That is a guess; a template knows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, UNSEEN_ENTRY, Token
 
 if TYPE_CHECKING:

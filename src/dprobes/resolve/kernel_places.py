@@ -10,12 +10,12 @@ tells, the kernel alone checks that a breakpoint would stand at the start of an 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.codeless_probes import resolve_samplers, resolve_tracepoints, resolve_watchpoints
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probed_space import check_skip, pushed_symbols

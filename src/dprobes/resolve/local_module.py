@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture, host_architecture
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.target.probed_module import OWN_SYMBOLS
 

@@ -7,12 +7,12 @@ are a space as well; no engine places probepoints there, so programs for them ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.operands import like_statement
 from dprobes.rpn.program_needs import skipping_instruction, watches_user_addresses
 from dprobes.rpn.rpn_program import Expression, ModuleType

@@ -6,10 +6,8 @@ From a file to a checked program: the passes in their order.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

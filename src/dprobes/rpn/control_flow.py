@@ -8,10 +8,10 @@ a pop certainly reads a cell that nothing wrote. UNKNOWN is no bound at all.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, Flow, Group, OperandKind
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ need no rule for it. The offsets of this encoding are what stack traces and INVA
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import Flow, OperandKind, Row, rows_by_opcode, text_problem
 from dprobes.rpn.rpn_program import Code, Expression, Instruction

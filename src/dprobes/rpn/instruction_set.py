@@ -16,10 +16,10 @@ instruction's own operand, ``value*cells`` by the cells of the register, ``x*?``
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cache
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.word_arithmetic import limits
 
 __all__ = [

@@ -7,13 +7,12 @@ A table maps keys to a value that is kept where the hit is. How keys and values 
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import EngineError
 from dprobes.globs import compile_glob
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import KERNEL_FRAMES_MAX, PROCESS_NAME_SIZE, USER_FRAMES_MAX
 
 if TYPE_CHECKING:

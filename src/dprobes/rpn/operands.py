@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture, host_architecture
 from dprobes.diagnostics import did_you_mean, nearest
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn import instruction_set
 from dprobes.rpn.instruction_set import Alias, OperandKind, Row
 from dprobes.rpn.rpn_expressions import ExpressionError, TokenKind, WordToken, parse_expression, unquote

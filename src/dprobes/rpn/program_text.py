@@ -8,12 +8,12 @@ The parser, the printer and the language reference read this table. Sources: man
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.globs import is_pattern
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
 from dprobes.rpn.rpn_program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint, Usdt, quoted
 from dprobes.rpn.word_arithmetic import limits

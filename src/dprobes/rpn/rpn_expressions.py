@@ -12,10 +12,10 @@ A symbol may only be added to or subtracted from: its address is not known befor
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.rpn_program import Expression
 from dprobes.rpn.word_arithmetic import BINARY, MAX_VALUE, divided
 

@@ -7,13 +7,12 @@ that ``parse(print(program)) == program``. Registers and labels are names here; 
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
 from dprobes.globs import is_pattern
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OperandKind, Row
 
 if TYPE_CHECKING:

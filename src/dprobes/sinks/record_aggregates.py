@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,6 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.field_values import FieldValues, text_of
 from dprobes.formatters.templates.template_model import Fault
 from dprobes.keyed.table_layout import bucket_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import decode_record
 from dprobes.record.packed_records import PackedBytes, PackedPlaces, parts_of
 from dprobes.sinks.field_columns import FieldColumns, NoColumnError, Shown, columns_of_packed

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.boot_clock import wall_offset
 from dprobes.sinks.sink_interface import Batch, bytes_of
 

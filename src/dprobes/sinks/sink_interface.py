@@ -9,10 +9,10 @@ function as an entry point of the group ``dprobes.sinks``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.formatters import FORMATS
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.packed_records import MixedRecords, PackedBytes, PackedPlaces, PackedRecords
 
 if TYPE_CHECKING:

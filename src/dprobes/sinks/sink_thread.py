@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.sinks.sink_backlog import Created, Destroyed, Pace, Problems, RecordQueue, Tables
 from dprobes.sinks.sink_interface import Batch
 

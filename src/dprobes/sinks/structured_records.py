@@ -10,6 +10,7 @@ their names behind all that (``formatters.address_fields``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dprobes.escapes import CUT, escaped
@@ -18,7 +19,6 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_columns import fixed_layout
 from dprobes.formatters.templates.data_extraction import Fault, Field, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.template_collection import ProgramTemplates
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_items import CUT_ITEM, UNSEEN
 from dprobes.record.log_record import decode_record
 

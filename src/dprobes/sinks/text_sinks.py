@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.escapes import escaped, json_text
 from dprobes.formatters import formatter
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.line_frames import lost_frame, record_frame
 
 if TYPE_CHECKING:

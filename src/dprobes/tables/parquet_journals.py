@@ -19,10 +19,10 @@ import secrets
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import DprobesError, FormatError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.tables.parquet_files import convert, locked
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ import json
 import re
 import shutil
 import tempfile
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
 from dprobes.errors import FormatError, NotSupportedError, SourceError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.source_text import SourceFile, Span
 from dprobes.tables.parquet_files import description_of, files_of, locked, write_tables
 from dprobes.tables.parquet_journals import journal_paths

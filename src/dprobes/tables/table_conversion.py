@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.formatters.templates.data_columns import fixed_layout
 from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.template_collection import ProgramTemplates
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_items import UNSEEN
 from dprobes.record.log_record import Item, LogRecord, decode_record
 from dprobes.record.packed_records import PackedRecords

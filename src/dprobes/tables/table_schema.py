@@ -10,7 +10,7 @@ are written as Hive does, so that readers know program, major and minor from a f
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass  # noqa: TID251 - it has what is rare
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote

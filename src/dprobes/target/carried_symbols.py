@@ -8,10 +8,10 @@ the symbols the bytes of the probed instructions are carried, so that a wrong fi
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.elf.elf_file import module_identity
 from dprobes.target.elf.symbol_sources import ListedSymbols
 from dprobes.target.module_symbols import Symbol, SymbolTable

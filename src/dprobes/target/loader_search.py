@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.elf.file_contents import file_contents, file_head
 
 __all__ = ["CachedLibrary", "executable_of", "host_architecture", "parse_ld_cache", "read_ld_cache"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.code.machine_code import instruction_starts
 from dprobes.target.module_symbols import familiarity, is_cold_part
 from dprobes.target.readable_names import Demangler

@@ -7,10 +7,10 @@ So whoever uses it spends no time and no memory on a file that may have been mad
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.elf.elf_file import Dynamic, ElfFile
 from dprobes.target.elf.elf_headers import Headers
 from dprobes.target.elf.file_contents import KnownBytes

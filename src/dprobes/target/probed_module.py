@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.symbol_table import elf_symbols
 from dprobes.target.module_lookup import find_module, is_library_for, searched_directories

@@ -18,6 +18,7 @@ notes: the difference is to be added to the addresses. The semaphore is in a sec
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.arch.usdt_arguments import parse_arguments
 from dprobes.diagnostics import near_names
 from dprobes.globs import compile_glob, is_pattern
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,10 +7,10 @@ import errno
 import fcntl
 import os
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.trace.trace_frames import (
     READABLE,
     VERSION,

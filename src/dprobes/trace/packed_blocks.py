@@ -11,10 +11,10 @@ The body of a PACKED frame::
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.packed_records import PARTS_MAX, MixedRecords, PackedRecords
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
 from dprobes.trace.trace_frames import BODY_MAX, RECORD_HEAD, FrameKind, frame

@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_right
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import time_of
 from dprobes.record.record_origin import Place
 from dprobes.trace.carried_names import CarriedNames

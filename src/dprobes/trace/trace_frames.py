@@ -30,12 +30,11 @@ import enum
 import json
 import struct
 import zlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dprobes.errors import FormatError, SinkError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import types

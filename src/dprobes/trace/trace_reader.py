@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.errors import FormatError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.record_origin import RecordSource
 from dprobes.trace.carried_names import CarriedNames
 from dprobes.trace.packed_blocks import MixedBlock, PackedBlock, split_mixed, split_packed

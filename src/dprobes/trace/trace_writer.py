@@ -9,11 +9,10 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.errors import SinkError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.boot_clock import WallClock, boot_id
 from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.trace.frame_file import FrameFile, older_part

@@ -9,9 +9,9 @@ An instruction that raises an exception has popped its operands before, and push
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import CALL_DEPTH_MAX, RPN_STACK_CELLS, ExceptionCode, Token
 from dprobes.rpn.rpn_program import Point
 

@@ -8,13 +8,13 @@ numbers only, as between blocks of RPN (``writer``).
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import Alu, Jump, Register
 from dprobes.bpf.lower.state.handler_state import SCRATCH, store_number
 from dprobes.bpf.lower.templates.world_templates import read_value
 from dprobes.errors import NotSupportedError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

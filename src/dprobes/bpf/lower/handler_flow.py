@@ -7,11 +7,10 @@ by constants instead of masked numbers.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.control_flow import stack_effect
 from dprobes.rpn.instruction_encoding import decode_one
 from dprobes.rpn.instruction_set import LOG_WIDTHS, Flow

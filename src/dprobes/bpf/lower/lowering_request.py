@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import Item
 
 if TYPE_CHECKING:

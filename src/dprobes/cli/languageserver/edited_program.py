@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
 from dprobes.errors import DprobesError, SourceError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
 

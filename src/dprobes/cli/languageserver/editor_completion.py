@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from dprobes.cli.languageserver.edited_program import Position, analyse, is_c, position_at
 from dprobes.cli.languageserver.name_definition import entries_known_at
 from dprobes.errors import DprobesError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress
 from random import Random
@@ -27,7 +27,6 @@ from dprobes.formatters.field_values import HEADER_FIELDS, NUMBERED, PLACE_FIELD
 from dprobes.formatters.templates.template_collection import templates_of
 from dprobes.keyed.table_layout import BIAS, HIST_ZERO, key_parts
 from dprobes.keyed.table_text import bar_lines, power_bucket_label
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.boot_clock import boot_id
 from dprobes.record.log_record import LogRecord
 from dprobes.record.record_origin import Place

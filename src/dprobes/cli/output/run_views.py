@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.cli import console
@@ -13,7 +14,6 @@ from dprobes.engines.engine_registry import engine_row
 from dprobes.errors import reason_of
 from dprobes.keyed.key_parts import NO_NAMES
 from dprobes.keyed.table_text import quantity, shown_rows
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import Item
 from dprobes.rpn.keyed_tables import TableKind, Unit
 

@@ -6,13 +6,13 @@ Whatever else a line has, or has in another form, is for click: also what is wro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.cli.option_values import seconds_of
 from dprobes.engines.ebpf.ebpf_options import RING_SIZE
 from dprobes.engines.engine_registry import named_engine
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

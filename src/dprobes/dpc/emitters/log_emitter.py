@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.typedtree import typed_program, typed_values
@@ -15,7 +16,6 @@ from dprobes.dpc.typedtree.value_properties import (
     reads_memory_itself,
 )
 from dprobes.dpc.types.c_types import UNSIGNED_LONG_LONG, Array, Stack, String, size_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, KERNEL_FRAMES_MAX, USER_FRAMES_MAX, ExceptionCode
 from dprobes.rpn.keyed_tables import FAULTS, Key, KeyKind
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.typedtree import typed_program
 from dprobes.dpc.typers.program_typer import VARIABLE_COUNTS
 from dprobes.dpc.types.c_types import Void, size_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import LOGMAX
 from dprobes.rpn.keyed_tables import FAULTS
 from dprobes.rpn.program_text import LOGMAX_MAX

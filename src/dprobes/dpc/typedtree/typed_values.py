@@ -7,10 +7,9 @@ word if the type is signed, else filled up with zeros.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
-
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.dpc.types.c_types import CType, Integer

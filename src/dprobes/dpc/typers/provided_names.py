@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.dpc.types.c_types import INT, UNSIGNED, UNSIGNED_LONG_LONG
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.dpc.types.c_types import CType

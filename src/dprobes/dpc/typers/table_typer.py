@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.arch import is_of_system
@@ -24,7 +24,6 @@ from dprobes.dpc.types.c_types import (
     size_of,
 )
 from dprobes.dpc.types.print_formats import is_text
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE
 from dprobes.rpn.keyed_tables import STRING_SIZE, STRING_SIZE_MAX, UNNAMED, Key, KeyKind
 

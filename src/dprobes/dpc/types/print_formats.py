@@ -8,13 +8,13 @@ nothing; those are left that cut a number (``h``, ``hh``), and ``%lc`` is ``%C``
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dpc.syntax import syntax_tree
 from dprobes.dpc.types.c_types import INT, Array, Enumeration, Integer, Network, Pointer, Record, String
 from dprobes.dpc.types.c_types import Stack as StackType
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.dpc.types.c_types import CType

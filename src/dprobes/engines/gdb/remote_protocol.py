@@ -14,11 +14,11 @@ Between packets there are ``+`` and ``-``, which acknowledge and refuse a packet
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import adler32
 
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,9 +12,9 @@ import errno
 import os
 import struct
 from bisect import bisect_right, insort
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.core.core_file import PROCESSORS, CoreProcess, CoreThread, Note, Segment, image_of, signal_info_at
 from dprobes.platform.core.core_writer import (
     CoreContents,

@@ -17,13 +17,13 @@ from __future__ import annotations
 import os
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.gdb.remote_protocol import Stopped
 from dprobes.engines.gdb.stub_registers import check_description
 from dprobes.errors import EngineError, TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.symbol_table import FunctionDescriptors
 from dprobes.target.module_lookup import find_module

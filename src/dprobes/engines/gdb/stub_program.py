@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.engine_interface import Counts
@@ -11,7 +11,6 @@ from dprobes.engines.hits.hit_context import RecordBuilder
 from dprobes.engines.hits.hit_lifecycle import ProbeLimits
 from dprobes.engines.hits.hit_probes import Handlers
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import StackEnd
 from dprobes.rpn.rpn_program import MANY_PLACES
 from dprobes.target.unwind.frame_tables import FileFrames, MemoryFrameTable, MovedFrames, completed

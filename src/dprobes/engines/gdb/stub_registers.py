@@ -6,11 +6,11 @@ One row for each architecture of ours; its registers are named as in GDB's descr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.arch.non_x86_processors import ABI_NAMES, FLOATING_ABI_NAMES
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

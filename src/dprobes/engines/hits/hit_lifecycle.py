@@ -23,9 +23,8 @@ are counted, and their records emitted, with ``COMPLETED``, ``FAULTED`` and ``CO
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Final
-
-from dprobes.lazy_dataclass import dataclass
 
 __all__ = ["AFTER", "HitEvent", "HitState", "IllegalTransitionError", "ProbeLimits"]
 

@@ -8,11 +8,11 @@ reaches maxhits (recovered reference 2.2).
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dprobes.arch import architecture
 from dprobes.engines.overload_guard import LOOK_INTERVAL, Load, OverloadPolicy
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.vm import Ending

@@ -7,7 +7,7 @@ import os
 import re
 import struct
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.map_layouts import MapName
 from dprobes.engines.inline.handler_code import CodeWriter
 from dprobes.errors import DprobesError, TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.native.generated_code import MapPlace, ProcessFacts
 from dprobes.native.process_page import PROCESS_SIZE
 from dprobes.platform.linux.procfs import first_stack_of, without_waiting

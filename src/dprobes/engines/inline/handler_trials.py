@@ -8,12 +8,12 @@ that fails leads to the breakpoint, whose handler the tracer runs: it may fail w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.bpf_instructions import Class, Helper, Jump
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.x86.instruction_relocation import copy_of
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.instruction_set import Group

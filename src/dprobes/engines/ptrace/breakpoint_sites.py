@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.platform.x86.debug_registers import Watch

@@ -20,11 +20,11 @@ in its memory is trusted: what is no such entry counts for nothing.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.ptrace.site_patches import NativeMemory, SitePatch
 from dprobes.engines.ptrace.tracer_messages import Lowered, Placed, Raised, Removed, Watched
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

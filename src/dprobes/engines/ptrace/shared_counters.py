@@ -17,11 +17,11 @@ import mmap
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from dprobes.engines.engine_interface import Counts, carry_out
 from dprobes.engines.ptrace.tracer.steps.step_slots import Placement
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.platform.linux.memory_file import growing_memory_file
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_right, insort
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
-
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

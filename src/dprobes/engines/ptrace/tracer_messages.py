@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 import pickle
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:

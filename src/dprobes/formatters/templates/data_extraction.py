@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +24,6 @@ from dprobes.formatters.templates.template_model import (
     Value,
     readable_number,
 )
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_items import ItemHead, is_unseen_entry, item_head
 from dprobes.rpn.instruction_set import Token
 

@@ -24,12 +24,12 @@ have, and can go on there; if what the table has is that nobody knows, the recor
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry
-from dprobes.lazy_dataclass import dataclass
 from dprobes.native.routines.handler_ring import BUSY, DISCARDED, ENTRY_HEADER
 from dprobes.native.routines.shared_hash_table import TableShape
 from dprobes.record.log_record import Item

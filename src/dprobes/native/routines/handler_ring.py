@@ -20,11 +20,11 @@ it was killed, the reader skips what it has taken: as much as it says, or all ze
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from functools import lru_cache
 
 from dprobes.bpf.bpf_assembler import Assembled, Assembler
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
-from dprobes.lazy_dataclass import dataclass
 
 __all__ = [
     "BUSY",

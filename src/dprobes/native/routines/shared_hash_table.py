@@ -20,13 +20,13 @@ no room is not inserted; a table that ``forgets`` gives it the place of another 
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.map_layouts import power_of_two
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Assembled, Label

@@ -14,10 +14,9 @@ from __future__ import annotations
 import enum
 import signal
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.process_maps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:

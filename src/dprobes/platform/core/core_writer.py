@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.core.core_file import (
     CoreProcess,
     CoreThread,

@@ -19,11 +19,11 @@ import signal
 import socket
 import struct
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import DprobesError, SourceError, TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.foreign.foreign_outlines import ANSWER_MAX, Question, write_answer
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ probepoints must be in code. Only what the program itself says (its definitions,
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -15,7 +16,6 @@ from dprobes.arch import architecture, go_architecture
 from dprobes.arch.usdt_arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.codeless_probes import resolve_samplers
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint, ResolvedModule, WatchedMemory

@@ -12,11 +12,10 @@ import ctypes
 import errno
 import os
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.call_proxy import call_in_proxy
 
 if TYPE_CHECKING:

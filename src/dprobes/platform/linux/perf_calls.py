@@ -15,10 +15,10 @@ import fcntl
 import os
 import struct
 import time
+from dataclasses import dataclass
 from enum import IntFlag
 
 from dprobes.errors import system_error
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.call_proxy import call_in_proxy
 
 __all__ = [

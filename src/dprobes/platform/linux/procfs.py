@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
-
-from dprobes.lazy_dataclass import dataclass
 
 __all__ = [
     "SPARED",

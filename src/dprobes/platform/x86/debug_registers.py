@@ -13,10 +13,10 @@ slot; G does the same, and is left alone because the kernel treats both alike.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.arch.x86_processors import WATCHPOINT_LENGTHS, WATCHPOINTS
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.rpn_program import Access
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ instruction pointer and a pushed return address after the step. What cannot be p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction

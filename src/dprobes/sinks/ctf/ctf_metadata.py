@@ -11,13 +11,12 @@ Names of fields begin with an underscore here, which readers take away, so that 
 from __future__ import annotations
 
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped
 from dprobes.formatters.templates.data_extraction import FieldKind
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord
 from dprobes.version import __version__
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_extraction import Field, FieldKind
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.keyed.table_text import shown_rows
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.boot_clock import wall_offset
 from dprobes.record.log_record import LogRecord, decode_record
 from dprobes.sinks.ctf.ctf_metadata import HeaderItems

@@ -16,6 +16,7 @@ import secrets
 import stat
 import time
 import uuid
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter
@@ -27,7 +28,6 @@ from dprobes.formatters.address_fields import function_of
 from dprobes.formatters.address_names import AddressSymboliser
 from dprobes.formatters.templates.data_extraction import FieldKind
 from dprobes.formatters.templates.template_collection import ProgramTemplates
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.boot_clock import BOOT_ID, wall_offset
 from dprobes.record.log_record import LogRecord, decode_record
 from dprobes.sinks.perfetto import perfetto_messages

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import escaped
 from dprobes.formatters.address_names import AddressSymboliser, is_of_kernel
 from dprobes.formatters.field_values import FieldValues
 from dprobes.formatters.templates.data_extraction import stacks_in
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_items import KERNEL_STACK, USER_STACK
 from dprobes.record.log_record import decode_record
 from dprobes.rpn.instruction_set import StackEnd, Token

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl, urlsplit
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.escapes import escaped, json_text
 from dprobes.keyed.table_text import shown_rows
-from dprobes.lazy_dataclass import dataclass
 from dprobes.sinks.structured_records import FieldReader, names_text, place_items, value_text
 from dprobes.sinks.syslog.syslog_transports import Datagrams, Stream, Tls
 from dprobes.sinks.text_sinks import BatchFormatter, refuse_binary

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.code.machine_code import instructions_between, is_x86
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -17,7 +18,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.code.function_exits import CallFrames
 from dprobes.target.code.machine_code import MAX_LENGTH, instructions_between, unprobeable
 

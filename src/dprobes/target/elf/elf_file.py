@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.elf.file_contents import file_contents
 
 if TYPE_CHECKING:

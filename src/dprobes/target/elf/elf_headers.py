@@ -9,11 +9,10 @@ chapters 4 and 5; the build-id note: ``ld --build-id``.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ The list has some 200 000 lines, and takes a second to be taken apart. So names 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.diagnostics import near_lengths, near_names, parts_of
 from dprobes.globs import compile_glob
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.kernel.kernel_files import build_id_of_notes, open_packed
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import near_names
 from dprobes.errors import FormatError, TargetError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 from dprobes.target.kernel.traced_fields import (
     SYSTEM_CALL_END,

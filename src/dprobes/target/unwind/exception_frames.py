@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -38,10 +38,9 @@ state that ``Function.exits`` tells. All exceptions of RPN end there, and what i
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_encoding import decode_one
 from dprobes.rpn.instruction_set import RPN_STACK_CELLS, Flow
 

@@ -12,12 +12,12 @@ the registers. Cells that were popped before that are never written.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import Alu, Register
 from dprobes.bpf.map_layouts import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, TALLY, power_of_two
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import RPN_STACK_CELLS
 from dprobes.rpn.keyed_tables import STRING_SIZE_MAX
 from dprobes.rpn.word_arithmetic import mask_of

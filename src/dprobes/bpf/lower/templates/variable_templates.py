@@ -13,13 +13,13 @@ before the first allocation of a hit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.bpf_instructions import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.lower.state.handler_state import ABORT, CELLS, SCRATCH, Field
 from dprobes.bpf.lower.templates.log_templates import append, begin, check_prefix, end, overflow_if, room, write_prefix
 from dprobes.bpf.map_layouts import MapName, ProbeField, power_of_two
-from dprobes.lazy_dataclass import dataclass
 from dprobes.rpn.instruction_set import ITEM_PREFIX_SIZE, ExceptionCode, Group, Token
 
 if TYPE_CHECKING:

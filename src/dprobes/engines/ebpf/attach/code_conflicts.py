@@ -15,6 +15,7 @@ import errno
 import os
 import struct
 from bisect import bisect_left
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -22,7 +23,6 @@ from dprobes.engines.ebpf.attach.code_mappers import find_mappers
 from dprobes.engines.engine_interface import Notice
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import system_error
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.procfs import process_field, threads_of
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.target.code.uprobe_sites import is_replaced_by_call

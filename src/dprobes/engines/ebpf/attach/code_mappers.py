@@ -11,11 +11,11 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.map_query import MapQuestion
 from dprobes.platform.linux.procfs import living_thread
 from dprobes.target.module_lookup import root_of

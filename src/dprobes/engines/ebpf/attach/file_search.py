@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from dprobes.engines.ebpf.read.session_switchover import ReplaceableSession
 from dprobes.engines.engine_interface import Notice
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.errors import DprobesError, EngineError, SourceError, TargetError, reason_of_number
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.procfs import living_thread
 from dprobes.resolve.probed_space import Space, space_of
 from dprobes.target.elf.elf_file import ElfFile

@@ -13,7 +13,7 @@ import ctypes
 import mmap
 import os
 import stat
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,6 @@ from dprobes.engines.ebpf.attach.code_conflicts import BEFORE, Place, find_confl
 from dprobes.engines.ebpf.attach.code_mappers import FileId, RecentMaps, file_id, processes
 from dprobes.engines.ebpf.kernel.bpf_objects import Descriptor
 from dprobes.engines.foreign_users import ForeignUsers
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.process_calls import RemoteMemory
 from dprobes.platform.linux.procfs import without_waiting
 from dprobes.target.code.machine_code import first_instructions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
@@ -13,7 +13,6 @@ from dprobes.bpf.map_layouts import NOTE_HITS, MapName
 from dprobes.engines.ebpf.attach.site_spec import Site
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.engines.ebpf.kernel.task_structures import task_layout
-from dprobes.lazy_dataclass import dataclass
 from dprobes.record.log_record import Item
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.program_needs import entry_registers

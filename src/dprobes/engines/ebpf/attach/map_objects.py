@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.lower.lowering_request import Placement
@@ -29,7 +30,6 @@ from dprobes.engines.ebpf.kernel.bpf_objects import TOO_MANY_FILES, ArrayMap, Ha
 from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
 from dprobes.engines.engine_interface import TableChange, VariableChange
 from dprobes.errors import EngineError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.cpus import online_cpus
 from dprobes.target.code.uprobe_sites import UprobeClass
 

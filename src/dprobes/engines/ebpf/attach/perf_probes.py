@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
@@ -27,7 +27,6 @@ from dprobes.engines.ebpf.kernel.kernel_types import KernelTypes
 from dprobes.engines.ebpf.kernel.task_structures import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.engine_interface import Notice
 from dprobes.errors import EngineError, PrivilegeError, SourceError, reason_of, reason_of_number
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux import perf_calls
 from dprobes.platform.linux.bpf_calls import link_perf_event
 from dprobes.platform.linux.cpus import online_cpus

@@ -12,12 +12,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import Notice
 from dprobes.errors import reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.cpus import CpuNews
 
 if TYPE_CHECKING:

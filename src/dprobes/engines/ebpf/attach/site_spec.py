@@ -7,12 +7,11 @@ it if the file is mapped later. Works on files only.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.lowering_request import Placement
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.breakpoints import movable_probes
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import LeftOutProbe

@@ -9,7 +9,7 @@ all of them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.lowering_request import ARGUMENT_REGISTERS, Placement
@@ -17,7 +17,6 @@ from dprobes.diagnostics import Note
 from dprobes.engines.ebpf.attach.site_spec import Site
 from dprobes.engines.ebpf.kernel.kernel_features import Feature
 from dprobes.errors import TargetError, reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.rpn.instruction_set import Group

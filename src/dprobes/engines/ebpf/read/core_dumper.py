@@ -13,11 +13,11 @@ import contextlib
 import os
 import struct
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ebpf.read.core_stops import CoreStops, await_stop
 from dprobes.errors import reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.process_maps import code_mappings
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.engine_interface import RecordBatch
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.procfs import system_call_of
 from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.target.process_maps import PAGE_SIZE

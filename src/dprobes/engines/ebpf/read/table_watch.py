@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.map_layouts import ProbeLoad
 from dprobes.engines.engine_interface import Notice, StateEvent
 from dprobes.engines.overload_guard import Load, OverloadNotices, OverloadPolicy
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.instruction_set import ExceptionCode
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import re
 import struct
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,6 @@ from dprobes.engines.gdb.stub_transports import open_transport
 from dprobes.engines.gdb.unmet_needs import no_machine
 from dprobes.errors import EngineError, FormatError, TargetError
 from dprobes.escapes import escaped
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probed_space import MACHINE
 from dprobes.target.btf import Btf
 from dprobes.target.kernel.kernel_files import build_id_in

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.gdb.machine.machine_target import Paging, Region, regions, translate
 from dprobes.errors import EngineError
-from dprobes.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ the file's instruction; so whatever has become of processes since does no harm.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from dprobes.engines.gdb.machine.guest_processes import AddressSpaces, KernelFac
 from dprobes.engines.gdb.machine.machine_session import MachineSession
 from dprobes.engines.gdb.placed_probes import PlacedProbes
 from dprobes.errors import EngineError, TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probed_space import MACHINE
 from dprobes.target.kernel.kernel_symbols import Kallsyms, KernelSymbol

@@ -12,11 +12,11 @@ Which bits have the type, and which types there are, has changed: types (BTF) sa
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:

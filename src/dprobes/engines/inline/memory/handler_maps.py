@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 import time
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from dprobes.engines.inline.memory.shared_rings import SharedRings
 from dprobes.engines.inline.memory.shared_state import PROBES_MAX, SharedState
 from dprobes.engines.keyed_table_maps import zeros_size
 from dprobes.engines.shared_globals import mapped_size
-from dprobes.lazy_dataclass import dataclass
 from dprobes.native.generated_code import MapPlace
 from dprobes.native.process_page import CLOCK_READING, CLOCK_READINGS, CLOCK_SIZE, CLOCK_VERSION, HAS_ENDED
 from dprobes.native.routines.handler_ring import RingShape

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from dprobes.engines.keyed_table_maps import TableMaps
 from dprobes.engines.ptrace.shared_counters import Variables
 from dprobes.engines.shared_globals import AtomicCells, add_to_word, raise_word
 from dprobes.keyed.table_layout import Change, changes, count_cells, shown_value
-from dprobes.lazy_dataclass import dataclass
 from dprobes.native.routines.shared_hash_table import HEAD_SIZE, TableShape
 from dprobes.platform.linux.cpus import cpu_limit
 from dprobes.platform.linux.process_calls import ROBUST_LIST_SIZE

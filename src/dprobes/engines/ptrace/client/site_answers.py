@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import time
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ from dprobes.engines.engine_interface import Event, Notice
 from dprobes.engines.foreign_users import ForeignUsers
 from dprobes.engines.ptrace.breakpoint_sites import Code, Role, Site, Sites, WatchSite
 from dprobes.errors import SourceError, TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.procfs import without_waiting
 from dprobes.platform.x86.debug_registers import Watch
 from dprobes.platform.x86.instruction_emulation import plan

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace.site_patches import Patches
 from dprobes.engines.ptrace.tracer.placed_breakpoints import INT3, SEMAPHORE_SIZE, Entries
 from dprobes.engines.ptrace.tracer.steps.step_slots import Slots
 from dprobes.errors import system_error
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.procfs import ids_of, process_field
 from dprobes.platform.linux.served_pages import ServedPages
 from dprobes.target.process_maps import PAGE_SIZE

@@ -12,13 +12,12 @@ import os
 import signal
 import struct
 import traceback
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadState as State
 from dprobes.engines.ptrace.tracer_messages import Dumped
 from dprobes.errors import reason_of
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.core.core_file import PROCESSORS, signal_info_at
 from dprobes.platform.core.core_writer import (
     POINTER,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.engine_interface import carry_out
@@ -14,7 +14,6 @@ from dprobes.engines.ptrace.breakpoint_sites import Sites
 from dprobes.engines.ptrace.shared_counters import SharedCounters
 from dprobes.engines.ptrace.tracer_messages import End, ModuleMapped, ProbeStatus, Warned
 from dprobes.engines.shared_globals import MappedCells
-from dprobes.lazy_dataclass import dataclass
 from dprobes.resolve.probe_state import ProbeState
 
 if TYPE_CHECKING:

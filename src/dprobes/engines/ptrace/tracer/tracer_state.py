@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.hits.hit_lifecycle import AFTER, HitEvent, HitState
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux.ptrace_calls import Register
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ import functools
 import re
 import struct
 from bisect import bisect_left, bisect_right
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.target.code.machine_code import prepare_decoder
 from dprobes.target.elf.relocations import code_pointers, restartable_sections
 from dprobes.target.unwind.exception_frames import landing_pads

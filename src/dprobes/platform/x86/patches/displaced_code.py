@@ -21,9 +21,9 @@ call through memory leaves below the return address.
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.x86.instruction_relocation import Copy, relocated
 from dprobes.platform.x86.patches.branch_targets import kind_of, legacy_prefixes, undisplaceable
 

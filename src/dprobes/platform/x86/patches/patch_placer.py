@@ -7,9 +7,9 @@ jumps there as they will be. Each jump is decoded where it stands before it coun
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.x86.patches.displaced_code import displaced, jump
 from dprobes.platform.x86.patches.patch_plans import (
     JUMP_SIZE,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.x86.patches.branch_targets import kind_of, undisplaceable
 from dprobes.target.code.machine_code import MAX_LENGTH, prepare_decoder
 from dprobes.target.process_maps import PAGE_SIZE

@@ -12,6 +12,7 @@ import contextlib
 import enum
 import os
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.hit_lifecycle import HitState
@@ -23,7 +24,6 @@ from dprobes.engines.ptrace.tracer.steps.step_slots import GRANULE, JUMP_SIZE, N
 from dprobes.engines.ptrace.tracer.tracer_state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer_messages import Placed, Removed
 from dprobes.errors import TargetError
-from dprobes.lazy_dataclass import dataclass
 from dprobes.platform.linux import ptrace_calls
 from dprobes.platform.linux.ptrace_calls import (
     ALIGNMENT_FLAG,
