@@ -5,6 +5,9 @@ Text without directives takes a fast path: ``clean`` removes comments and joins 
 imported. ``directives`` and what it needs come on top of that when a directive, a definition or a name like
 ``__LINE__`` asks for them. The package knows the rules of C11 5.1.1.2 and 6.10, but nothing about RPN or any other
 language of the result, and it starts no program: another preprocessor is a callable that the caller brings.
+
+It is our own: the library that was used first evaluates ``#if`` in floating point, expands macros recursively without
+limit, loses columns, and ends in an IndexError on a malformed directive. ``--cpp "gcc -E"`` uses the real one.
 """
 
 from __future__ import annotations

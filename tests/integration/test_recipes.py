@@ -1,0 +1,435 @@
+"""
+Each row of "I want to add …" in ARCHITECTURE.md, carried out on a copy of the sources: in the files of the row only.
+
+A recipe makes the smallest change that works, and runs what it has made. So a row that forgets a file, or names one
+that is not needed, fails here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+
+
+class Row(NamedTuple):
+    """The files that a row names: those that are always needed, and those after "also", which some cases need."""
+
+    needed: tuple[str, ...]
+    further: tuple[str, ...]
+
+
+def rows() -> dict[str, Row]:
+    """Return the rows by their first cells."""
+    section = (
+        (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## I want to add")[2].partition("\n## ")[0]
+    )
+    found = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 2 and cells[0] != "…":
+            parts = cells[1].partition("; also")[::2]
+            found[cells[0]] = Row(*(tuple(re.findall(r"`([\w/.*]+(?:\.py|/))`", part)) for part in parts))
+    return found
+
+
+HEADER = 'name = "libc.so.6"\noffset = malloc\n'
+"""A program's header, and that of its probepoint."""
+
+ROWS = rows()
+RECIPES: dict[str, Callable[[Copy], None]] = {}
+
+
+@dataclass
+class Copy:
+    """A copy of the package, and the files that a recipe has changed or added, relative to it."""
+
+    directory: Path
+    changed: set[str] = field(default_factory=set)
+
+    @property
+    def package(self) -> Path:
+        return self.directory / "src" / "dprobes"
+
+    def insert_after(self, file: str, anchor: str, text: str) -> None:
+        """Insert lines after the only line that begins with ``anchor``, blanks apart."""
+        path = self.package / file
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        places = [number for number, line in enumerate(lines) if line.lstrip().startswith(anchor)]
+        assert len(places) == 1, f"{file} has {len(places)} lines that begin with {anchor!r}"
+        lines.insert(places[0] + 1, text if text.endswith("\n") else text + "\n")
+        path.write_text("".join(lines), encoding="utf-8")
+        self.changed.add(file)
+
+    def replace(self, file: str, old: str, new: str) -> None:
+        """Replace a text that the file has once."""
+        path = self.package / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        self.changed.add(file)
+
+    def add(self, file: str, text: str) -> None:
+        """Add a file."""
+        path = self.package / file
+        assert not path.exists(), f"{file} is there"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        self.changed.add(file)
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the user's, beside the copy."""
+        path = self.directory / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def python(self, program: str) -> str:
+        """Run a program of Python that imports the copy; return what it prints."""
+        return self._output("-c", program)
+
+    def dprobes(self, *arguments: str | Path, status: int = 0) -> str:
+        """Run the copy's command; return all that it prints."""
+        return self._output("-m", "dprobes", *map(str, arguments), status=status)
+
+    def printed(self, source: str) -> str:
+        """Return a program in RPN as the copy parses and prints it."""
+        return self.python(
+            f"""
+from dprobes.diagnostics import Diagnostics
+from dprobes.rpn.compilation_passes import parse_source
+from dprobes.rpn.program_text import print_program
+from dprobes.source_text import SourceFile
+print(print_program(parse_source(SourceFile("p.rpn", {source!r}), Diagnostics())))
+"""
+        )
+
+    def replayed(self, source: str, *options: str) -> str:
+        """Run a program in RPN on a recorded hit; return what is printed."""
+        recording = self.write("hits.jsonl", '{"probe": 0, "registers": {"rdi": 4660}, "time": 5}\n')
+        return self.dprobes("run", "--engine", f"replay={recording}", *options, self.write("p.rpn", source))
+
+    def _output(self, *arguments: str, status: int = 0) -> str:
+        environment = os.environ | {"PYTHONPATH": str(self.directory / "src"), "XDG_CACHE_HOME": str(self.directory)}
+        run = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == status, run.stdout
+        return run.stdout
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=ignored)
+    return Copy(tmp_path)
+
+
+def recipe(row: str) -> Callable[[Callable[[Copy], None]], Callable[[Copy], None]]:
+    """Register what carries out a row."""
+
+    def registered(function: Callable[[Copy], None]) -> Callable[[Copy], None]:
+        RECIPES[row] = function
+        return function
+
+    return registered
+
+
+@recipe("an instruction")
+def add_instruction(copy: Copy) -> None:
+    copy.insert_after(
+        "rpn/instruction_set.py",
+        'Row(0x4B, "ltu"',
+        '    Row(0x59, "leu", "a b -- b<=a", Group.ARITHMETIC, "Push 1 if the top cell is at most the second one."),',
+    )
+    copy.insert_after(
+        "rpn/word_arithmetic.py",
+        '"ltu": Comparison(',
+        '    "leu": Comparison("<=", is_signed=False, function=operator.le),',
+    )
+    program = """
+from dprobes.testing import run_handler
+for pair in ((3, 3), (3, 2), (2, 3)):
+    print(run_handler("push %d\\npush %d\\nleu\\nlog b, 1" % pair).log.hex(), end=" ")
+"""
+    assert copy.python(program) == "01 01 00 "
+    source = copy.write("p.rpn", HEADER + "push r, rax\npush 3\nleu\nlog 1\nexit\n")
+    assert "leu" in copy.dprobes("show", "--bpf", source)
+
+
+@recipe("a header keyword")
+def add_keyword(copy: Copy) -> None:
+    copy.insert_after(
+        "rpn/program_text.py", 'Keyword("id", _F', '    Keyword("ticket", _F, ValueKind.NUMBER, "The ticket.", 0),'
+    )
+    copy.replace("rpn/rpn_program.py", "    id: int = 0\n", "    id: int = 0\n    ticket: int = 0\n")
+    assert "ticket = 0x1267\n" in copy.printed('name = "libc.so.6"\nticket = 4711\noffset = malloc\nexit\n')
+
+
+@recipe("an old spelling")
+def add_alias(copy: Copy) -> None:
+    copy.insert_after("rpn/program_text.py", '"max_hits": "maxhits"', '    "hitlimit": "maxhits",')
+    assert "maxhits = 5\n" in copy.printed(HEADER + "hitlimit = 5\nexit\n")
+
+
+@recipe("a static check")
+def add_check(copy: Copy) -> None:
+    copy.insert_after(
+        "rpn/program_checker.py",
+        "_check_selection(program, definition, diagnostics)",
+        """\
+        if definition.maxhits == 13:
+            diagnostics.error(definition.span("maxhits"), "13 hits are one too many", hint="write 'maxhits = 12'")
+""",
+    )
+    source = copy.write("p.rpn", HEADER + "maxhits = 13\nexit\n")
+    assert (
+        copy.dprobes("check", source, status=2)
+        == f"""\
+{source}:3:1: error: 13 hits are one too many
+    maxhits = 13
+    ^~~~~~~~~~~~
+hint: write 'maxhits = 12'
+"""
+    )
+
+
+@recipe("a register")
+def add_register(copy: Copy) -> None:
+    copy.replace("arch/x86_processors.py", '    "sp": "esp",\n}', '    "sp": "esp",\n    "frame": "ebp",\n}')
+    program = """
+from dprobes.testing import FakeContext, run_handler
+print(run_handler("push r, frame\\nlog 1", FakeContext("x86_64", registers={"rbp": 0x1234})).log.hex())
+"""
+    assert copy.python(program) == "3412000000000000\n"
+    copy.dprobes("check", copy.write("p.rpn", HEADER + "push r, frame\nlog 1\nexit\n"))
+
+
+@recipe("a processor")
+def add_processor(copy: Copy) -> None:
+    copy.add(
+        "arch/loongarch.py",
+        '''\
+"""LoongArch, 64 bit."""
+
+from dprobes.arch.processor import Architecture, parse_register_table
+
+LOONGARCH64 = Architecture(
+    "loongarch64",
+    8,
+    "little",
+    parse_register_table("""
+    00 pc       64 yynn
+    10 r<0-31>  64 yyyy
+"""),
+    {f"arg{n}": f"r{n + 4}" for n in range(6)} | {"retval": "r4", "sp": "r3"},
+    unprobeable={},
+)
+''',
+    )
+    copy.replace("arch/__init__.py", '"riscv64")\n', '"riscv64", "loongarch64")\n')
+    copy.insert_after(
+        "arch/__init__.py",
+        "return non_x86_processors.RISCV64",
+        """\
+        case "loongarch64":
+            from dprobes.arch import loongarch
+
+            return loongarch.LOONGARCH64
+""",
+    )
+    program = """
+from dprobes.testing import FakeContext, run_handler
+print(run_handler("push r, arg1\\nlog 1", FakeContext("loongarch64", registers={"r5": 0x1234})).log.hex())
+"""
+    assert copy.python(program) == "3412000000000000\n"
+
+
+@recipe("an extension")
+def add_extension(copy: Copy) -> None:
+    package = copy.directory / "src" / "twice-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: twice\nVersion: 1.0\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text("[dprobes.extensions]\ntwice = twice:twice\n", encoding="utf-8")
+    copy.write(
+        "src/twice.py",
+        """
+from dprobes.extensions import Extension, View
+
+def interpret(view: View) -> None:
+    view.push(2 * view.pop())
+
+twice = Extension(interpret=interpret)
+""",
+    )
+    assert "  2a 00" in copy.replayed(HEADER + "push 21\ncallk twice\nlog 1\nexit\n")
+
+
+@recipe("a formatter")
+def add_formatter(copy: Copy) -> None:
+    copy.replace("formatters/__init__.py", '"json", "csv")\n', '"json", "csv", "codes")\n')
+    copy.insert_after(
+        "formatters/__init__.py",
+        "match name:",
+        """\
+        case "codes":
+            from dprobes.formatters.code_formatter import CodeFormatter
+
+            return CodeFormatter(wall_offset)
+""",
+    )
+    copy.add(
+        "formatters/code_formatter.py",
+        '''\
+"""The codes of records alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.record.log_record import decode_record
+
+if TYPE_CHECKING:
+    from dprobes.formatters import Place
+    from dprobes.record.log_record import LogRecord
+
+
+class CodeFormatter:
+    """Text of records that has their codes alone."""
+
+    heading = ""
+
+    def __init__(self, wall_offset: int) -> None:
+        self.wall_offset = wall_offset
+
+    def __call__(self, record: LogRecord, place: Place) -> str:
+        return f"{record.major}/{record.minor}"
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        return self(decode_record(record), place)
+''',
+    )
+    source = 'name = "libc.so.6"\nmajor = 7\noffset = malloc\nminor = 4\nexit\n'
+    assert "7/4\n" in copy.replayed(source, "--format", "codes")
+
+
+@recipe("a log target")
+def add_log_target(copy: Copy) -> None:
+    copy.insert_after(
+        "sinks/target_kinds.py",
+        "KINDS = (",
+        '    SinkKind("tally", "tally:FILE", "counts", "dprobes.sinks.local.tally_target", takes_path=True),',
+    )
+    copy.add(
+        "sinks/local/tally_target.py",
+        '''\
+"""A file with the number of records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dprobes.record.record_origin import RecordSource
+    from dprobes.sinks.sink_interface import Batch, SinkOptions
+
+
+def open(argument: str, options: SinkOptions) -> Tally:
+    """Open the file."""
+    return Tally(Path(argument))
+
+
+class Tally:
+    """Number of the records that came."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._count = path, 0
+
+    def create_event(self, source: RecordSource) -> None:
+        """Do nothing: programs are not told apart."""
+
+    def log_events(self, batch: Batch) -> None:
+        """Count records."""
+        self._count += len(batch.records)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Write the number."""
+        self._path.write_text(str(self._count), encoding="utf-8")
+
+    def close(self) -> None:
+        """Write the number for the last time."""
+        self.flush()
+''',
+    )
+    assert "tally:FILE" in copy.dprobes("log-target", "kinds")
+    copy.replayed(HEADER + "exit\n", "--log-target", "tally:count")
+    assert (copy.directory / "count").read_text(encoding="utf-8") == "1"
+
+
+@recipe("a verb")
+def add_verb(copy: Copy) -> None:
+    copy.insert_after("cli/command_group.py", "VERBS = {", '    "greet": "Greet somebody.",')
+    copy.add(
+        "cli/verbs/greet.py",
+        '''\
+"""The verb ``greet``."""
+
+from __future__ import annotations
+
+import click
+
+from dprobes.cli.console import print_line
+
+
+@click.command("greet")
+@click.argument("name")
+def greet_command(name: str) -> int:
+    """Greet NAME."""
+    print_line(f"good morning, {name}")
+    return 0
+''',
+    )
+    assert copy.dprobes("greet", "Ada") == "good morning, Ada\n"
+    assert "Greet somebody." in copy.dprobes("--help")
+
+
+def test_every_row_has_a_recipe() -> None:
+    assert set(RECIPES) == set(ROWS)
+
+
+def _is_of(file: str, named: str) -> bool:
+    """Return whether a file is what a row names: a file, files by a pattern, or a new one in a directory."""
+    if named.endswith("/"):
+        return file.startswith(named) and not (ROOT / "src" / "dprobes" / file).exists()
+    return fnmatch.fnmatch(file, named)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_works_in_the_files_of_its_row(name: str, copy: Copy) -> None:
+    RECIPES[name](copy)
+    row = ROWS[name]
+    assert [file for file in copy.changed if not any(_is_of(file, each) for each in row.needed + row.further)] == []
+    assert [each for each in row.needed if not any(_is_of(file, each) for file in copy.changed)] == []
