@@ -8,7 +8,7 @@ whole initial state, the code before, the instruction at the label ``site_NAME``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 TABLES = Path(__file__).parent / "forms"
@@ -41,6 +41,8 @@ class Form:
     traps: bool = False
     needs: tuple[str, ...] = ()
     low: bool = False
+    place: str = ""
+    """The table and the section in it, such as ``common.forms [flags]``."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -61,17 +63,20 @@ class Form:
 
 def read_forms(architecture: str) -> list[Form]:
     """Return the forms of ``x86_64`` or ``i386``; raise ``TableError`` if a table is wrong."""
-    strings = [(TABLES / f"{name}.forms").read_text() for name in ("common", architecture)]
-    names = dict(re.findall(r"^(\$\w+) *= *(.*)$", "\n".join(strings), re.MULTILINE))
+    tables = {name: (TABLES / name).read_text() for name in ("common.forms", f"{architecture}.forms")}
+    names = dict(re.findall(r"^(\$\w+) *= *(.*)$", "\n".join(tables.values()), re.MULTILINE))
     forms: dict[str, Form] = {}
-    for text in strings:
+    for table, text in tables.items():
+        place = table
         for line in text.splitlines():
+            if line.startswith("["):
+                place = f"{table} {line}"
             if not line or line[0] in "#[$":
                 continue
             for form in _forms_of_line(line, names, 8 if architecture == "x86_64" else 4):
                 if form.name in forms:
                     raise TableError(f"two forms are called '{form.name}'")
-                forms[form.name] = form
+                forms[form.name] = replace(form, place=place)
     return list(forms.values())
 
 

@@ -25,8 +25,18 @@ from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import Mapping
 from form_table import assembly
+from integration.form_programs import (
+    FLAGS,
+    VARIANTS,
+    Batch,
+    Line,
+    Variant,
+    batches_of,
+    lines_of,
+    plain_output,
+    processor_flags,
+)
 from integration.support import PROGRAMS, TIMEOUT
-from integration.test_forms import FLAGS, VARIANTS, Line, Variant, lines_of, need, plain_output, processor_flags
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +51,11 @@ RESERVE = (
     '.section .note.GNU-stack, "", @progbits\n'
 )
 NAMES = ("x86_64", "x86_64_high")
-FORMS = [(name, form) for name in NAMES for form in VARIANTS[name].forms]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold both programs, the lines of their runs, and which sites have a jump."""
+    """Both programs, the lines of their runs, and which sites have a jump."""
 
     programs: tuple[Path, Path]
     plain: dict[str, Line]
@@ -132,20 +141,24 @@ def test_most_forms_are_displaced(comparisons: dict[str, Comparison], name: str)
     assert len(one.placed) >= 0.9 * len(one.plain)
 
 
-@pytest.mark.parametrize(("variant", "form"), FORMS, ids=[f"{variant}-{form.name}" for variant, form in FORMS])
-def test_a_form(comparisons: dict[str, Comparison], variant: str, form: Form) -> None:
-    need(form)
-    one = comparisons[variant]
+@pytest.mark.parametrize("batch", batches_of(*NAMES), ids=str)
+def test_forms(comparisons: dict[str, Comparison], batch: Batch) -> None:
+    batch.need()
+    batch.check(lambda form: problem_of(comparisons[batch.variant], form))
+
+
+def problem_of(one: Comparison, form: Form) -> str:
+    """Return in what a form differs from what it is in its place."""
     plain, other, placed = one.plain[form.name], one.displaced[form.name], one.placed.get(form.name)
     if plain.signals or (placed is not None and keeps_its_address(placed)):
         # The digest has the address of the fault, which is in the trampoline.
-        assert (other.runs, other.signals) == (plain.runs, plain.signals)
+        is_same = (other.runs, other.signals) == (plain.runs, plain.signals)
     elif placed is not None and calls_through_memory(placed):
         states = [Counter(plain_output(path, form.name).splitlines()[:-1]) for path in one.programs]  # no digest
         more = list((states[1] - states[0]).elements())
-        assert states[0] - states[1] == Counter()
-        # The target is left behind in the stack, below what the call pushes.
-        assert len(more) == plain.runs
-        assert all(line.strip().startswith("arena+") for line in more)
+        # The target is left in the stack, below what the call pushes.
+        is_same = states[0] - states[1] == Counter() and len(more) == plain.runs
+        is_same = is_same and all(line.strip().startswith("arena+") for line in more)
     else:
-        assert other == plain
+        is_same = other == plain
+    return "" if is_same else f"{other} is not {plain}"

@@ -13,26 +13,21 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from form_table import Form, assembly, read_forms
-from integration.support import I386_COMPILER, PROGRAMS, TIMEOUT, Runner, read_result, symbols_of
+from integration.form_programs import VARIANTS, Batch, Line, Variant, batches_of, lines_of, plain_output
+from integration.support import I386_COMPILER, TIMEOUT, Runner, read_result, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from form_table import Form
 
 RUN_TIMEOUT = 100
 DETAILS = 40  # lines of a comparison that are shown
-FLAGS = (
-    "-O1", "-g", "-ffreestanding", "-fno-builtin", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns",
-    "-mgeneral-regs-only", "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", "-Wl,--defsym=ABSOLUTE_28=0x28",
-)  # fmt: skip
-
-"""Forms that the engine does not carry out rightly yet, with the reason: they carry no probe, and the tests say so."""
-
 
 REFUSED = {
     "int3": ("int3", "int3", "it is a breakpoint instruction itself"),
@@ -45,61 +40,9 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class Variant:
-    """
-    Say for which processor the program is made, where its code lies, and what hinders us to map memory in it.
-
-    ``engine`` is the one that probes it.
-    """
-
-    architecture: str
-    word_size: int
-    base: int
-    restriction: str = ""
-    engine: str = "ptrace"
-
-    @property
-    def forms(self) -> list[Form]:
-        return [form for form in read_forms(self.architecture) if not (form.low and self.base >> 32)]
-
-    def build(self, directory: Path) -> Path:
-        compiler = "gcc" if self.word_size == 8 else I386_COMPILER
-        if shutil.which(compiler) is None:
-            pytest.skip(f"{compiler} is not installed")
-        source = directory / "table.S"
-        source.write_text(assembly(self.forms, self.word_size))
-        harness, output = PROGRAMS / "forms", directory / "forms"
-        inputs = (harness / "harness.c", harness / f"enter{8 * self.word_size}.S", source)
-        where = ("-fPIE" if self.word_size == 8 else "-fno-pie", f"-Wl,-Ttext-segment={self.base:#x}")
-        subprocess.run([compiler, *FLAGS, *where, "-o", output, *inputs], check=True, timeout=TIMEOUT)
-        return output
-
-
-VARIANTS = {
-    "x86_64": Variant("x86_64", 8, 0x10000000),
-    "x86_64_high": Variant("x86_64", 8, 0x700030000000),
-    "x86_64_seccomp": Variant("x86_64", 8, 0x10000000, "seccomp"),
-    "x86_64_inline": Variant("x86_64", 8, 0x10000000, engine="inline"),
-    "i386": Variant("i386", 4, 0x10000000),
-    "i386_full": Variant("i386", 4, 0x10000000, "full"),
-}
-FORMS = [(name, form) for name, variant in VARIANTS.items() for form in variant.forms]
-
-
-@dataclass(frozen=True)
-class Line:
-    """Hold what the program prints of a form."""
-
-    runs: int
-    signals: int
-    faults: int
-    digest: str
-
-
 @dataclass
 class Comparison:
-    """Hold the lines of both runs; of the probed one also its hits, and what its records say of each site."""
+    """The lines of both runs; of the probed one also its hits, and what its records say of each site."""
 
     program: Path
     restriction: list[str]
@@ -126,17 +69,6 @@ class Comparison:
         return "\n".join(line[:2000] for line in list(lines)[:DETAILS])
 
 
-def lines_of(output: str) -> dict[str, Line]:
-    rows = [line.split() for line in output.splitlines()]
-    return {row[0]: Line(int(row[1], 16), int(row[2], 16), int(row[3], 16), row[4]) for row in rows if len(row) == 5}
-
-
-def plain_output(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    assert done.returncode == 0, done.stdout[-500:]
-    return done.stdout
-
-
 def compare(variant: Variant, directory: Path) -> Comparison:
     program = variant.build(directory)
     restriction = [variant.restriction] if variant.restriction else []
@@ -156,7 +88,7 @@ def compare(variant: Variant, directory: Path) -> Comparison:
         runner.close()
     comparison.probed = lines_of(result.stdout)
     if result.status != 0:
-        comparison.problem = f"status {result.status} behind {[*comparison.probed, 'none'][-1]}: {result.stderr[-500:]}"
+        comparison.problem = f"status {result.status} after {[*comparison.probed, 'none'][-1]}: {result.stderr[-500:]}"
     comparison.hits = {site: result.counts[n].hits for n, site in enumerate(sites) if n in result.counts}
     for record in result.records:
         address = int.from_bytes(bytes.fromhex(record["data"]), "little")
@@ -170,22 +102,8 @@ def comparison_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], C
     return functools.cache(lambda name: compare(VARIANTS[name], tmp_path_factory.mktemp(name)))
 
 
-@functools.cache
-def processor_flags() -> frozenset[str]:
-    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return frozenset(found[1].split()) if found else frozenset()
-
-
-def need(form: Form) -> None:
-    if form.name == "call_non_canonical" and "vmmcall" not in processor_flags():
-        # Intel's processors store the return address before they fault; the copy in a slot stores its own.
-        pytest.skip(f"processor: {form.name}: it stores below the stack pointer before it faults")
-    if missing := set(form.needs) - processor_flags():
-        pytest.skip(f"processor: {form.name}: it lacks {', '.join(sorted(missing))}")
-
-
 def test_the_tables_hold_what_was_asked_for() -> None:
-    assert len({form.name for _, form in FORMS}) >= 300
+    assert len({form.name for variant in VARIANTS.values() for form in variant.forms}) >= 300
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -195,18 +113,29 @@ def test_the_probed_program_runs_to_its_end(comparison_of: Callable[[str], Compa
     assert comparison.probed.keys() == comparison.plain.keys()
 
 
-@pytest.mark.parametrize(("variant", "form"), FORMS, ids=[f"{variant}-{form.name}" for variant, form in FORMS])
-def test_a_form(comparison_of: Callable[[str], Comparison], run: Runner, variant: str, form: Form) -> None:
-    need(form)
-    comparison = comparison_of(variant)
+@pytest.mark.parametrize("batch", batches_of(*VARIANTS), ids=str)
+def test_forms(comparison_of: Callable[[str], Comparison], run: Runner, batch: Batch) -> None:
+    batch.need()
+    comparison = comparison_of(batch.variant)
+    batch.check(lambda form: problem_of(comparison, form, run))
+
+
+def problem_of(comparison: Comparison, form: Form, run: Runner) -> str:
+    """Return in what a form differs from what it is without a probe, or from what its table says."""
     plain, probed = comparison.plain[form.name], comparison.probed.get(form.name)
-    assert form.problem(plain.runs, plain.signals) == ""
-    assert probed is not None, f"it was not reached: {comparison.problem}"
-    assert probed == plain, comparison.details(form.name, run)
+    if problem := form.problem(plain.runs, plain.signals):
+        return problem
+    if probed is None:
+        return f"it was not reached: {comparison.problem}"
+    if probed != plain:
+        return f"{probed} is not {plain}\n{comparison.details(form.name, run)}"
     for n, site in enumerate(form.sites):
         expected = (1 if n else form.hits) * plain.runs - plain.faults
-        assert comparison.hits.get(site, 0) == expected
-        assert comparison.seen.get(site, set()) <= {comparison.symbols[site]}
+        if (hits := comparison.hits.get(site, 0)) != expected:
+            return f"{site} has {hits} hits, not {expected}"
+        if more := comparison.seen.get(site, set()) - {comparison.symbols[site]}:
+            return f"the records of {site} are of {sorted(map(hex, more))}, not {comparison.symbols[site]:#x}"
+    return ""
 
 
 @pytest.mark.parametrize("i386", [False, True], ids=["x86_64", "i386"])

@@ -26,8 +26,8 @@ from dprobes.target.code.machine_code import decode_at
 from dprobes.target.code.uprobe_sites import UprobeClass, has_no_effect, refusal, uprobe_class
 from dprobes.target.probed_module import Module
 from integration.ebpf.kernel import insn, load_map, require_bpf
+from integration.form_programs import VARIANTS, processor_flags
 from integration.support import TIMEOUT, Builder
-from integration.test_forms import VARIANTS, processor_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
