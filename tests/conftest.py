@@ -15,10 +15,10 @@ hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True, 
 hypothesis.settings.register_profile("torture", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("DPROBES_EXAMPLES", "seeded"))
 
-pytest.register_assert_rewrite("case_interpreter", "differential")
+pytest.register_assert_rewrite("support.case_interpreter", "support.differential_runs")
 
-from case_format import Case, CaseError, Target, parse_case  # noqa: E402
-from case_interpreter import (  # noqa: E402
+from support.case_format import Case, CaseError, Target, parse_case  # noqa: E402
+from support.case_interpreter import (  # noqa: E402
     check_a64_case,
     check_case,
     check_compiled_case,
@@ -27,9 +27,9 @@ from case_interpreter import (  # noqa: E402
     is_compiled_case,
     is_native_case,
 )
-from deselection import DeselectionCount  # noqa: E402
-from ebpf_backend import obstacle  # noqa: E402
-from requirements import is_required, required_words  # noqa: E402
+from support.deselection import DeselectionCount  # noqa: E402
+from support.ebpf_backend import obstacle  # noqa: E402
+from support.requirements import is_required, required_words  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

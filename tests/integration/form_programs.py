@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from form_table import Form, assembly, read_forms
 from integration.support import I386_COMPILER, PROGRAMS, TIMEOUT
+from support.form_table import Form, assembly, read_forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

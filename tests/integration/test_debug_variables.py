@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.debugcomparison import FLAGS, asked, compare, dprobes
+from integration.debug_comparison import FLAGS, asked, compare, dprobes
 from integration.support import I386_COMPILER, PROGRAMS, Builder
 
 if TYPE_CHECKING:

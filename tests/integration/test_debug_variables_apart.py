@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.debugcomparison import FLAGS, asked, compare
+from integration.debug_comparison import FLAGS, asked, compare
 from integration.support import PROGRAMS, Builder
 
 if TYPE_CHECKING:

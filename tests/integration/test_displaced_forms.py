@@ -24,7 +24,6 @@ from dprobes.platform.x86.patches.patch_placer import Placement, Placer
 from dprobes.platform.x86.patches.trampoline_space import AddressSpace
 from dprobes.target.probed_module import Module
 from dprobes.target.process_maps import Mapping
-from form_table import assembly
 from integration.form_programs import (
     FLAGS,
     VARIANTS,
@@ -37,13 +36,14 @@ from integration.form_programs import (
     processor_flags,
 )
 from integration.support import PROGRAMS, TIMEOUT
+from support.form_table import assembly
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from iced_x86 import Instruction
 
-    from form_table import Form
+    from support.form_table import Form
 
 ROOM, TRAMPOLINES = 80, 1 << 20
 RESERVE = (

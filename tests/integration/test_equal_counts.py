@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.target.elf.elf_file import ElfFile
-from instructions import accepted, random_places
 from integration.ebpf.kernel import require_bpf
 from integration.support import TIMEOUT
+from support.instruction_places import accepted, random_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

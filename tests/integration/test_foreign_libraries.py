@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from foreign_files import SYMTAB, claim
+from support.foreign_files import SYMTAB, claim
 
 if TYPE_CHECKING:
     from pathlib import Path

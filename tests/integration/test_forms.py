@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from form_table import Form
+    from support.form_table import Form
 
 RUN_TIMEOUT = 100
 DETAILS = 40  # lines of a comparison that are shown

@@ -17,7 +17,7 @@ from integration.form_programs import VARIANTS, Batch, Line, batches_of, lines_o
 from integration.support import TIMEOUT, Runner, await_message, read_result, running, symbols_of
 
 if TYPE_CHECKING:
-    from form_table import Form
+    from support.form_table import Form
 
 RUN_TIMEOUT = 100
 VARIANT = VARIANTS["x86_64"]

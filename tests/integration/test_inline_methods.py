@@ -20,9 +20,8 @@ from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.ptrace.ptrace_engine import PtraceSession
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.target.probed_module import Module
-from instructions import places_in, source_of
 from integration.ebpf.insessions import compiled, followed
-from integration.embeddedpython import LIBRARIES, library, python_program
+from integration.embedded_python import LIBRARIES, library, python_program
 from integration.support import (
     PROGRAMS,
     TIMEOUT,
@@ -33,6 +32,7 @@ from integration.support import (
     read_memory,
     running,
 )
+from support.instruction_places import places_in, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,11 +21,11 @@ from dprobes.engines.engine_interface import Begun, Notice
 from dprobes.engines.inline.inline_engine import InlineEngine, InlineHandlers
 from dprobes.engines.ptrace.ptrace_engine import PtraceSession
 from dprobes.target.probed_module import Module
-from instructions import places_in, source_of
 from integration.several import grouped
 from integration.support import TIMEOUT, await_line, await_true, running
 from integration.test_inline_changes import programs_in
 from integration.test_stress import SITES, report_of, stress
+from support.instruction_places import places_in, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path

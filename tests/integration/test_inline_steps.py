@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instructions import places_in, source_of
 from integration.support import TIMEOUT
 from integration.test_inline import INLINE, ways
+from support.instruction_places import places_in, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from instructions import Place
     from integration.support import Builder, Runner
+    from support.instruction_places import Place
 
 PROGRAM = "steps_itself.c"
 PATIENT = 5 * TIMEOUT

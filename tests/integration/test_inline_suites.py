@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.embeddedpython import LIBRARIES, library, python_program
+from integration.embedded_python import LIBRARIES, library, python_program
 from integration.support import PROGRAMS, TIMEOUT
 from integration.test_random_instructions import WORKLOADS, directory, plain
 

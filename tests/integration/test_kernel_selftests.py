@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instructions import accepted
 from integration.ebpf.kernel import require_bpf
 from integration.support import PATIENCE
-from kernel_selftests import SELFTESTS, Outcome, Selftest, UnavailableError, outcome_of
+from support.instruction_places import accepted
+from support.kernel_selftests import SELFTESTS, Outcome, Selftest, UnavailableError, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from integration.debugcomparison import asked, compare
-from integration.randomsources import c_sources, go_source, rust_source
+from integration.debug_comparison import asked, compare
+from integration.random_sources import c_sources, go_source, rust_source
 from integration.support import TIMEOUT
 
 if TYPE_CHECKING:

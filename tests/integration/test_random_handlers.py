@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from case_interpreter import compile_case, context_of, is_native_case
 from dprobes.arch import architecture
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.engines.inline.inline_engine import InlineEngine
@@ -18,18 +17,19 @@ from dprobes.engines.ptrace.ptrace_engine import PtraceEngine
 from dprobes.rpn.instruction_set import Group, OperandKind
 from dprobes.rpn.keyed_tables import KeyKind
 from dprobes.rpn.rpn_program import ModuleType, Procedure
-from process_world import STACK_PAGES, Scene
-from random_programs import TABLES, RandomPrograms, random_context
-from session_agreement import GLOBALS, Agreement
+from support.case_interpreter import compile_case, context_of, is_native_case
+from support.process_world import STACK_PAGES, Scene
+from support.random_programs import TABLES, RandomPrograms, random_context
+from support.session_agreement import GLOBALS, Agreement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from case_format import Case, Target
     from dprobes.arch import Register
     from dprobes.rpn.instruction_set import Row
     from dprobes.rpn.rpn_program import Code, ProbeDefinition, Program
     from integration.support import Builder
+    from support.case_format import Case, Target
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 PROGRAMS, HANDLERS, HITS = (100, 48, 200) if IS_TORTURE else (2, 16, 40)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from instructions import accepted, random_places
 from integration.ebpf.kernel import require_bpf
 from integration.support import TIMEOUT
+from support.instruction_places import accepted, random_places
 
 if TYPE_CHECKING:
-    from instructions import Place
     from integration.support import Builder, Result, Runner
+    from support.instruction_places import Place
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 TORTURE_SECONDS = float(os.environ.get("DPROBES_TORTURE_SECONDS", "600")) / 10

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.debugcomparison import dprobes
+from integration.debug_comparison import dprobes
 from integration.support import PROGRAMS, TIMEOUT
 
 if TYPE_CHECKING:

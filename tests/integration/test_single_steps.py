@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from instructions import accepted, random_places
 from integration.ebpf.kernel import require_bpf
 from integration.support import PATIENCE, TIMEOUT, environment
+from support.instruction_places import accepted, random_places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from instructions import Place
     from integration.support import Builder, Result, Runner
+    from support.instruction_places import Place
 
 STEPPING_TIMEOUT = 280 * PATIENCE
 """A step takes 2 us on a processor, 50 on some virtual ones; these commands have some hundred thousand."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.support import DPROBES, TIMEOUT
-from perfetto_reading import read_samples
+from support.perfetto_messages import read_samples
 
 if TYPE_CHECKING:
     from integration.support import Builder

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
-from perfetto_reading import read_perfetto
+from support.babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
+from support.perfetto_messages import read_perfetto
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -38,7 +38,7 @@ run
 python
 import sys
 sys.path[:0] = [{tests!r}, {source!r}]
-from walkcompare import compare
+from support.walk_comparison import compare
 compare(1, {stops}, {word_size}, 40)
 end
 kill

@@ -15,7 +15,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.preprocessor import preprocess
 from dprobes.source_text import SourceFile
-from integration.debugcomparison import dprobes
+from integration.debug_comparison import dprobes
 from integration.support import (
     DPROBES,
     I386_COMPILER,

@@ -12,7 +12,7 @@ from guests.emulator import GuestError, Machine
 from guests.features import lack_of
 from guests.guest import boot, resumed
 from guests.images import KERNELS, NotBuiltError, UnavailableError
-from guests.kernelchoice import superfluous
+from guests.kernel_choice import superfluous
 from integration.conftest import build
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ def test_a_kernel_that_is_asked_for_is_had() -> None:
 
 
 COUNTING = """
-from deselection import DeselectionCount
+from support.deselection import DeselectionCount
 
 def pytest_configure(config):
     config.pluginmanager.register(DeselectionCount(config))

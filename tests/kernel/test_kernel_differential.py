@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.kernelsite import agreed, agreed_cases, covering_cases, possible_cases
+from kernel.kernel_site import agreed, agreed_cases, covering_cases, possible_cases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

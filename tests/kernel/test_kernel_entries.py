@@ -12,7 +12,7 @@ import pytest
 from guests.initramfs import PYTHON
 from kernel.test_kernel_returns import CHAINS, DEPTH, ROUNDS
 from kernel.test_trampolines import NO_KPROBES
-from kernel.trampolinecalls import run_without
+from kernel.trampoline_calls import run_without
 
 if TYPE_CHECKING:
     from guests.guest import Guest

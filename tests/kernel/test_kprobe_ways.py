@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.kprobewaycalls import differing_ways
+from kernel.kprobe_way_calls import differing_ways
 
 if TYPE_CHECKING:
     from guests.guest import Guest

@@ -11,7 +11,7 @@ import pytest
 from guests.guest import TIMEOUT, GuestError
 from guests.initramfs import PYTHON
 from integration.support import await_true
-from kernel.modulecalls import load, unload
+from kernel.module_calls import load, unload
 
 if TYPE_CHECKING:
     from guests.guest import Guest, Process

@@ -8,14 +8,14 @@ import pytest
 
 from integration.conftest import build, run
 from integration.support import TIMEOUT
-from kernel.observedmachine import observed, words_of
+from kernel.observed_machine import observed, words_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from guests.guest import Guest, Process
     from integration.support import Builder, Runner
-    from kernel.observedmachine import Observed
+    from kernel.observed_machine import Observed
 
 __all__ = ["build", "run"]
 

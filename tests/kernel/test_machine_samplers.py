@@ -12,7 +12,7 @@ import pytest
 from guests.initramfs import PYTHON
 from integration.conftest import build, run
 from integration.support import TIMEOUT, await_true
-from kernel.observedmachine import observed, words_of
+from kernel.observed_machine import observed, words_of
 
 if TYPE_CHECKING:
     from pathlib import Path

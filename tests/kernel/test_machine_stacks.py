@@ -12,7 +12,7 @@ import pytest
 from dprobes.rpn.instruction_set import StackEnd
 from guests.initramfs import PYTHON
 from integration.conftest import build, run
-from kernel.observedmachine import observed
+from kernel.observed_machine import observed
 
 if TYPE_CHECKING:
     from pathlib import Path

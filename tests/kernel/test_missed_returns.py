@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from guests.initramfs import PYTHON
-from kernel.modulecalls import load
+from kernel.module_calls import load
 
 if TYPE_CHECKING:
     from guests.guest import Guest

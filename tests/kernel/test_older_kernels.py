@@ -104,8 +104,8 @@ def test_trial_loading_finds_what_the_kernel_has(guest: Guest) -> None:
 RANDOM_PROGRAMS = """
 from dataclasses import replace
 from random import Random
-from differential import bytes_agree, program_agrees, random_demand
-from ebpf_abilities import loop_forms
+from support.differential_runs import bytes_agree, program_agrees, random_demand
+from support.ebpf_abilities import loop_forms
 
 print(*(form.name for form in loop_forms()))
 agreed = {{}}
@@ -137,8 +137,8 @@ def test_random_programs_do_the_same_as_in_the_interpreter(guest: Guest) -> None
 CASES = """
 import os
 from pathlib import Path
-from case_format import parse_case
-from case_interpreter import check_compiled_case, is_compiled_case
+from support.case_format import parse_case
+from support.case_interpreter import check_compiled_case, is_compiled_case
 
 count = 0
 for path in sorted(Path(os.environ["REPOSITORY"], "tests/cases").rglob("*.case"))[::{step}]:

@@ -9,7 +9,7 @@ import pytest
 
 from guests.initramfs import PYTHON
 from integration.conftest import run
-from kernel.observedmachine import observed, words_of
+from kernel.observed_machine import observed, words_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from guests.initramfs import PYTHON
 from integration.conftest import run
 from integration.manager.sandbox import Sandbox
 from integration.support import DPROBES
-from kernel.observedmachine import observed, words_of
+from kernel.observed_machine import observed, words_of
 
 if TYPE_CHECKING:
     from guests.guest import Guest

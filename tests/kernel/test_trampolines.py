@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from guests.initramfs import PYTHON
-from kernel.trampolinecalls import run_without
+from kernel.trampoline_calls import run_without
 
 if TYPE_CHECKING:
     from guests.guest import Guest

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from case_format import Case, CaseError, encode_items, parse_case
+from support.case_format import Case, CaseError, encode_items, parse_case
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from requirements import is_required, required_words
+from support.requirements import is_required, required_words
 
 SKIPPING = """
 import pytest

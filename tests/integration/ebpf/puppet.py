@@ -17,10 +17,10 @@ from dprobes.engines.ebpf.attach.handler_objects import load_handler
 from dprobes.engines.ebpf.kernel.bpf_links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.kernel_features import Features
 from dprobes.target.elf.elf_file import ElfFile
-from ebpf_backend import EbpfRunner, Stage
-from ebpf_world import write_name, write_words
 from integration.ebpf.kernel import file_offset
-from integration.puppetprocess import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN, PuppetProcess
+from integration.puppet_process import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN, PuppetProcess
+from support.ebpf_backend import EbpfRunner, Stage
+from support.ebpf_world import write_name, write_words
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -43,9 +43,9 @@ from dprobes.platform.linux.bpf_calls import ProgramFlag, ProgramType
 from dprobes.record.log_record import ABOUT_RECORDS, Item
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.testing import prepare
-from ebpf_abilities import abilities, loop_forms
 from integration.ebpf.kernel import require_bpf
-from random_programs import RandomPrograms, random_context
+from support.ebpf_abilities import abilities, loop_forms
+from support.random_programs import RandomPrograms, random_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,9 +17,9 @@ import pytest
 
 from dprobes.engines.ebpf.attach.file_spec import module_files
 from dprobes.engines.foreign_users import FILES_MAX, ForeignUsers
-from foreign_files import DYNSYM, SYMTAB, claim
 from integration.ebpf.kernel import require_bpf
 from integration.support import TIMEOUT, await_true
+from support.foreign_files import DYNSYM, SYMTAB, claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from differential import Demand, compared, program_agrees, random_demand
 from dprobes.arch import architecture
 from dprobes.bpf.lower import Placement
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
@@ -22,7 +21,8 @@ from dprobes.source_text import SourceFile
 from dprobes.testing import prepare
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.ebpf.puppet import Puppet
-from random_programs import random_context
+from support.differential_runs import Demand, compared, program_agrees, random_demand
+from support.random_programs import random_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

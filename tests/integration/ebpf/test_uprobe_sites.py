@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.target.code.machine_code import DecodedInstruction
-    from form_table import Form
+    from support.form_table import Form
 
 GET_ATTACH_COOKIE, MAP_LOOKUP_ELEM = 174, 1
 SLOT = 16  # bytes from one instruction of a made-up file to the next

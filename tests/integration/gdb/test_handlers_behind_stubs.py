@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from case_format import Case, Target, parse_case
-from case_interpreter import compile_case
 from dprobes.arch import architecture
 from dprobes.engines.engine_capabilities import Capability, requirements
 from dprobes.engines.engine_registry import engine_row
@@ -25,7 +23,9 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter, Outcome
 from integration.gdb.processors import PROCESSORS, EmulatedProgram, Processor
-from random_programs import SYMBOLS, RandomPrograms
+from support.case_format import Case, Target, parse_case
+from support.case_interpreter import compile_case
+from support.random_programs import SYMBOLS, RandomPrograms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

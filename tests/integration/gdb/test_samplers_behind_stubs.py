@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dprobes
-from integration.gdb.connectioncounter import ConnectionCounter
+from integration.gdb.connection_counter import ConnectionCounter
 from integration.gdb.test_firmware import machine
 from integration.gdb.test_user_stubs import StubbedProgram
 from integration.support import TIMEOUT, await_true

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from babeltrace import NEEDS_BABELTRACE, read_trace
 from integration.support import TIMEOUT, await_true, environment
-from perfetto_reading import read_perfetto
+from support.babeltrace import NEEDS_BABELTRACE, read_trace
+from support.perfetto_messages import read_perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from dprobes.bpf.lower import LoopForm
 from dprobes.bpf.map_layouts import MapName, Status
 from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, loadable
 from dprobes.platform.linux.bpf_calls import LogLevel, ProgramFlag, ProgramType, load_program
-from ebpf_backend import obstacle
+from support.ebpf_backend import obstacle
 from unit.bpf.lower.test_verification import SHAPES, runner_of
 
 KERNEL_LINE = re.compile(r"^(\d+): \([0-9a-f]{2}\) (.*?)(?:\s*;.*)?$", re.MULTILINE)

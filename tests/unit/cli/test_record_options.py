@@ -14,7 +14,7 @@ from dprobes.cli.main import run
 from dprobes.ppdf.ppdf_file import decode
 from dprobes.record.line_frames import lost_frame, record_frame
 from dprobes.record.log_record import LogRecord, encode_record
-from trace_files import header, lost, places, program, records
+from support.trace_files import header, lost, places, program, records
 
 ONE = 'major = 1\nminor = 1\ndesc = "one"\nfmt = "n=%d by %{name}"\n'
 FILES = {"templates.lst": "1 one.fmt\n", "one.fmt": ONE}

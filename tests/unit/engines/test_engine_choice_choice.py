@@ -15,7 +15,7 @@ from dprobes.engines.engine_options import EngineOptions
 from dprobes.resolve.local_module import Compiled, resolve_here
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
-from ebpf_backend import obstacle
+from support.ebpf_backend import obstacle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -43,8 +43,8 @@ from dprobes.trace.trace_filter import compile_filter
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 from dprobes.vm.interpreter import Interpreter
 from dprobes.vm.rpn_machine import Ending
-from ebpf_abilities import loop_forms
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_abilities import loop_forms
+from support.ebpf_backend import EbpfRunner, obstacle
 
 if TYPE_CHECKING:
     from dprobes.filters.filter_language import Value

@@ -14,7 +14,7 @@ from dprobes.formatters import Place, formatter
 from dprobes.formatters.line_formatter import TerminalColumns
 from dprobes.record.log_record import LogRecord, decode_record, encode_record
 from dprobes.record.record_origin import RecordSource
-from record_strategies import records
+from support.record_strategies import records
 from unit.formatters.templates.support import item
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dprobes.ppdf.ppdf_file import decode, encode
 from dprobes.ppdf.ppdf_model import Ppdf
 from dprobes.rpn.program_needs import writing_instructions
 from dprobes.target.kernel.kernel_symbols import CarriedKernel, KernelArea, KernelPlace, KernelSymbol
-from random_programs import RandomPrograms
+from support.random_programs import RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 

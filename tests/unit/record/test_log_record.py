@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord, decode_record, encode_record, time_of
-from record_strategies import records
+from support.record_strategies import records
 
 if TYPE_CHECKING:
     from dprobes.record.log_record import ByteOrder

@@ -12,7 +12,7 @@ from dprobes.errors import FormatError
 from dprobes.record.log_record import LogRecord, decode_record, encode_record
 from dprobes.record.packed_records import PARTS_MAX, MixedRecords, PackedBytes, PackedPlaces, in_order, parts_of
 from dprobes.record.record_origin import Place
-from record_strategies import records
+from support.record_strategies import records
 
 if TYPE_CHECKING:
     from dprobes.record.packed_records import PackedRecords

@@ -13,7 +13,7 @@ from dprobes.errors import FormatError
 from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord, decode_record, encode_record
 from dprobes.record.packed_records import NAME_SPACE, PackedBytes, PackedPlaces, PackedRecords
 from dprobes.record.record_origin import Place
-from record_strategies import records
+from support.record_strategies import records
 
 Pairs = list[tuple[int, bytes]]
 

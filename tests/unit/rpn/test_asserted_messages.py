@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from case_interpreter import compile_case
 from dprobes.rpn import header_statements, operands, program_checker, rpn_expressions, rpn_parser
+from support.case_interpreter import compile_case
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
 
-    from case_format import Case
+    from support.case_format import Case
 
 MODULES = (rpn_expressions, rpn_expressions, operands, header_statements, rpn_parser, program_checker, program_checker)
 

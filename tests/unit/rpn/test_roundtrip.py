@@ -19,7 +19,7 @@ from dprobes.rpn.instruction_set import OperandKind
 from dprobes.rpn.program_text import print_program
 from dprobes.rpn.rpn_program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
 from dprobes.source_text import SourceFile
-from random_programs import TABLES, RandomPrograms
+from support.random_programs import TABLES, RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "seeds"

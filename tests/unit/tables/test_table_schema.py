@@ -20,7 +20,7 @@ from dprobes.tables.table_conversion import Piece, pieces_of
 from dprobes.tables.table_schema import Partition, field_columns, fixed_columns, table_schema
 from dprobes.trace.trace_content import LostRecords, PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORD_HEAD
-from record_strategies import records
+from support.record_strategies import records
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.template_model import Template

@@ -16,7 +16,7 @@ from dprobes.target.elf.symbol_sources import find_debug_file
 from dprobes.target.elf.symbol_table import elf_symbols
 from dprobes.target.other_users import Allowance, foreign_owner
 from dprobes.target.process_maps import parse_maps, read_maps
-from foreign_files import DYNSYM, SYMTAB, claim
+from support.foreign_files import DYNSYM, SYMTAB, claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from dprobes.trace import carried_names as module
 from dprobes.trace.carried_names import CarriedNames, NameRegister
 from dprobes.trace.trace_frames import FrameKind, json_frame
 from dprobes.trace.trace_reader import TraceParser
-from trace_files import header, program, records
+from support.trace_files import header, program, records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ from dprobes.trace.packed_blocks import MIXED_HEAD, MixedBlock, mixed_frame
 from dprobes.trace.record_columns import rows_of
 from dprobes.trace.trace_frames import BODY_MAX, FrameKind, frame
 from dprobes.trace.trace_reader import TraceParser
-from trace_files import header, program, seen
+from support.trace_files import header, program, seen
 
 FOUND = [
     (n % 3, encode_record(LogRecord(1, n % 5, pid=n, process_name="ab"[: n % 2], data=bytes(n % 4)))) for n in range(99)

@@ -15,7 +15,7 @@ from dprobes.record.packed_records import PackedRecords
 from dprobes.trace.packed_blocks import PACKED_HEAD, PackedBlock, packed_frame
 from dprobes.trace.trace_frames import BODY_MAX, FrameKind, frame
 from dprobes.trace.trace_reader import TraceParser
-from trace_files import header, program, seen
+from support.trace_files import header, program, seen
 
 FOUND = [
     (n % 3, encode_record(LogRecord(1, n % 5, pid=n, process_name="ab"[: n % 2], data=bytes([n])))) for n in range(99)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trace_files
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.record.log_record import LogRecord, decode_record, encode_record
@@ -17,7 +16,8 @@ from dprobes.trace.record_columns import ITEM_COLUMNS, rows_of
 from dprobes.trace.trace_content import PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 from dprobes.trace.trace_reader import TraceParser
-from record_strategies import records
+from support import trace_files
+from support.record_strategies import records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from dprobes.trace.trace_content import PlaceEntry, RecordBlock, TraceOrigin, Tr
 from dprobes.trace.trace_filter import FILTER_NAMES, all_of, compile_filter, time_filter
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 from dprobes.trace.trace_reader import TraceParser
-from trace_files import WALL_OFFSET, header, program, records
+from support.trace_files import WALL_OFFSET, header, program, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from dprobes.trace.packed_blocks import mixed_frame
 from dprobes.trace.trace_content import LostRecords, TraceRecord, merged
 from dprobes.trace.trace_filter import Selection, compile_filter
 from dprobes.trace.trace_reader import TraceParser
-from trace_files import WALL_OFFSET, clock, header, lost, program, records, seen
+from support.trace_files import WALL_OFFSET, clock, header, lost, program, records, seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

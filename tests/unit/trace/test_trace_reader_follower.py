@@ -15,7 +15,7 @@ from dprobes.errors import FormatError
 from dprobes.trace.trace_content import LostRecords, RecordBlock
 from dprobes.trace.trace_reader import MissingPart, TraceFollower
 from dprobes.trace.trace_writer import TraceFileWriter, older_part
-from trace_files import header, program, records
+from support.trace_files import header, program, records
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from dprobes.errors import FormatError
 from dprobes.trace.trace_content import Damage, PlaceEntry, RecordBlock
 from dprobes.trace.trace_frames import BODY_MAX, FRAME_HEAD, JSON_MAX, FrameKind, compressor, frame, json_frame
 from dprobes.trace.trace_reader import TraceParser
-from trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program, records, seen
+from support.trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program, records, seen
 
 if TYPE_CHECKING:
     from dprobes.trace.packed_blocks import Block

@@ -9,7 +9,7 @@ import pytest
 import dprobes.trace.trace_reader
 from dprobes.errors import FormatError
 from dprobes.trace.trace_reader import TraceReader
-from trace_files import header, program, records, seen
+from support.trace_files import header, program, records, seen
 
 if TYPE_CHECKING:
     from pathlib import Path

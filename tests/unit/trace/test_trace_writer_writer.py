@@ -23,7 +23,7 @@ from dprobes.trace.trace_content import LostRecords, PlaceEntry, RecordBlock, Tr
 from dprobes.trace.trace_frames import FrameKind, frame, json_frame
 from dprobes.trace.trace_reader import TraceReader
 from dprobes.trace.trace_writer import TraceFileWriter, older_part
-from trace_files import header, program, records
+from support.trace_files import header, program, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from dprobes.rpn.instruction_encoding import CodeImage, encode
 from dprobes.rpn.program_checker import check, check_flow
 from dprobes.testing import run_definition
 from dprobes.vm import Ending, Interpreter, Outcome, Point
-from random_programs import RandomPrograms, random_context
+from support.random_programs import RandomPrograms, random_context
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from case_interpreter import compile_case, context_of
 from dprobes.arch import Architecture, architecture
 from dprobes.rpn import instruction_set
 from dprobes.rpn.control_flow import stack_effect
@@ -16,13 +15,14 @@ from dprobes.rpn.rpn_program import Expression, Instruction, Operand
 from dprobes.testing import run_definition
 from dprobes.vm import AddressFault, Point, SelectorFault, interpreter
 from dprobes.vm.rpn_machine import Machine, Raised
-from random_programs import TABLES, random_context
+from support.case_interpreter import compile_case, context_of
+from support.random_programs import TABLES, random_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from case_format import Case
+    from support.case_format import Case
 
 ROWS = pytest.mark.parametrize("row", instruction_set.ROWS, ids=lambda row: row.syntax)
 

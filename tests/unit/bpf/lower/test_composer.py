@@ -18,8 +18,8 @@ from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_abilities import loop_forms
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_abilities import loop_forms
+from support.ebpf_backend import EbpfRunner, obstacle
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower import Composer

@@ -12,7 +12,7 @@ from dprobes.rpn.instruction_set import rows_by_syntax
 from dprobes.rpn.rpn_program import Point
 from dprobes.testing import FakeContext
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_backend import EbpfRunner, obstacle
 
 TARGET = architecture("x86_64")
 

@@ -15,7 +15,7 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter, Outcome
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_backend import EbpfRunner, obstacle
 
 NAMES = pytest.mark.parametrize("name", ["i386", "x86_64"])
 

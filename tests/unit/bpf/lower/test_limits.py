@@ -18,9 +18,9 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, obstacle
-from ebpf_world import host_of
-from ptrace_programs import inserted_program, probe_of
+from support.ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_world import host_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.bpf.bpf_assembler import Label

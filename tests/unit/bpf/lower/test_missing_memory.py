@@ -16,8 +16,8 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.source_text import SourceFile
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, obstacle
-from ebpf_world import libc
+from support.ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_world import libc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from differential import Demand, bytes_agree, program_agrees, random_demand
 from dprobes.bpf.lower import LoopForm
-from ebpf_abilities import loop_forms
-from ebpf_backend import obstacle
+from support.differential_runs import Demand, bytes_agree, program_agrees, random_demand
+from support.ebpf_abilities import loop_forms
+from support.ebpf_backend import obstacle
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 ROUNDS = 10_000 if IS_TORTURE else 400

@@ -22,7 +22,7 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.instruction_set import ExceptionCode
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_backend import EbpfRunner, obstacle
 
 if TYPE_CHECKING:
     from dprobes.vm import Point

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import record_strategies
 from dprobes.cli.main import run
 from dprobes.cli.verbs.log import TIME_FORMS, parse_time
 from dprobes.formatters import FORMATS
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.trace.trace_filter import FILTER_NAMES
 from dprobes.trace.trace_writer import TraceFileWriter, older_part
-from trace_files import clock, header, lost, places, program, records
+from support import record_strategies
+from support.trace_files import clock, header, lost, places, program, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

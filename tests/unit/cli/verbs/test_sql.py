@@ -19,7 +19,7 @@ import pytest
 from dprobes.cli.main import run
 from dprobes.record.log_record import LogRecord, encode_record
 from integration.support import await_true
-from trace_files import header, lost, places, program, records
+from support.trace_files import header, lost, places, program, records
 
 for _library in ("pyarrow", "duckdb"):
     pytest.importorskip(_library, reason=f"{_library} is not installed")

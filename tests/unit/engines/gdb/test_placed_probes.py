@@ -16,7 +16,7 @@ from dprobes.errors import EngineError
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.resolve.probepoints import WatchedMemory
 from dprobes.rpn.rpn_program import Access
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Point

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.engines.gdb.stub_core import open_remote, read_remote
 from dprobes.engines.gdb.stub_requests import Stub
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from collections.abc import Callable

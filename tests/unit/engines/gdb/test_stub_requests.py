@@ -9,7 +9,7 @@ import pytest
 from dprobes.engines.gdb.remote_protocol import Exited, NoThreads, Stopped, ThreadId, packet
 from dprobes.engines.gdb.stub_requests import BreakpointKind, Stub
 from dprobes.errors import EngineError
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dprobes.engines.gdb.remote_protocol import packet
 from dprobes.engines.gdb.stub_restorer import Restorer, restore
 from dprobes.engines.gdb.stub_transports import open_transport
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 BEFORE = ["acknowledgements 1", "process 7", "+ 4096 1", "+ 8192 1", "+ 12288 1 55", "- 8192"]
 

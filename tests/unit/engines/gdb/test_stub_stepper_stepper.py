@@ -14,7 +14,7 @@ from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.engines.gdb.stub_stepper import Stepper
 from dprobes.engines.gdb.stub_target import StubTarget
 from dprobes.errors import EngineError
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from dprobes.engines.gdb.stub_registers import processor_of
 from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.engines.gdb.stub_stepper import Emulator
 from dprobes.engines.gdb.stub_target import StubTarget
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.hits.handler_runs import Emitter
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.tracer_programs import Probe

@@ -13,7 +13,7 @@ from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux.ptrace_calls import Register, Registers
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.vm import Ending, Outcome, Point
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 
 from dprobes.engines.hits.hit_probes import Moment, ProgramGuard
 from dprobes.resolve.probe_state import ProbeState
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 BUDGET = 0.1
 

@@ -19,7 +19,7 @@ from dprobes.record.log_record import LogRecord
 from dprobes.rpn.instruction_set import ROWS, Group, rows_by_syntax
 from dprobes.rpn.rpn_program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
 from dprobes.testing import FakeContext, record_of, run_definition, run_handler
-from random_programs import RandomPrograms, random_context
+from support.random_programs import RandomPrograms, random_context
 from unit.formatters.templates.support import program_of
 
 HEADER = "name = x\nvars = 4\ngvars = 4\ncvars = 4\ntvars = 4\noffset = f\nminor = 1\n"

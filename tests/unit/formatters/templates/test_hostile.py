@@ -14,7 +14,7 @@ from dprobes.formatters.templates.template_collection import Templates
 from dprobes.formatters.templates.template_renderer import render
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import RecordSource
-from record_strategies import records
+from support.record_strategies import records
 from unit.formatters.templates.support import formatted, item, template_of
 
 WORDS = (

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from a64_processor import CPU, A64Processor
 from dprobes.bpf.bpf_assembler import Assembled
 from dprobes.bpf.bpf_instructions import Class, Helper, Insn, Jump
 from dprobes.native.a64.a64_assembler import RESULT, A64Assembler
@@ -21,6 +20,7 @@ from dprobes.native.process_page import (
     THREAD,
     thread_window,
 )
+from support.a64_processor import CPU, A64Processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import unicorn
 
-from a64_processor import PAGE, A64Processor
 from dprobes.native.a64.a64_assembler import RESULT, A64Assembler
 from dprobes.native.a64.a64_runtime import write_read, write_read_string, write_write
+from support.a64_processor import PAGE, A64Processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from a64_processor import PAGE, A64Processor
 from dprobes.bpf.bpf_assembler import Assembler
 from dprobes.bpf.bpf_instructions import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.map_layouts import MapName
@@ -17,6 +16,7 @@ from dprobes.native.a64.a64_trampoline import PC, PSTATE, SP, make_trampoline
 from dprobes.native.generated_code import MapPlace, MapShape, ProcessFacts, Surroundings
 from dprobes.native.process_page import HAS_ENDED
 from dprobes.native.routines.handler_ring import ENTRY_HEADER, PRODUCER, RingShape
+from support.a64_processor import PAGE, A64Processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from a64_pieces import pieces
-from ebpf_model import check_calculations, check_comparisons
+from support.a64_pieces import pieces
+from support.ebpf_model import check_calculations, check_comparisons
 
 WIDE = pytest.mark.parametrize("wide", [True, False])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from a64_pieces import pieces
 from dprobes.bpf.bpf_instructions import Size
-from ebpf_model import check_atomics
+from support.a64_pieces import pieces
+from support.ebpf_model import check_atomics
 
 
 @pytest.mark.parametrize("size", [Size.W, Size.DW])

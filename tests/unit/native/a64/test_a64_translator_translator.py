@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from a64_backend import A64Stage
-from differential import Demand, bytes_agree, program_agrees, random_demand
 from dprobes.bpf.lower import Placement
+from support.a64_backend import A64Stage
+from support.differential_runs import Demand, bytes_agree, program_agrees, random_demand
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 ROUNDS = 10_000 if IS_TORTURE else 40

@@ -19,7 +19,7 @@ from dprobes.native.routines.entry_planes import (
     planes_routine,
 )
 from dprobes.native.routines.entry_walk import LINE_SIZE
-from ring_entries import entry
+from support.ring_entries import entry
 
 
 def words(*values: int) -> ctypes.Array[ctypes.c_uint64]:

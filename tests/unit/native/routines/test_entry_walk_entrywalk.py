@@ -19,7 +19,7 @@ from dprobes.native.routines.entry_walk import (
     walk_routine,
 )
 from dprobes.native.routines.handler_ring import BUSY, DISCARDED
-from ring_entries import entry
+from support.ring_entries import entry
 
 LATEST = 1 << 40
 FLAGS = 0x0803

@@ -21,7 +21,7 @@ from dprobes.native.routines.handler_ring import CONSUMER, DATA, DISCARDED, PROD
 from dprobes.native.x86.x86_assembler import X86Assembler
 from dprobes.native.x86.x86_runtime import make_runtime
 from dprobes.native.x86.x86_translator import write_routine
-from machine_code import Pages, call_stub, function_at, place, reserve
+from support.machine_code import Pages, call_stub, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

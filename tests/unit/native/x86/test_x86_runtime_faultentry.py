@@ -9,7 +9,7 @@ import signal
 from dprobes.native.generated_code import Fixup
 from dprobes.native.x86.x86_assembler import Condition, Gpr, Memory, X86Assembler
 from dprobes.native.x86.x86_runtime import fault_entry
-from machine_code import FaultHandler, function_at, place, reserve
+from support.machine_code import FaultHandler, function_at, place, reserve
 
 ROOM = 4096
 

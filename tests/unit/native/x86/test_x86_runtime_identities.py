@@ -28,7 +28,7 @@ from dprobes.native.process_page import (
 from dprobes.native.x86 import x86_runtime
 from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
 from dprobes.native.x86.x86_translator import write_cpu
-from machine_code import Pages, function_at, libc, place, reserve
+from support.machine_code import Pages, function_at, libc, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

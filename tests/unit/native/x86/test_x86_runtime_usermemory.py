@@ -11,7 +11,7 @@ import pytest
 
 from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
 from dprobes.native.x86.x86_runtime import write_read, write_read_string, write_write
-from machine_code import Pages, function_at, handle_faults, place, reserve
+from support.machine_code import Pages, function_at, handle_faults, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ from dprobes.native.routines.handler_ring import RingShape
 from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.x86_runtime import make_runtime
 from dprobes.native.x86.x86_trampoline import FRAME_SIZE, SPARE_WORD, make_trampoline, saved_at
-from machine_code import SAVED, Pages, function_at, place, reserve
+from support.machine_code import SAVED, Pages, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

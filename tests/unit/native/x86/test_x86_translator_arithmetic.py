@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ebpf_model import check_calculations, check_comparisons
-from ebpf_pieces import pieces
+from support.ebpf_model import check_calculations, check_comparisons
+from support.ebpf_pieces import pieces
 
 WIDE = pytest.mark.parametrize("wide", [True, False])
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from dprobes.bpf.bpf_instructions import Atomic, Class, Insn, Jump, Mode, Size
-from ebpf_model import check_atomics
-from ebpf_pieces import pieces
+from support.ebpf_model import check_atomics
+from support.ebpf_pieces import pieces
 
 SIZES = pytest.mark.parametrize("size", [Size.W, Size.DW])
 

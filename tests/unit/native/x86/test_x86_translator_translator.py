@@ -13,7 +13,6 @@ from random import Random
 
 import pytest
 
-from differential import Demand, MappedHereError, bytes_agree, compared, program_agrees, random_demand
 from dprobes.arch import architecture
 from dprobes.bpf.lower import Placement
 from dprobes.diagnostics import Diagnostics
@@ -22,7 +21,8 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext
 from dprobes.vm import Point
-from native_backend import NativeStage
+from support.differential_runs import Demand, MappedHereError, bytes_agree, compared, program_agrees, random_demand
+from support.native_backend import NativeStage
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 ROUNDS = 10_000 if IS_TORTURE else 100

@@ -27,7 +27,7 @@ from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.module_outline import cheap_sites_in, first_executed, last_executed
 from dprobes.target.probed_module import OWN_SYMBOLS
 from dprobes.target.usdt import usdt_sites
-from foreign_files import SYMTAB, add_symbols, claim
+from support.foreign_files import SYMTAB, add_symbols, claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

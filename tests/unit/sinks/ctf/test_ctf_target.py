@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from babeltrace import NEEDS_BABELTRACE, read_trace
 from dprobes.errors import SinkError
 from dprobes.keyed.table_entries import TableStore
 from dprobes.keyed.table_layout import TableContents
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
+from support.babeltrace import NEEDS_BABELTRACE, read_trace
 from unit.sinks.ctf.traces import SOURCE, batch, opened
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from babeltrace import NEEDS_BABELTRACE, discarded_in, event_line, read_trace, text_of
 from dprobes.errors import SinkError
 from dprobes.formatters.templates.template_directory import DIRECTORY_FILE
 from dprobes.record.log_record import LogRecord, encode_record
@@ -17,6 +16,7 @@ from dprobes.rpn.instruction_set import Token
 from dprobes.sinks.ctf.ctf_target import CtfSink
 from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
+from support.babeltrace import NEEDS_BABELTRACE, discarded_in, event_line, read_trace, text_of
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from babeltrace import NEEDS_BABELTRACE
 from dprobes.errors import SinkError
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.sinks.sink_interface import Batch
+from support.babeltrace import NEEDS_BABELTRACE
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from babeltrace import read_trace
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place, RecordSource
 from dprobes.sinks.ctf.ctf_target import CtfSink
 from dprobes.sinks.sink_interface import Batch
+from support.babeltrace import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

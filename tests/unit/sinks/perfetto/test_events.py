@@ -15,7 +15,7 @@ from dprobes.record.record_origin import Place, RecordSource
 from dprobes.rpn.keyed_tables import Key, KeyKind, Table, TableKind
 from dprobes.sinks.sink_interface import Batch, SinkOptions
 from dprobes.sinks.target_kinds import parse_target
-from perfetto_reading import packets_of, read_perfetto
+from support.perfetto_messages import packets_of, read_perfetto
 from unit.sinks.perfetto.traces import SOURCE, WALL, batch, entry, leaving, opened
 from unit.sinks.typed import Shown, random_data, random_fields, template_files
 

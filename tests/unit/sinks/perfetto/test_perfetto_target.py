@@ -13,7 +13,7 @@ import pytest
 
 from dprobes.errors import SinkError
 from dprobes.sinks.perfetto import perfetto_target
-from perfetto_reading import packets_of, read_perfetto
+from support.perfetto_messages import packets_of, read_perfetto
 from unit.sinks.perfetto.traces import batch, entry, opened
 
 

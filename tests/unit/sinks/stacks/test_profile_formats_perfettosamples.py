@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.sinks.stacks import profile_formats as module
 from dprobes.sinks.stacks.profile_formats import perfetto_samples
 from dprobes.sinks.stacks.stack_profile import StackSample
-from perfetto_reading import Sample, packets_of, read_samples
+from support.perfetto_messages import Sample, packets_of, read_samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,8 +27,8 @@ from dprobes.vm import Interpreter, Point
 from dprobes.vm.translate import Translator
 from dprobes.vm.translate.function_writer import Call
 from dprobes.vm.translate.instruction_templates import TEMPLATES
-from random_programs import RandomPrograms, random_context
-from specified import Hit, results, specified_results
+from support.random_programs import RandomPrograms, random_context
+from support.specified_outcomes import Hit, results, specified_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,7 @@ from dprobes.bpf.map_layouts import (
 from dprobes.native.generated_code import MapPlace, Surroundings
 from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler
 from dprobes.native.x86.x86_translator import handler_function
-from machine_code import call_stub, function_at, place, reserve
+from support.machine_code import call_stub, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

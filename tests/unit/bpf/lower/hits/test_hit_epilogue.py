@@ -17,7 +17,7 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.rpn.rpn_program import Point
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_backend import EbpfRunner, obstacle
 
 
 @pytest.fixture(scope="module", autouse=True)

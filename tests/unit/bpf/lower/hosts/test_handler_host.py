@@ -19,7 +19,7 @@ from dprobes.rpn.instruction_encoding import encode
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, obstacle
+from support.ebpf_backend import EbpfRunner, obstacle
 
 IDENTITIES = Item.PID | Item.TID | Item.UID | Item.CPU | Item.PROCESS_NAME | Item.TIME
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from differential import Demand, compared
 from dprobes.arch import architecture
 from dprobes.bpf.lower import Abilities, Lowered, Placement, Request, lower
 from dprobes.bpf.map_layouts import LOAD_WINDOW, MapName
@@ -21,8 +20,9 @@ from dprobes.rpn.instruction_encoding import CodeImage, encode
 from dprobes.rpn.rpn_program import Point
 from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare
-from ebpf_backend import Stage
-from native_backend import NATIVE, NativeStage
+from support.differential_runs import Demand, compared
+from support.ebpf_backend import Stage
+from support.native_backend import NATIVE, NativeStage
 
 if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Program

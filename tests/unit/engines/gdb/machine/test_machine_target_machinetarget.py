@@ -13,7 +13,7 @@ from dprobes.engines.gdb.remote_protocol import ThreadId
 from dprobes.engines.gdb.stub_registers import RegisterPlace, TargetDescription
 from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.errors import EngineError
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from dprobes.engines.gdb.machine.privileged_registers import Monitor, Segment
 from dprobes.engines.gdb.remote_protocol import packet
 from dprobes.engines.gdb.stub_requests import Stub
 from dprobes.errors import EngineError
-from fakestub import FakeStub
+from support.fake_stub import FakeStub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

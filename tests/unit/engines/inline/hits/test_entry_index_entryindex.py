@@ -7,7 +7,7 @@ import ctypes
 from dprobes.bpf.map_layouts import Entry
 from dprobes.engines.inline.hits.entry_index import EntryBuffer, EntryIndex, Group, Part
 from dprobes.native.routines.entry_walk import RecordPlaces
-from ring_entries import entry, put
+from support.ring_entries import entry, put
 
 PLACES = RecordPlaces(time=0, uid=None, name=None)
 

@@ -11,7 +11,7 @@ from dprobes.engines.inline.hits.entry_index import EntryBuffer, EntryIndex, Ent
 from dprobes.native.routines.entry_walk import RecordPlaces
 from dprobes.record.log_record import Item, header_struct
 from dprobes.record.packed_records import MixedRecords, PackedRecords
-from ring_entries import entry, put
+from support.ring_entries import entry, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from dprobes.platform.linux.procfs import ThreadIdentity
 from dprobes.record.log_record import Item, LogRecord, decode_record, header_struct
 from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.resolve.probe_state import ProbeState
-from ring_entries import entry, putting
+from support.ring_entries import entry, putting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

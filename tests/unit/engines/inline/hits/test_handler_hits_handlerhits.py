@@ -19,7 +19,7 @@ from dprobes.native.routines.handler_ring import DATA, PRODUCER
 from dprobes.record.log_record import Item
 from dprobes.rpn.compilation_passes import CompileOptions, parse_source
 from dprobes.source_text import SourceFile
-from ring_entries import entry
+from support.ring_entries import entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

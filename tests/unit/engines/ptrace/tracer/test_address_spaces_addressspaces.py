@@ -16,7 +16,7 @@ from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace, PageReade
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.rpn.rpn_program import Point
 from dprobes.target.process_maps import PAGE_SIZE
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

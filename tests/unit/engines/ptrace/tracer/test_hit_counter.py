@@ -19,7 +19,7 @@ from dprobes.engines.ptrace.tracer.tracer_programs import Handled
 from dprobes.engines.ptrace.tracer.tracer_state import Thread, ThreadState
 from dprobes.platform.linux import ptrace_calls
 from dprobes.vm import Point
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

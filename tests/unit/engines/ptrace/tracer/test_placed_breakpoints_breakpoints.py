@@ -6,7 +6,7 @@ from dprobes.engines.ptrace.breakpoint_sites import Role, Site
 from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Breakpoint
 from dprobes.vm import Point
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 
 def site(role: Role = Role.PROBE, offset: int = 0) -> Site:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dprobes.engines.ptrace.tracer.placed_breakpoints import ENTRIES_MAX, Entries, Entry
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 
 def test_a_return_has_the_last_entry_with_its_frame() -> None:

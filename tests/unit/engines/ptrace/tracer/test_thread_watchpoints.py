@@ -16,7 +16,7 @@ from dprobes.platform.x86.debug_registers import Watch
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.rpn.rpn_program import Access
 from dprobes.vm import Point
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.tracer_state import Thread

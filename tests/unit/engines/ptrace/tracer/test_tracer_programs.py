@@ -5,7 +5,7 @@ from __future__ import annotations
 from dprobes.engines.ptrace.breakpoint_sites import Site, Sites
 from dprobes.resolve.probe_state import ProbeState
 from dprobes.vm import Point
-from ptrace_programs import NO_LIMITS, inserted_program
+from support.ptrace_programs import NO_LIMITS, inserted_program
 
 
 def sites(*numbers: int) -> Sites:

@@ -6,7 +6,7 @@ import pytest
 
 from dprobes.platform.x86.patches.branch_targets import CodeBytes, CodeRange, ControlFlow, ModuleCode
 from dprobes.target.process_maps import PAGE_SIZE
-from patched_modules import code_of, mappings_around
+from support.patched_modules import code_of, mappings_around
 
 START = 0x1000
 

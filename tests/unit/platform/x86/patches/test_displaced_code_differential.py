@@ -15,11 +15,11 @@ from iced_x86 import Decoder, EncodingKind, Instruction, Mnemonic
 from dprobes.platform.x86.patches.branch_targets import kind_of
 from dprobes.platform.x86.patches.displaced_code import DisplacedCode, displaced
 from dprobes.platform.x86.patches.patch_plans import Plan, look_at
-from patched_modules import MODULES, code_of, instructions, module_of
+from support.patched_modules import MODULES, code_of, instructions, module_of
 
 pytest.importorskip("unicorn", reason="unicorn is not installed")
 
-from emulated_processor import EmulatedProcessor, Outcome, random_registers
+from support.emulated_processor import EmulatedProcessor, Outcome, random_registers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from iced_x86 import Decoder
 
 from dprobes.platform.x86.patches.displaced_code import displaced
 from dprobes.platform.x86.patches.patch_placer import Placement, Placer, Shared, leads_to
-from patched_modules import MODULES, address_space, code_of, entries, instructions
+from support.patched_modules import MODULES, address_space, code_of, entries, instructions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from dprobes.engines.ptrace.tracer.address_spaces import AddressSpace
 from dprobes.engines.ptrace.tracer.native.handler_memory import add_calls, take_call
 from dprobes.engines.ptrace.tracer.placed_breakpoints import Entry
 from dprobes.native.process_page import PROCESS_SIZE
-from ptrace_programs import inserted_program, probe_of
+from support.ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

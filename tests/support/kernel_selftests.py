@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from instructions import all_places
 from integration.support import I386_COMPILER, I386_FLAGS, TIMEOUT, symbols_of
+from support.instruction_places import all_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from instructions import Place
+    from support.instruction_places import Place
 
 __all__ = ["SELFTESTS", "Outcome", "Selftest", "UnavailableError", "outcome_of", "sources"]
 

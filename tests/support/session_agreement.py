@@ -22,9 +22,9 @@ from dprobes.resolve.resolution import resolve
 from dprobes.rpn.rpn_program import Expression, ModuleType, Offset
 from dprobes.target.probed_module import Module
 from dprobes.vm import Ending, Point
-from integration.puppetprocess import PuppetProcess
+from integration.puppet_process import PuppetProcess
 from integration.support import TIMEOUT, await_true
-from process_world import ITEMS, Scene, World, unused_stack
+from support.process_world import ITEMS, Scene, World, unused_stack
 
 if TYPE_CHECKING:
     from pathlib import Path

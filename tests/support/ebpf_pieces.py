@@ -10,8 +10,8 @@ from dprobes.bpf.bpf_instructions import Insn
 from dprobes.native.generated_code import Surroundings
 from dprobes.native.x86.x86_assembler import Gpr, Memory, X86Assembler, gpr
 from dprobes.native.x86.x86_translator import X86Translator
-from ebpf_model import REGISTERS
-from machine_code import SAVED, function_at, place, reserve
+from support.ebpf_model import REGISTERS
+from support.machine_code import SAVED, function_at, place, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from case_format import encode_items
 from dprobes.arch import architecture
 from dprobes.arch.usdt_arguments import parse_arguments
 from dprobes.bpf.lower import LoopForm
@@ -26,19 +25,20 @@ from dprobes.source_text import SourceFile
 from dprobes.testing import FakeContext, prepare, run_definition
 from dprobes.vm import Ending
 from dprobes.vm.translate import Translator
-from ebpf_abilities import is_applicable, loop_forms
-from ebpf_backend import EbpfRunner
+from support.case_format import encode_items
+from support.ebpf_abilities import is_applicable, loop_forms
+from support.ebpf_backend import EbpfRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from case_format import Case, ContextLine, Target
     from dprobes.bpf.lower import Abilities
     from dprobes.dpc.emitters.program_emitter import Compilation
     from dprobes.extensions import View
     from dprobes.rpn.rpn_program import Program
     from dprobes.vm.rpn_machine import Machine, Outcome
-    from ebpf_backend import FinalState
+    from support.case_format import Case, ContextLine, Target
+    from support.ebpf_backend import FinalState
 
 __all__ = [
     "check_a64_case",
@@ -104,21 +104,21 @@ def check_compiled_case(
 
 def check_native_case(case: Case, target: Target) -> None:
     """Do the same with the handler as machine code."""
-    from native_backend import NativeRunner
+    from support.native_backend import NativeRunner
 
     check_compiled_case(case, target, NativeRunner, [LoopForm.MAY_GOTO])
 
 
 def check_a64_case(case: Case, target: Target) -> None:
     """Do the same with machine code of AArch64, which does not care for the processor that a handler is about."""
-    from a64_backend import A64Runner
+    from support.a64_backend import A64Runner
 
     check_compiled_case(case, target, A64Runner, [LoopForm.MAY_GOTO])
 
 
 def is_native_case(case: Case, target: Target) -> bool:
     """Return whether a case can be run as machine code."""
-    from native_backend import NATIVE
+    from support.native_backend import NATIVE
 
     return is_compiled_case(case, target, NATIVE)
 

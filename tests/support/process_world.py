@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from differential import NotedPages, mapped_pages
 from dprobes.fake_context import PAGE, FakeContext, header_of
 from dprobes.keyed.table_entries import TableStore, stores_of
 from dprobes.record.log_record import Item, LogRecord
 from dprobes.rpn.instruction_encoding import encode
 from dprobes.vm import Ending, Interpreter
-from integration.puppetprocess import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN, PuppetProcess
-from random_programs import SYMBOLS
-from specified import results, specified_results
+from integration.puppet_process import FIXED_FLAGS, FREE_FLAGS, SELECTORS, TAKEN, PuppetProcess
+from support.differential_runs import NotedPages, mapped_pages
+from support.random_programs import SYMBOLS
+from support.specified_outcomes import results, specified_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableSequence, Sequence

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from a64_processor import A64Processor
 from dprobes.bpf.bpf_assembler import Assembled
 from dprobes.bpf.bpf_instructions import Insn
 from dprobes.native.a64.a64_assembler import A64Assembler, gpr
 from dprobes.native.a64.a64_translator import A64Translator
 from dprobes.native.generated_code import Surroundings
-from ebpf_model import REGISTERS
+from support.a64_processor import A64Processor
+from support.ebpf_model import REGISTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,10 +21,10 @@ from dprobes.rpn.instruction_encoding import CodeImage, Relocation, encode
 from dprobes.rpn.instruction_set import ROWS, OperandKind
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Ending, Interpreter, Point
-from ebpf_abilities import loop_forms
-from ebpf_backend import Stage
-from random_programs import RandomPrograms, random_context
-from specified import results, specified_results
+from support.ebpf_abilities import loop_forms
+from support.ebpf_backend import Stage
+from support.random_programs import RandomPrograms, random_context
+from support.specified_outcomes import results, specified_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.instruction_set import Row
     from dprobes.rpn.rpn_program import Program
     from dprobes.vm import Outcome
-    from specified import Hit
+    from support.specified_outcomes import Hit
 
 __all__ = [
     "Demand",

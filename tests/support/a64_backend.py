@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 
 import unicorn
 
-from a64_processor import A64Processor
 from dprobes.bpf.bpf_instructions import Helper
 from dprobes.bpf.lower.hosts.hit_thread import REGISTER_OFFSETS
 from dprobes.bpf.map_layouts import MapName
@@ -23,14 +22,15 @@ from dprobes.native.a64.a64_runtime import make_runtime
 from dprobes.native.a64.a64_translator import handler_function
 from dprobes.native.generated_code import Surroundings
 from dprobes.testing import PAGE
-from native_backend import NATIVE, NativeRunner, NativeStage, facts_page, process_facts, shapes_of
+from support.a64_processor import A64Processor
+from support.native_backend import NATIVE, NativeRunner, NativeStage, facts_page, process_facts, shapes_of
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.inline.memory.shared_memory import SharedArray
     from dprobes.native.generated_code import ProcessFacts, Runtime
     from dprobes.native.routines.handler_ring import RingShape
-    from native_backend import Shapes
+    from support.native_backend import Shapes
 
 __all__ = ["NATIVE", "A64Runner", "A64Stage"]
 

@@ -26,9 +26,9 @@ from dprobes.native.x86.x86_assembler import Gpr, X86Assembler
 from dprobes.native.x86.x86_runtime import make_runtime
 from dprobes.native.x86.x86_translator import handler_function
 from dprobes.testing import PAGE
-from ebpf_backend import EbpfRunner, Stage
-from ebpf_world import memory_of
-from machine_code import FaultHandler, Pages, call_stub, function_at, give_back, handle_faults, place, take_room
+from support.ebpf_backend import EbpfRunner, Stage
+from support.ebpf_world import memory_of
+from support.machine_code import FaultHandler, Pages, call_stub, function_at, give_back, handle_faults, place, take_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

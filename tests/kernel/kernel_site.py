@@ -12,9 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from case_format import Target, parse_case
-from case_interpreter import check_compiled_case, compile_case, context_of, is_compiled_case
-from differential import HERE, Demand, program_agrees
 from dprobes.arch import architecture
 from dprobes.bpf.bpf_instructions import Register as BpfRegister
 from dprobes.bpf.lower import Placement, Request
@@ -23,19 +20,22 @@ from dprobes.engines.ebpf.attach.handler_objects import load_handler
 from dprobes.engines.ebpf.kernel.bpf_links import attach_kernel, kernel_attach_type
 from dprobes.rpn.instruction_set import OperandKind
 from dprobes.target.kernel.running_kernel import RunningKernel
-from ebpf_abilities import loop_forms
-from ebpf_backend import EbpfRunner, Stage
-from ebpf_world import NotMappableError, memory_of, write_name, write_words
+from support.case_format import Target, parse_case
+from support.case_interpreter import check_compiled_case, compile_case, context_of, is_compiled_case
+from support.differential_runs import HERE, Demand, program_agrees
+from support.ebpf_abilities import loop_forms
+from support.ebpf_backend import EbpfRunner, Stage
+from support.ebpf_world import NotMappableError, memory_of, write_name, write_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from case_format import Case
     from dprobes.arch import Register
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.ebpf.kernel.bpf_objects import ArrayMap, Descriptors
     from dprobes.rpn.instruction_set import Row
     from dprobes.testing import FakeContext
+    from support.case_format import Case
 
 __all__ = ["agreed", "agreed_cases", "covering_cases", "possible_cases"]
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-TABLES = Path(__file__).parent / "forms"
+TABLES = Path(__file__).parents[1] / "forms"
 
 ARENA, ARENA_SIZE = 0x20000000, 0x34000  # as in programs/forms/harness.c
 _CONSTANTS = {

@@ -45,8 +45,8 @@ from dprobes.rpn.instruction_set import RPN_STACK_CELLS, Group
 from dprobes.rpn.keyed_tables import TableKind
 from dprobes.testing import FakeContext
 from dprobes.vm import Ending, Outcome, Point
-from ebpf_abilities import abilities
-from ebpf_world import host_of, memory_of
+from support.ebpf_abilities import abilities
+from support.ebpf_world import host_of, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
