@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.map_layouts import ENTRY_HEAD, KIND_SHIFT
 from dprobes.engines.ring_spans import HEADER_SIZE, sizes_in
 from dprobes.errors import FormatError
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import PackedRows, RecordTable
 
 if TYPE_CHECKING:
     from dprobes.engines.ring_spans import Span
@@ -21,21 +21,22 @@ _HEAD_SIZE = ENTRY_HEAD.size
 _KIND_AT = HEADER_SIZE + KIND_SHIFT // 8
 
 
-def packed_entries(table: bytes, stride: int) -> PackedRecords | None:
+def packed_entries(table: bytes, stride: int) -> PackedRows | None:
     """Return entries of one size, ``stride`` bytes apart, as records; None if not all are records of one kind."""
     size = int.from_bytes(table[:_LENGTH], sys.byteorder)
     if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
         return None
     try:
-        return PackedRecords.of_table(table, stride, _places(size))
+        return PackedRows.of_table(table, stride, _places(size))
     except FormatError:
         return None
 
 
-def packed_span(data: bytes, span: Span) -> PackedRecords | MixedRecords | None:
+def packed_span(data: bytes, span: Span) -> RecordTable | None:
     """Return the entries of a span as records; None if they have many sizes, or are not all of one kind for each."""
     if span.stride:
-        return packed_entries(data[span.start : span.stop], span.stride)
+        rows = packed_entries(data[span.start : span.stop], span.stride)
+        return None if rows is None else RecordTable.of_rows(rows)
     found = sizes_in(data, span.start, span.stop)
     if found is None:
         return None
@@ -46,7 +47,7 @@ def packed_span(data: bytes, span: Span) -> PackedRecords | MixedRecords | None:
         if part is None:
             return None
         parts.append(part)
-    return parts[0] if len(parts) == 1 else MixedRecords(parts, order)
+    return RecordTable(parts, order)
 
 
 @lru_cache(64)

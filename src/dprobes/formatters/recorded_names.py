@@ -16,7 +16,7 @@ from dprobes.formatters.templates.template_collection import templates_in, templ
 from dprobes.formatters.templates.template_model import Conversion
 from dprobes.record.log_items import KERNEL_STACK, USER_STACK
 from dprobes.record.log_record import Item, decode_record, flag_word
-from dprobes.record.packed_records import PROBE_SIZE, PackedBytes, PackedPlaces, parts_of, rows_with_stacks
+from dprobes.record.record_table import PROBE_SIZE, RecordTable, TableBytes, TablePlaces
 from dprobes.rpn.instruction_set import StackEnd
 
 if TYPE_CHECKING:
@@ -67,10 +67,9 @@ class RecordedNames:
     def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
         """Return where the addresses in records are that can be located; most programs have none."""
         found: dict[int, LocatedCode] = {}
-        if isinstance(records, PackedBytes) and isinstance(places, PackedPlaces):
-            for part in parts_of(records.packed):
-                if part:
-                    self._locate(PackedBytes(part), PackedPlaces(part, places.table), found)
+        if isinstance(records, TableBytes) and isinstance(places, TablePlaces):
+            for table in map(RecordTable.of_rows, filter(len, records.table.parts)):
+                self._locate(TableBytes(table), TablePlaces(table, places.places), found)
         else:
             self._locate(records, places, found)
         return list(found.values())
@@ -80,8 +79,8 @@ class RecordedNames:
         odd = {id(place) for place in _distinct(places) if not names_itself(place)}
         if not odd and not any(way.has_addresses for way in ways.values()):
             return
-        if not odd and isinstance(records, PackedBytes) and not any(way.fields for way in ways.values()):
-            rows = rows_with_stacks(parts_of(records.packed)[0])
+        if not odd and isinstance(records, TableBytes) and not any(way.fields for way in ways.values()):
+            rows = records.table.parts[0].rows_with_stacks()
             if not rows:
                 return
             known = list(places)
@@ -138,8 +137,8 @@ class RecordedNames:
 
 
 def _begins(records: Sequence[bytes]) -> set[bytes]:
-    if isinstance(records, PackedBytes):
-        (packed,) = parts_of(records.packed)
+    if isinstance(records, TableBytes):
+        (packed,) = records.table.parts
         place = packed.shape.name
         if (packed.row_size if place is None else place) >= PROBE_SIZE + _CODES_END:
             return packed.begins(_CODES_END)
@@ -147,7 +146,7 @@ def _begins(records: Sequence[bytes]) -> set[bytes]:
 
 
 def _distinct(places: Iterable[Place]) -> Iterable[Place]:
-    return places.distinct() if isinstance(places, PackedPlaces) else {id(place): place for place in places}.values()
+    return places.distinct() if isinstance(places, TablePlaces) else {id(place): place for place in places}.values()
 
 
 def _of_value(value: Value, conversion: Conversion) -> Iterator[tuple[int, bool]]:

@@ -17,8 +17,8 @@ from dprobes.formatters.field_values import FieldValues, text_of
 from dprobes.formatters.templates.template_model import Fault
 from dprobes.keyed.table_layout import bucket_of
 from dprobes.record.log_record import decode_record
-from dprobes.record.packed_records import PackedBytes, PackedPlaces, parts_of
-from dprobes.sinks.field_columns import FieldColumns, NoColumnError, Shown, columns_of_packed
+from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
+from dprobes.sinks.field_columns import FieldColumns, NoColumnError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -248,7 +248,7 @@ def place_text(place: Place) -> str:
 
 
 def _measured_text(field: str, value: Value) -> str:
-    return str(value) if isinstance(value, Shown) or not field else text_of(field, value)
+    return text_of(field, value) if field else str(value)
 
 
 def _numbers(value: Value) -> tuple[int, ...]:
@@ -325,11 +325,11 @@ class Aggregates:
     def log_events(self, batch: Batch) -> None:
         """Count records."""
         values = self._fields[batch.source.number]
-        if (packed := batch.packed) is not None and isinstance(batch.places, PackedPlaces):
-            table = batch.places.table
-            for part in parts_of(packed):
-                if not self.log_columns(columns_of_packed(part, table.__getitem__, values)):
-                    self._log_each(values, PackedBytes(part), PackedPlaces(part, table))
+        if (packed := batch.packed) is not None:
+            for part in packed.table.parts:
+                if not self.log_columns(FieldColumns(part, packed.places.__getitem__, values)):
+                    table = RecordTable.of_rows(part)
+                    self._log_each(values, TableBytes(table), TablePlaces(table, packed.places))
             return
         self._log_each(values, batch.records, batch.places)
 
@@ -406,13 +406,9 @@ class Aggregates:
             counter = Counter(strings)
             for value, count in values.items():
                 key = (value,) if len(fields) == 1 else value
-                counter[tuple(map(_text_of, fields, key))] += count
+                counter[tuple(map(text_of, fields, key))] += count
             rows = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
             yield CountTable(fields, tuple(rows), others)
-
-
-def _text_of(field: str, value: Value) -> str:
-    return str(value) if isinstance(value, Shown) else text_of(field, value)
 
 
 def _counts_of(columns: Sequence[Any], count: int) -> Counter[Any]:

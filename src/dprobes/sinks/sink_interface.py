@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.formatters import FORMATS
-from dprobes.record.packed_records import MixedRecords, PackedBytes, PackedPlaces, PackedRecords
+from dprobes.record.record_table import RecordTable, TableBytes, TablePlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ LOG_FORMATS = (*FORMATS, "binary")
 
 def bytes_of(records: Sequence[bytes]) -> int:
     """Return how many bytes records take."""
-    return records.size if isinstance(records, PackedBytes) else sum(map(len, records))
+    return records.size if isinstance(records, TableBytes) else sum(map(len, records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,14 @@ class Batch:
         cls, source: RecordSource, found: Sequence[tuple[int, bytes]], places: Sequence[Place], wall_offset: int
     ) -> Self:
         """Return records, each with its probepoint, as a batch; ``places`` are those of all probepoints."""
-        if isinstance(found, PackedRecords | MixedRecords):
-            return cls(source, PackedBytes(found), PackedPlaces(found, places), wall_offset)
+        if isinstance(found, RecordTable):
+            return cls(source, TableBytes(found), TablePlaces(found, places), wall_offset)
         return cls(source, [record for _, record in found], [places[probe] for probe, _ in found], wall_offset)
 
     @property
-    def packed(self) -> PackedRecords | MixedRecords | None:
-        """The records as they are packed, with numbers in ``places.table``; None if they are not."""
-        if isinstance(self.records, PackedBytes) and isinstance(self.places, PackedPlaces):
-            return self.records.packed
-        return None
+    def packed(self) -> TablePlaces | None:
+        """The table that the records are, with the places of its probepoints; None if they are none."""
+        return self.places if isinstance(self.places, TablePlaces) and isinstance(self.records, TableBytes) else None
 
     def after(self, count: int) -> Batch:
         """Return what is left without the first ``count`` records."""

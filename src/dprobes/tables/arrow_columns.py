@@ -16,15 +16,15 @@ from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.formatters.address_fields import code_names, function_of
 from dprobes.formatters.address_names import AddressSymboliser
-from dprobes.formatters.templates.data_columns import RaggedData, fixed_layout, fixed_places, steps_of
+from dprobes.formatters.templates.data_columns import RaggedData, fixed_places, steps_of
 from dprobes.formatters.templates.data_extraction import FieldKind
 from dprobes.record.boot_clock import boot_id
 from dprobes.record.log_items import split_items
 from dprobes.record.log_record import Item, decode_record, header_struct
-from dprobes.record.packed_records import NAME_SPACE, PROBE_SIZE, PackedRecords
+from dprobes.record.record_table import NAME_SPACE, PROBE_SIZE, PackedRows
 from dprobes.rpn.instruction_set import Token
 from dprobes.tables.table_schema import HEADER_COLUMNS, field_columns, field_type, name_columns, name_type, table_schema
-from dprobes.trace.record_columns import PlainRows, rows_of
+from dprobes.trace.record_columns import RaggedRows, ragged_rows_of
 from dprobes.trace.trace_frames import RECORD_HEAD
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dprobes.formatters.templates.data_columns import FieldPlace
     from dprobes.formatters.templates.template_model import Template, Value
     from dprobes.record.log_record import LogRecord
     from dprobes.record.record_origin import Place
@@ -128,9 +129,7 @@ class NameColumns:
 
     # Packed records
 
-    def of_packed(
-        self, template: Template, records: PackedRecords, places: Sequence[tuple[int, int, bool]]
-    ) -> dict[str, pa.Array]:
+    def of_packed(self, template: Template, records: PackedRows, places: Sequence[FieldPlace]) -> dict[str, pa.Array]:
         """Return the same of records whose fields are at fixed ``places`` of the data."""
 
         def named(record: LogRecord, place: Place, address: int) -> str | None:
@@ -139,12 +138,12 @@ class NameColumns:
 
         found = {}
         for name, each in name_columns(template):
-            start, size, _ = places[each.position]
-            at = (records.shape.data + start, size)
+            place = places[each.position]
+            at = (records.shape.data + place.start, place.size)
             found[name] = self._named(records, at, named)
         return found
 
-    def functions_of_packed(self, records: PackedRecords) -> dict[str, pa.Array]:
+    def functions_of_packed(self, records: PackedRows) -> dict[str, pa.Array]:
         """Return the same as ``functions``."""
         probes, at = records.probes(), records.shape.place(Item.IP)
         if at is None or self._are_in_code({probes} if isinstance(probes, int) else set(probes)):
@@ -156,12 +155,12 @@ class NameColumns:
         return {"function": self._named(records, at, function)}
 
     def _named(
-        self, records: PackedRecords, at: tuple[int, int], name: Callable[[LogRecord, Place, int], str | None]
+        self, records: PackedRows, at: tuple[int, int], name: Callable[[LogRecord, Place, int], str | None]
     ) -> pa.Array:
         """Return the column of what ``name`` gives for addresses ``at`` some place; like records are named once."""
         import pyarrow as pa
 
-        addresses = records.column(*at, records.shape.byte_order)
+        addresses = records.numbers(*at, records.shape.byte_order)
         columns = [addresses, records.probes(), records.item(Item.PID), records.names()]
         if self._program.names.has_changes:
             columns.append(records.item(Item.TIME))
@@ -174,7 +173,7 @@ class NameColumns:
         for row, key in enumerate(keys):
             if key not in numbers:
                 numbers[key] = len(numbers)
-                probe, encoded = records[row]
+                probe, encoded = records.pair(row)
                 names.append(name(decode_record(encoded), self._place(probe), key[0]))
         shown = pa.array(clean(names), pa.string())
         if len(keys) == 1:
@@ -192,7 +191,7 @@ _TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
 
 
 def packed_table(
-    records: PackedRecords,
+    records: PackedRows,
     program: TraceProgram,
     names: NameColumns,
     template: Template | None,
@@ -225,12 +224,12 @@ def packed_table(
     columns |= names.functions_of_packed(records)
     columns["time"] = times
     columns["process_name"] = _names(records)
-    columns["word_size"] = _repeated(pa.scalar(8 if shape.flags & Item.WIDE else 4, pa.uint8()), count)
+    columns["word_size"] = _repeated(pa.scalar(shape.word_size, pa.uint8()), count)
     columns["byte_order"] = _repeated(pa.scalar(shape.byte_order), count)
     columns["stack_trace"] = _repeated(pa.scalar(bool(shape.flags & Item.STACK_TRACE)), count)
     columns["lost_before"] = _sparse(lost, count)
     if data is None:
-        columns["data"] = _binary(records, shape.data, records.row_size - shape.data)
+        columns["data"] = _binary(records, shape.data, records.data_size)
     schema = table_schema(template)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
@@ -252,7 +251,7 @@ def _repeated(value: pa.Scalar, count: int) -> pa.Array:
     return pa.repeat(value, count)
 
 
-def _numbers(records: PackedRecords, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
+def _numbers(records: PackedRows, place: tuple[int, int] | None, kind: pa.DataType, *, signed: bool = False) -> Any:
     """Return a column of the numbers at some place of the rows; of nothing where there is no place."""
     import pyarrow as pa
 
@@ -268,7 +267,7 @@ def _numbers(records: PackedRecords, place: tuple[int, int] | None, kind: pa.Dat
     return numbers if own == kind else numbers.cast(kind)
 
 
-def _times(records: PackedRecords, wall_offset: int) -> pa.Array | None:
+def _times(records: PackedRows, wall_offset: int) -> pa.Array | None:
     """Return the column of the time of day; None if there are times that it cannot have."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -286,7 +285,7 @@ def _times(records: PackedRecords, wall_offset: int) -> pa.Array | None:
     return pc.add(monotonic.cast(pa.int64()), pa.scalar(wall_offset, pa.int64())).cast(kind)
 
 
-def _names(records: PackedRecords) -> pa.Array:
+def _names(records: PackedRows) -> pa.Array:
     import pyarrow as pa
 
     names = records.names()
@@ -304,7 +303,7 @@ def _decoded(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _binary(records: PackedRecords, start: int, size: int) -> pa.Array:
+def _binary(records: PackedRows, start: int, size: int) -> pa.Array:
     import pyarrow as pa
 
     buffers = [None, pa.py_buffer(_offsets(len(records), size)), pa.py_buffer(records.raw(start, size))]
@@ -319,7 +318,7 @@ def _offsets(count: int, size: int) -> array[int]:
 # The data
 
 
-def _data_columns(records: PackedRecords, template: Template | None, named: NameColumns) -> dict[str, pa.Array] | None:
+def _data_columns(records: PackedRows, template: Template | None, named: NameColumns) -> dict[str, pa.Array] | None:
     import pyarrow as pa
 
     schema = table_schema(template)
@@ -334,18 +333,18 @@ def _data_columns(records: PackedRecords, template: Template | None, named: Name
     if is_trace:
         names += [name for name, _ in name_columns(template)]
         return others | {name: pa.nulls(count, schema.field(name).type) for name in names}
-    word_size = 8 if shape.flags & Item.WIDE else 4
-    layout, places = fixed_layout(template, word_size, shape.byte_order), fixed_places(template, word_size)
-    if layout is None or places is None or layout.size != records.row_size - shape.data:
+    word_size = shape.word_size
+    found = fixed_places(template, word_size)
+    if found is None or found[1] != records.data_size:
         return None
-    for (name, field), (start, size, is_signed) in zip(field_columns(template), places, strict=True):
+    for (name, field), (start, size, is_signed, _) in zip(field_columns(template), found[0], strict=True):
         if field.kind is FieldKind.CHARACTER:
             return None
         others[name] = _numbers(records, (shape.data + start, size), field_type(field), signed=is_signed)
-    return others | named.of_packed(template, records, places)
+    return others | named.of_packed(template, records, found[0])
 
 
-def _items(records: PackedRecords) -> list[list[dict[str, str]] | None] | None:
+def _items(records: PackedRows) -> list[list[dict[str, str]] | None] | None:
     """Return the items of data that describes itself; None if none does."""
     place, size = records.shape.data, records.row_size
     if place == size:
@@ -363,7 +362,7 @@ def _items(records: PackedRecords) -> list[list[dict[str, str]] | None] | None:
     if not found:
         return None
     data, length, order = records.raw(place, size - place), size - place, records.shape.byte_order
-    word_size = 8 if records.shape.flags & Item.WIDE else 4
+    word_size = records.shape.word_size
     result: list[list[dict[str, str]] | None] = [None] * len(records)
     for number in found:
         items = split_items(bytes(data[number * length : (number + 1) * length]), word_size, order)
@@ -378,10 +377,10 @@ def _items(records: PackedRecords) -> list[list[dict[str, str]] | None] | None:
 # records are decoded one by one.
 
 
-def plain_rows(block: RecordBlock) -> list[PlainRows] | None:
+def plain_rows(block: RecordBlock) -> list[RaggedRows] | None:
     """Return the rows of a block; None if one of its records is none."""
     try:
-        rows = [each for each in rows_of(block) if isinstance(each, PlainRows)]
+        rows = list(ragged_rows_of(block))
         for each in rows:
             each.data_bounds()
     except FormatError:
@@ -390,7 +389,7 @@ def plain_rows(block: RecordBlock) -> list[PlainRows] | None:
 
 
 def plain_table(
-    rows: PlainRows,
+    rows: RaggedRows,
     wanted: Sequence[int],
     program: TraceProgram,
     names: NameColumns,
@@ -404,9 +403,9 @@ def plain_table(
     """
     import pyarrow as pa
 
-    if template is None or name_columns(template) or rows.flags & (Item.STACK_TRACE | Item.CUT):
+    if template is None or name_columns(template) or rows.shape.flags & (Item.STACK_TRACE | Item.CUT):
         return None
-    steps = steps_of(template, rows.word_size)
+    steps = steps_of(template, rows.shape.word_size)
     described = field_columns(template)
     if steps is None or any(field.kind is FieldKind.CHARACTER for _, field in described):
         return None
@@ -424,13 +423,13 @@ def plain_table(
     return packed_table(_headers(rows, ragged, wanted), program, names, template, rows.block.wall_offset, lost, columns)
 
 
-def _headers(rows: PlainRows, ragged: RaggedData, wanted: Sequence[int]) -> PackedRecords:
+def _headers(rows: RaggedRows, ragged: RaggedData, wanted: Sequence[int]) -> PackedRows:
     """Return the records as packed ones without data."""
-    body, tid = ragged.body, 4 if rows.flags & Item.TID else 0
+    body, tid = ragged.body, 4 if rows.shape.flags & Item.TID else 0
     heads = [(rows.start(row), ragged.starts[row]) for row in wanted]
     size = RECORD_HEAD.size
-    if rows.flags & Item.PROCESS_NAME:
-        fixed = header_struct(rows.flags, rows.byte_order).size
+    if rows.shape.flags & Item.PROCESS_NAME:
+        fixed = header_struct(rows.shape.flags, rows.shape.byte_order).size
         parts = [
             body[start : start + PROBE_SIZE]
             + body[start + size : start + size + fixed]
@@ -441,4 +440,4 @@ def _headers(rows: PlainRows, ragged: RaggedData, wanted: Sequence[int]) -> Pack
     else:
         parts = [body[start : start + PROBE_SIZE] + body[start + size : end] for start, end in heads]
     stride = len(parts[0])
-    return PackedRecords.of_table(b"".join(parts), stride, range(stride))
+    return PackedRows.of_table(b"".join(parts), stride, range(stride))

@@ -17,11 +17,11 @@ from dprobes.formatters.templates.data_extraction import Fault, FieldKind, decod
 from dprobes.formatters.templates.template_collection import ProgramTemplates
 from dprobes.record.log_items import UNSEEN
 from dprobes.record.log_record import Item, LogRecord, decode_record
-from dprobes.record.packed_records import PackedRecords
+from dprobes.record.record_table import PackedRows
 from dprobes.tables.arrow_columns import NameColumns, clean, packed_table, place_columns, plain_rows, plain_table
 from dprobes.tables.table_schema import HEADER_COLUMNS, Partition, field_columns, field_type, table_schema
-from dprobes.trace.packed_blocks import MixedBlock, PackedBlock
-from dprobes.trace.trace_content import LostRecords, RecordBlock
+from dprobes.trace.packed_blocks import TableBlock
+from dprobes.trace.trace_content import LostRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.data_extraction import Decoded, Field
     from dprobes.formatters.templates.template_model import Template
     from dprobes.trace.packed_blocks import Block
-    from dprobes.trace.record_columns import PlainRows
+    from dprobes.trace.record_columns import RaggedRows
     from dprobes.trace.trace_content import TraceProgram
 
 __all__ = ["Piece", "pieces_of"]
@@ -82,24 +82,24 @@ def pieces_of(
             lost[known.name] = lost.get(known.name, 0) + each.count
             continue
         lost_before = lost.pop(known.name, 0)
-        if isinstance(each, PackedBlock) and each.records:
+        if isinstance(each, TableBlock) and len(each.records.parts) == 1 and each.records:
             count += len(each.records)
-            size += len(each.records) * each.records.row_size
-            known.add_packed(each.records, each.wall_offset, lost_before)
+            size += each.records.row_bytes
+            known.add_packed(each.records.parts[0], each.wall_offset, lost_before)
             if count >= _ROWS or size >= _BYTES:
                 count = size = 0
                 for program in programs.values():
                     yield from program.take()
             continue
-        block = each.in_a_row() if isinstance(each, MixedBlock) else each
-        if isinstance(block, RecordBlock) and (rows := plain_rows(block)) is not None:
+        block = each.in_a_row() if isinstance(each, TableBlock) else each
+        if (rows := plain_rows(block)) is not None:
             for part in rows:
                 known.add_plain(part, lost_before)
                 lost_before = 0
                 count += len(part)
             size += len(block.body)
         else:
-            for record in each:
+            for record in block:
                 known.add(_decoded(record.record), record.probe, each.wall_offset, lost_before)
                 lost_before = 0
                 count += 1
@@ -139,7 +139,7 @@ _Key = tuple[int | None, int | None]
 """A major and a minor code."""
 
 
-def _codes_of(records: PackedRecords) -> list[_Key]:
+def _codes_of(records: PackedRows) -> list[_Key]:
     """Return the codes of each record."""
     majors, minors = (
         column if isinstance(column, list) else [column] * len(records)
@@ -148,7 +148,7 @@ def _codes_of(records: PackedRecords) -> list[_Key]:
     return list(zip(majors, minors, strict=True))
 
 
-def _by_codes(records: PackedRecords, lost: dict[int, int]) -> Iterator[tuple[_Key, PackedRecords, dict[int, int]]]:
+def _by_codes(records: PackedRows, lost: dict[int, int]) -> Iterator[tuple[_Key, PackedRows, dict[int, int]]]:
     """Iterate over the records with each major and minor code, with how many were lost before which of them."""
     majors, minors = records.item(Item.MAJOR), records.item(Item.MINOR)
     if not isinstance(majors, list) and not isinstance(minors, list):
@@ -171,7 +171,7 @@ class _Program:
         self._templates = ProgramTemplates.of_source(program.source)
         self._before = before  # described otherwise, and with rows of its own
         self._rows: dict[_Key, _Rows] = {}
-        self._waiting: list[PackedRecords] = []
+        self._waiting: list[PackedRows] = []
         self._waiting_offset = 0
         self._waiting_lost: dict[int, int] = {}
         self._tables: dict[_Key, list[pa.Table]] = {}
@@ -193,7 +193,7 @@ class _Program:
         rows.probes.append(probe)
         rows.offsets.append(wall_offset)
 
-    def add_packed(self, records: PackedRecords, wall_offset: int, lost: int) -> None:
+    def add_packed(self, records: PackedRows, wall_offset: int, lost: int) -> None:
         """Add records, which are there; those of many blocks in a row are converted together."""
         waiting = self._waiting
         if waiting and (wall_offset != self._waiting_offset or not waiting[0].goes_with(records)):
@@ -203,11 +203,11 @@ class _Program:
         self._waiting.append(records)
         self._waiting_offset = wall_offset
 
-    def add_plain(self, rows: PlainRows, lost: int) -> None:
+    def add_plain(self, rows: RaggedRows, lost: int) -> None:
         """Add records, column by column as far as that is possible."""
         self._convert()
         count = len(rows)
-        majors, minors = rows.column("major"), rows.column("minor")
+        majors, minors = rows.item(Item.MAJOR), rows.item(Item.MINOR)
         codes = [column if isinstance(column, list) else [column] * count for column in (majors, minors)]
         by_key: dict[_Key, list[int]] = {}
         for row, key in enumerate(zip(*codes, strict=True)):
@@ -222,9 +222,9 @@ class _Program:
                 self._add_table(key, table)
                 continue
             for row in wanted:
-                each = rows.record(row)
+                probe, record = rows.pair(row)
                 before = lost if row == 0 else 0
-                self._add(_decoded(each.record), each.probe, each.wall_offset, before)
+                self._add(_decoded(record), probe, rows.block.wall_offset, before)
 
     def _add_table(self, key: _Key, table: pa.Table) -> None:
         tables = self._tables.setdefault(key, [])
@@ -236,7 +236,7 @@ class _Program:
         """Convert the packed records that wait, column by column as far as that is possible."""
         if not self._waiting:
             return
-        records, wall_offset, lost = PackedRecords.joined(self._waiting), self._waiting_offset, self._waiting_lost
+        records, wall_offset, lost = PackedRows.joined(self._waiting), self._waiting_offset, self._waiting_lost
         self._waiting, self._waiting_lost = [], {}
         for key, part, lost_before in _by_codes(records, lost):
             table = packed_table(part, self._program, self._names, self._template(key), wall_offset, lost_before)

@@ -1,24 +1,23 @@
 """
 The items of many records at once.
 
-A block of records is cut into ``Rows``: records whose flag words are the same, and mostly their sizes too, so that an
-item has one offset in all of them, and a column of it is made by a single ``struct.iter_unpack``. Whether sizes and
-flag words are the same is seen by slices with a stride. That costs a small part of what decoding all records does.
-Packed records are one ``Rows`` as they are, of mixed ones those of each shape.
+A block of records is cut into ``BlockRows``: records whose flag words are the same. Of a table those are its parts.
+Records that stand one after the other mostly have the same size, so that an item has one offset in all of them, and a
+column of it is made by a single ``struct.iter_unpack``. Whether sizes and flag words are the same is seen by slices
+with a stride. That costs a small part of what decoding all records does.
 """
 
 from __future__ import annotations
 
 import operator
 import struct
-from abc import ABC, abstractmethod
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
-from dprobes.record.log_record import FIXED_ITEMS, PROCESS_NAME_MAX, Item, decode_record, flag_word, header_struct
-from dprobes.trace.packed_blocks import MixedBlock
+from dprobes.record.log_record import PROCESS_NAME_MAX, Item, decode_record, flag_word, header_struct
+from dprobes.record.record_table import ITEM_COLUMNS, PROBE_SIZE, Rows, RowShape
 from dprobes.trace.trace_content import RecordBlock, TraceRecord
 from dprobes.trace.trace_frames import RECORD_HEAD
 
@@ -26,17 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.record.log_record import ByteOrder
-    from dprobes.record.packed_records import PackedRecords
-    from dprobes.trace.packed_blocks import Block, PackedBlock
+    from dprobes.record.record_origin import Place
+    from dprobes.record.record_table import Column, Texts
+    from dprobes.trace.packed_blocks import Block
 
-__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "PackedRows", "PlainRows", "Rows", "rows_of"]
-
-ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
-    "tid": int(Item.TID),
-    "stack_trace": int(Item.STACK_TRACE),
-    "word_size": int(Item.WIDE),
-}
-"""The columns of numbers, with their flags."""
+__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "BlockRows", "RaggedRows", "ragged_rows_of", "rows_of"]
 
 TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
 """
@@ -44,9 +37,6 @@ The columns of strings: the process name, then what the file says of the program
 
 They are what all formats print of these items, with the same escapes.
 """
-
-Column = list[int] | list[str] | int | str | None
-"""The values of all rows; one value if they are the same in all; None if none of them has any."""
 
 _FIRST_WINDOW, _LAST_WINDOW = 32, 1 << 16
 _RAGGED = 1024
@@ -62,45 +52,46 @@ _ROW = struct.Struct("<4xII")
 """These two, the flag word as if it were little-endian."""
 
 
-class Rows(ABC):
-    """Hold records of a block with the same flag word; ``len`` is how many."""
+class BlockRows:
+    """Records of a block with the same flag word: their ``rows``, and what the file says of them."""
 
-    block: RecordBlock | PackedBlock
+    def __init__(self, block: Block, rows: Rows) -> None:
+        self.block = block
+        self.rows = rows
+        self._columns: dict[str, Column | Texts | None] = {}
 
-    def __init__(self, flags: int, byte_order: ByteOrder) -> None:
-        self.flags = flags
-        self.byte_order: ByteOrder = byte_order
-        self._columns: dict[str, Column] = {}
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
     def record(self, row: int) -> TraceRecord:
         """Return one record."""
+        block = self.block
+        probe, record = self.rows.pair(row)
+        written = self.rows.written_at(row) if isinstance(self.rows, RaggedRows) else block.written
+        return TraceRecord(block.program, probe, record, block.wall_offset, written)
 
-    @abstractmethod
     def written(self) -> list[int] | int:
         """Return when each record was written; one time if all were together."""
+        if not isinstance(self.rows, RaggedRows) or self.rows.block.joints is None:
+            return self.block.written
+        return list(map(self.rows.written_at, range(len(self))))
 
-    @abstractmethod
-    def probes(self) -> list[int] | int:
-        """Return the probepoints of all records, or the one that they have in common."""
+    def place(self, probe: int) -> Place:
+        """Return the place of a probepoint, in the module that the program has now."""
+        program = self.block.program
+        return program.place(probe).in_module(program.source.module)
 
-    @property
-    def word_size(self) -> int:
-        """Bytes of a word."""
-        return 8 if self.flags & Item.WIDE else 4
+    def column(self, name: str) -> Column | Texts | None:
+        """
+        Return a column, with escapes for what cannot be printed; None if no record has it.
 
-    def column(self, name: str) -> Column:
-        """Return a column; raise ``FormatError`` if a record has no room for it."""
+        Raise ``FormatError`` if a record has no room for it.
+        """
         if name not in self._columns:
             self._columns[name] = self._make(name)
         return self._columns[name]
 
-    def _make(self, name: str) -> Column:
-        if (item := _FIXED.get(name)) is not None:
-            return self._fixed(item) if self.flags & item else None
+    def _make(self, name: str) -> Column | Texts | None:
         program = self.block.program
         match name:
             case "program":
@@ -111,110 +102,74 @@ class Rows(ABC):
                 return escaped(program.origin.host)
             case "symbol" | "function":
                 return self._places(is_symbol=name == "symbol")
-            case "word_size":
-                return self.word_size
-            case "stack_trace":
-                return int(bool(self.flags & Item.STACK_TRACE))
             case "name":
-                return self._names() if self.flags & Item.PROCESS_NAME else None
-            case "tid":
-                return self._tids() if self.flags & Item.TID else None
-        raise KeyError(name)
+                return _escaped(self.rows.column("name"))
+        return self.rows.column(name)
 
-    def _places(self, *, is_symbol: bool) -> Column:
-        probes, program = self.probes(), self.block.program
-        numbers = {probes} if isinstance(probes, int) else set(probes)
-        places = {probe: program.place(probe) for probe in numbers}
+    def _places(self, *, is_symbol: bool) -> Texts:
+        probes, program = self.rows.probes(), self.block.program
+        places = {probe: program.place(probe) for probe in ({probes} if isinstance(probes, int) else set(probes))}
         known = {n: escaped(place.where if is_symbol else place.routine) for n, place in places.items()}
         return known[probes] if isinstance(probes, int) else [known[probe] for probe in probes]
 
-    @abstractmethod
-    def _fixed(self, item: int) -> list[int] | int: ...
 
-    @abstractmethod
-    def _names(self) -> list[str] | str: ...
-
-    @abstractmethod
-    def _tids(self) -> list[int] | int: ...
-
-
-class PackedRows(Rows):
-    """Hold the records of a block of packed ones."""
-
-    def __init__(self, block: PackedBlock) -> None:
-        self.block: PackedBlock = block
-        self.records: PackedRecords = block.records
-        super().__init__(self.records.shape.flags, self.records.shape.byte_order)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def record(self, row: int) -> TraceRecord:
-        """Return one record."""
-        probe, record = self.records[row]
-        return TraceRecord(self.block.program, probe, record, self.block.wall_offset, self.block.written)
-
-    def written(self) -> int:
-        """Return when they were written."""
-        return self.block.written
-
-    def probes(self) -> list[int] | int:
-        """Return the probepoints."""
-        return self.records.probes()
-
-    def _fixed(self, item: int) -> list[int] | int:
-        column = self.records.item(Item(item))
-        assert column is not None, "the flag word has the item"
-        return column
-
-    def _names(self) -> list[str] | str:
-        names = self.records.names()
-        assert names is not None, "the flag word has the item"
-        if isinstance(names, bytes):
-            return _name_of(names)
-        known = {name: _name_of(name) for name in set(names)}
-        return [known[name] for name in names]
-
-    def _tids(self) -> list[int] | int:
-        return self._fixed(Item.TID)
+def _escaped(column: Column | Texts | None) -> Texts | None:
+    match column:
+        case list():
+            known = {text: escaped(str(text)) for text in set(column)}
+            return [known[text] for text in column]
+        case None:
+            return None
+        case text:
+            return escaped(str(text))
 
 
-def _name_of(name: bytes) -> str:
-    return escaped(name.decode("utf-8", "surrogateescape"))
-
-
-class PlainRows(Rows):
+class RaggedRows(Rows):
     """
-    Hold records of a block that stand one behind the other.
+    Records of a block that stand one after the other.
 
     Either all have one size, and ``starts`` is a range, or it is a list of where they begin in ``block.body``.
     """
 
     def __init__(self, block: RecordBlock, starts: Sequence[int], flags: int, byte_order: ByteOrder) -> None:
-        super().__init__(flags, byte_order)
         self.block: RecordBlock = block
         self._starts = starts
+        self._items: dict[Item, list[int]] = {}
+        self._names: list[bytes] | None = None
         self._bounds: tuple[bytes, list[int], list[int]] | None = None
+        try:
+            self.shape = RowShape.of(flags, byte_order)
+        except FormatError:
+            self._refuse()
+            raise
+        self._header = header_struct(flags, byte_order).size
         self._check()
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def record(self, row: int) -> TraceRecord:
-        """Return one record."""
-        block, at = self.block, self._starts[row]
-        probe, begin, end = block.bounds(at)
-        return TraceRecord(block.program, probe, block.body[begin:end], block.wall_offset, block.written_at(at))
+    def pair(self, row: int) -> tuple[int, bytes]:
+        """Return the probepoint of a record, and the record."""
+        probe, begin, end = self.block.bounds(self._starts[row])
+        return probe, self.block.body[begin:end]
 
-    def written(self) -> list[int] | int:
-        """Return when each record was written."""
-        if self.block.joints is None:
-            return self.block.written
-        return [self.block.written_at(start) for start in self._starts]
+    def written_at(self, row: int) -> int:
+        """Return when a record was written."""
+        return self.block.written_at(self._starts[row])
 
-    def _fixed(self, item: int) -> list[int]:
-        offset, size = _offset(self.flags, self.byte_order, item)
-        sign = "<" if self.byte_order == "little" else ">"
+    def item(self, item: Item) -> list[int] | None:
+        """Return the column of a header item; None where records lack it. Raise ``FormatError`` without room for it."""
+        if not self.shape.flags & item:
+            return None
+        if item not in self._items:
+            self._items[item] = self._tids() if item is Item.TID else self._fixed(item)
+        return self._items[item]
+
+    def _fixed(self, item: Item) -> list[int]:
+        place = self.shape.place(item)
+        assert place is not None, "the flag word has the item"
+        offset, size = place[0] - PROBE_SIZE, place[1]
+        sign = "<" if self.shape.byte_order == "little" else ">"
         code = "Q" if size == 8 else "I"
         if isinstance(self._starts, range):
             layout = _padded(f"{sign}{_HEAD + offset}x{code}", self._starts.step)
@@ -240,19 +195,19 @@ class PlainRows(Rows):
 
     def _find_bounds(self) -> tuple[bytes, list[int], list[int]]:
         body, starts = self.block.body, self._starts
-        at = _HEAD + header_struct(self.flags, self.byte_order).size
+        at = _HEAD + self._header
         if isinstance(starts, range):
             ends = [start + starts.step for start in starts]
         else:
             unpack = _ROW.unpack_from
             ends = [start + _HEAD + unpack(body, start)[0] for start in starts]
         data = [start + at for start in starts]
-        if self.flags & Item.PROCESS_NAME:
+        if self.shape.flags & Item.PROCESS_NAME:
             find = body.find
             names, data = data, [find(0, start) + 1 for start in data]
             if any(not 0 < end - start <= PROCESS_NAME_MAX + 1 for start, end in zip(names, data, strict=True)):
                 self._refuse()
-        if self.flags & Item.TID:
+        if self.shape.flags & Item.TID:
             data = [start + 4 for start in data]
         if any(map(operator.gt, data, ends)):
             self._refuse()
@@ -263,26 +218,29 @@ class PlainRows(Rows):
         return memoryview(self.block.body)[self._starts.start : self._starts.stop]
 
     def _tails(self, size: int) -> list[bytes]:
-        """Return up to ``size`` bytes behind the fixed items of each record."""
-        at = _HEAD + header_struct(self.flags, self.byte_order).size
+        """Return up to ``size`` bytes after the fixed items of each record."""
+        at = _HEAD + self._header
         if isinstance(self._starts, range):
             layout = _padded(f"{at}x{min(size, self._starts.step - at)}s", self._starts.step)
             return [tail for (tail,) in layout.iter_unpack(self._view())]
         unpack, body = _ROW.unpack_from, self.block.body
         return [body[start + at : start + min(at + size, _HEAD + unpack(body, start)[0])] for start in self._starts]
 
-    def _names(self) -> list[str]:
-        try:
-            names = [tail[: tail.index(0)] for tail in self._tails(PROCESS_NAME_MAX + 1)]
-        except ValueError:
-            self._refuse()
-            raise
-        strings = {name: escaped(name.decode("utf-8", "surrogateescape")) for name in set(names)}
-        return [strings[name] for name in names]
+    def names(self) -> list[bytes] | None:
+        """Return the process names; None where records lack them."""
+        if not self.shape.flags & Item.PROCESS_NAME:
+            return None
+        if self._names is None:
+            try:
+                self._names = [tail[: tail.index(0)] for tail in self._tails(PROCESS_NAME_MAX + 1)]
+            except ValueError:
+                self._refuse()
+                raise
+        return self._names
 
     def _tids(self) -> list[int]:
-        order = self.byte_order
-        if not self.flags & Item.PROCESS_NAME:
+        order = self.shape.byte_order
+        if not self.shape.flags & Item.PROCESS_NAME:
             ids = self._tails(4)
         else:
             tails = self._tails(PROCESS_NAME_MAX + 1 + 4)
@@ -298,9 +256,7 @@ class PlainRows(Rows):
 
     def _check(self) -> None:
         """Raise ``FormatError`` unless all records have room for their fixed items."""
-        if self.flags & ~_KNOWN:
-            self._refuse()
-        needed = header_struct(self.flags, self.byte_order).size
+        needed = self._header
         unpack, body = _ROW.unpack_from, self.block.body
         if isinstance(self._starts, range):
             least = self._starts.step - _HEAD
@@ -315,19 +271,15 @@ class PlainRows(Rows):
             _check_record(self.block, self._starts[row])
 
 
-_KNOWN = sum(Item)
-_FIXED = {name: int(item) for item, name in FIXED_ITEMS}
-
-
-def rows_of(block: Block) -> Iterator[Rows]:
-    """Cut a block into rows, in order, but mixed ones by their shapes; raise ``FormatError`` where a record is none."""
+def rows_of(block: Block) -> Iterator[BlockRows]:
+    """Cut a block into rows, in order, but tables by their shapes; raise ``FormatError`` where a record is none."""
     if isinstance(block, RecordBlock):
-        return _cut(block)
-    blocks = block.blocks() if isinstance(block, MixedBlock) else [block]
-    return (PackedRows(each) for each in blocks if each.records)
+        return (BlockRows(block, rows) for rows in ragged_rows_of(block))
+    return (BlockRows(block, part) for part in block.records.parts if part)
 
 
-def _cut(block: RecordBlock) -> Iterator[Rows]:
+def ragged_rows_of(block: RecordBlock) -> Iterator[RaggedRows]:
+    """Cut records that stand one after the other into rows, in order; raise ``FormatError`` where one is none."""
     at, window = block.start, _FIRST_WINDOW
     body, end = block.body, len(block.body)
     while at < end:
@@ -345,7 +297,7 @@ def _cut(block: RecordBlock) -> Iterator[Rows]:
         else:
             starts, at = _ragged(block, at)
             window = _FIRST_WINDOW
-        yield PlainRows(block, starts, flags, byte_order)
+        yield RaggedRows(block, starts, flags, byte_order)
 
 
 def _check_record(block: RecordBlock, at: int) -> None:
@@ -384,16 +336,8 @@ def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
     return starts, at
 
 
-@cache
-def _offset(flags: int, byte_order: ByteOrder, item: int) -> tuple[int, int]:
-    """Return where in a record with a flag word one of the fixed items is, and its size."""
-    width = flags & int(Item.WIDE)
-    before = header_struct(flags & (item - 1) | width, byte_order).size
-    return before, header_struct(item | width, byte_order).size - _FLAGS
-
-
 @lru_cache(1024)
 def _padded(layout: str, stride: int) -> struct.Struct:
-    """Return a structure with padding behind it, up to ``stride`` bytes."""
+    """Return a structure with padding after it, up to ``stride`` bytes."""
     padding = stride - struct.calcsize(layout)
     return struct.Struct(f"{layout}{padding}x")

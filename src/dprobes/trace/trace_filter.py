@@ -1,8 +1,12 @@
 """
 Filters of records: which of them somebody wants to see. ``filters.filter_language`` has the language.
 
-A filter is compiled into functions of ``columns.Rows``, so that it looks at many records at once, and only at the items
-that it names. No comparison with an item that a record lacks holds, ``!=`` and ``not in`` included.
+A filter is compiled into functions of ``record_columns.BlockRows``, so that it looks at many records at once, and only
+at what it names. No comparison with something that a record lacks holds, ``!=`` and ``not in`` included.
+
+What type an item has is known, so a wrong comparison is an error. What type a field of the data has (of a template, a
+handler, or ``word0``) is known when there are records, so there the other side of a comparison decides: a number is
+compared with numbers, a string with strings, and no comparison with a value of the other type holds.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, assert_never
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.filters.filter_language import (
@@ -31,177 +35,54 @@ from dprobes.filters.filter_language import (
     values_of,
 )
 from dprobes.globs import compile_glob
-from dprobes.record.packed_records import in_order
-from dprobes.trace.packed_blocks import MixedBlock
-from dprobes.trace.record_columns import ITEM_COLUMNS, TEXT_COLUMNS, PackedRows, rows_of
+from dprobes.record.record_table import in_order, repeated
+from dprobes.trace.packed_blocks import TableBlock
+from dprobes.trace.record_columns import ITEM_COLUMNS, TEXT_COLUMNS, BlockRows, rows_of
 from dprobes.trace.trace_content import LostRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.trace.packed_blocks import Block
-    from dprobes.trace.record_columns import Column, Rows
     from dprobes.trace.trace_content import TraceRecord
+
+    RowFilter = Callable[[BlockRows], "Mask"]
+    Source = Callable[[BlockRows], "DataColumn"]
 
 __all__ = ["FILTER_NAMES", "DataColumn", "Selection", "all_of", "compile_filter", "program_filter", "time_filter"]
 
-# Comparisons of a filter with fields of records' data: what a template, a handler or ``word0`` names.
-#
-# What type a field has is known when there are records, so the other side of a comparison decides: a number is compared
-# with numbers, a string with strings. No comparison with what a record lacks, or has of the other type, holds.
+FILTER_NAMES = (*ITEM_COLUMNS, *TEXT_COLUMNS)
+"""What filters can name without looking at data."""
 
+Mask = bool | list[bool]
+"""For each row whether it is wanted; one value if that is the same for all."""
 
 DataColumn = list[Any] | int | str | None
 """The values of all rows, None where a row has none; or the one that all have."""
 
+_ITEMS = f"items are {', '.join(FILTER_NAMES)}"
+
+_FUNCTION = "function"
+"""The item that each record of a sampler or a watchpoint has of its own, as far as somebody names addresses."""
+
 _RESULT = "retval"
 """What a function returns is compared with a sign, as at a hit."""
 
+_ALIASES = {"comm": "name"}
+"""Names that filters at hits have for an item, as users of other tools do."""
+
 
 class DataColumns(Protocol):
-    """Find fields in the data of records."""
+    """A finder of fields in the data of records."""
 
     def note(self, name: Name) -> None:
         """Know that a filter names a field."""
 
-    def see(self, rows: Rows) -> None:
+    def see(self, rows: BlockRows) -> None:
         """Know the program of some records, of which a filter need not look at every field."""
 
-    def column(self, rows: Rows, name: Name, *, as_text: bool) -> DataColumn:
+    def column(self, rows: BlockRows, name: Name, *, as_text: bool) -> DataColumn:
         """Return a column of numbers and strings as they are, or of the strings that are shown."""
-
-    def word_size(self, rows: Rows) -> int:
-        """Return how many bytes a number has where nothing else is said."""
-
-
-def field_comparison(
-    condition: Comparison, data: DataColumns, compare: dict[str, Callable[[Any, Any], bool]]
-) -> RowFilter:
-    """Return a comparison in which a field is; ``compare`` are the operators."""
-    left, right, sign = condition.left, condition.right, str(condition.operator)
-    if sign in ("=~", "!~", "startswith", "contains"):
-        if not isinstance(left, Name) or not isinstance(right, Text):
-            example = '"py*"' if "~" in sign else '"py"'
-            fail(condition.span, f"'{sign}' goes between an item and a string", f"as in: name {sign} {example}")
-        return _of_strings(left, _string_test(sign, right.value), data)
-    if not isinstance(left, Name):
-        left, right, sign = right, left, {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(sign, sign)
-    assert isinstance(left, Name), "there is a field in the comparison"
-    test = compare[sign]
-    match right:
-        case Text(text) if len(text) != 1:
-            if sign not in ("==", "!="):
-                fail(condition.span, "strings have no order", "compare them with ==, !=, =~ or in")
-            return _of_strings(left, lambda value: test(value, text), data)
-        case Text(text):
-            code = ord(text)
-            return _of_values(left, lambda value: test(value, text if isinstance(value, str) else code), data)
-        case Number(number):
-            is_signed = number < 0 or (left.name == _RESULT and left.type is None)
-            return _of_numbers(left, test, number, data, is_signed=is_signed)
-        case Name():
-            return _of_two_fields(left, right, test, data)
-    raise AssertionError(right)  # memory is refused before
-
-
-def field_membership(condition: Membership, data: DataColumns) -> RowFilter:
-    """Return the question whether a field is one of several values."""
-    name = condition.value
-    assert isinstance(name, Name), "there is a field in it"
-    choices = frozenset(each for choice in condition.choices for each in _constants(choice))
-    is_wanted = not condition.is_negated
-    if all(isinstance(choice, Text) and len(choice.value) != 1 for choice in condition.choices):
-        return _of_strings(name, lambda value: (value in choices) is is_wanted, data)
-    return _of_values(name, lambda value: (value in choices) is is_wanted, data)
-
-
-def _constants(choice: Value) -> tuple[int | str, ...]:
-    match choice:
-        case Text(text):
-            return (text, ord(text)) if len(text) == 1 else (text,)
-        case Number(number):
-            return (number,)
-        case Name():
-            fail(
-                choice.span, f"'{choice.name}' is not a value", "an item can be compared with another one by ==, <, ..."
-            )
-    raise AssertionError(choice)  # memory is refused before
-
-
-def _string_test(sign: str, wanted: str) -> Callable[[str], bool]:
-    if sign == "startswith":
-        return lambda value: value.startswith(wanted)
-    if sign == "contains":
-        return lambda value: wanted in value
-    matches, is_wanted = compile_glob(wanted).match, sign == "=~"
-    return lambda value: (matches(value) is not None) is is_wanted
-
-
-def _of_strings(name: Name, test: Callable[[str], bool], data: DataColumns) -> RowFilter:
-    def tested(rows: Rows) -> Mask:
-        return _mask(data.column(rows, name, as_text=True), lambda value: isinstance(value, str) and test(value))
-
-    return tested
-
-
-def _of_values(name: Name, test: Callable[[Any], bool], data: DataColumns) -> RowFilter:
-    def tested(rows: Rows) -> Mask:
-        return _mask(data.column(rows, name, as_text=False), lambda value: value is not None and test(value))
-
-    return tested
-
-
-def _mask(column: DataColumn, test: Callable[[Any], bool]) -> Mask:
-    """Return what a test says, which is made once for each value."""
-    if not isinstance(column, list):
-        return test(column)
-    verdicts = {value: test(value) for value in set(column)}
-    return [verdicts[value] for value in column]
-
-
-def _of_numbers(
-    name: Name, test: Callable[[Any, Any], bool], number: int, data: DataColumns, *, is_signed: bool
-) -> RowFilter:
-    """Return the comparison with a number; with ``is_signed`` a number of a whole word has a sign."""
-
-    def tested(rows: Rows) -> Mask:
-        column = data.column(rows, name, as_text=False)
-        top = 1 << 8 * data.word_size(rows) - 1
-
-        def verdict(value: Any) -> bool:
-            if not isinstance(value, int):
-                return False
-            return test(value - 2 * top if is_signed and top <= value < 2 * top else value, number)
-
-        if not isinstance(column, list):
-            return verdict(column)
-        if is_signed or set(map(type, column)) != {int}:
-            return [verdict(value) for value in column]
-        return [test(value, number) for value in column]
-
-    return tested
-
-
-def _of_two_fields(left: Name, right: Name, test: Callable[[Any, Any], bool], data: DataColumns) -> RowFilter:
-    def verdict(a: Any, b: Any) -> bool:
-        return a is not None and isinstance(a, int) == isinstance(b, int) and b is not None and test(a, b)
-
-    def tested(rows: Rows) -> Mask:
-        a, b = (data.column(rows, each, as_text=False) for each in (left, right))
-        spread = [column if isinstance(column, list) else [column] * len(rows) for column in (a, b)]
-        return list(map(verdict, *spread))
-
-    return tested
-
-
-if TYPE_CHECKING:
-    RowFilter = Callable[[Rows], "Mask"]
-
-FILTER_NAMES = (*ITEM_COLUMNS, *TEXT_COLUMNS)
-"""What filters can name."""
-
-Mask = bool | list[bool]
-"""For each row whether it is wanted; one value if that is the same for all."""
 
 
 def compile_filter(text: str, *, called: str = "filter", data: DataColumns | None = None) -> RowFilter:
@@ -219,18 +100,11 @@ def compile_filter(text: str, *, called: str = "filter", data: DataColumns | Non
     if data is None:
         return wants
 
-    def seen(rows: Rows) -> Mask:
+    def seen(rows: BlockRows) -> Mask:
         data.see(rows)
         return wants(rows)
 
     return seen
-
-
-_FUNCTION = "function"
-"""The item that each record of a sampler or a watchpoint has of its own, as far as somebody names addresses."""
-
-_ALIASES = {"comm": "name"}
-"""Names that filters at hits have for an item, as users of other tools do."""
 
 
 def _check_value(value: Value, *, has_data: bool) -> None:
@@ -250,7 +124,15 @@ def _check_value(value: Value, *, has_data: bool) -> None:
 
 def _is_field(name: Name) -> bool:
     """Return whether a name is of data, or has a type as only data has."""
-    return _column(name) not in FILTER_NAMES
+    return _item(name) not in FILTER_NAMES
+
+
+def _item(name: Name) -> str:
+    return _ALIASES.get(name.name, name.name)
+
+
+def _is_text(name: Name) -> bool:
+    return _item(name) in TEXT_COLUMNS
 
 
 def all_of(filters: Iterable[RowFilter]) -> RowFilter:
@@ -260,7 +142,7 @@ def all_of(filters: Iterable[RowFilter]) -> RowFilter:
 
 def program_filter(name: str) -> RowFilter:
     """Return a filter of what a program is called."""
-    return _of_one("program", lambda value: bool(value == name))
+    return _tested(_column_of("program"), lambda value: bool(value == name))
 
 
 def time_filter(since: int | None, until: int | None) -> RowFilter:
@@ -270,20 +152,14 @@ def time_filter(since: int | None, until: int | None) -> RowFilter:
     A record without a time has that of its being written.
     """
 
-    def within(rows: Rows) -> Mask:
+    def within(rows: BlockRows) -> Mask:
         offset = rows.block.wall_offset
         first = 0 if since is None else since - offset
         last = 1 << 65 if until is None else until - offset
-        match rows.column("time"):
-            case list() as times:
-                return [first <= time < last for time in times]
-            case int() as time:
-                return first <= time < last
-        match rows.written():
-            case int() as written:
-                return first <= written < last
-            case times:
-                return [first <= written < last for written in times]
+        times: Any = rows.column("time")
+        if times is None:
+            times = rows.written()
+        return [first <= time < last for time in times] if isinstance(times, list) else first <= times < last
 
     return within
 
@@ -299,16 +175,20 @@ def _compiled(condition: Condition, data: DataColumns | None) -> RowFilter:
             return _joined([_compiled(each, data) for each in conditions], stops_at=True)
         case Not(inner):
             return _negated(_compiled(inner, data))
-        case Membership(Name() as name) if data is not None and (_is_field(name) or name.name == _FUNCTION):
-            return field_membership(condition, data)
-        case Membership():
+        case Membership(value):
+            if data is not None and isinstance(value, Name) and _is_looked_up(value):
+                return _field_membership(value, condition, data)
             return _membership(condition)
-        case Comparison(left, _, right) if data is not None and any(
-            isinstance(each, Name) and (_is_field(each) or each.name == _FUNCTION) for each in (left, right)
-        ):
-            return field_comparison(condition, data, _COMPARE)
-        case Comparison():
+        case Comparison(left, _, right):
+            if data is not None and any(isinstance(each, Name) and _is_looked_up(each) for each in (left, right)):
+                return _field_comparison(condition, data)
             return _comparison(condition)
+    assert_never(condition)
+
+
+def _is_looked_up(name: Name) -> bool:
+    """Return whether ``DataColumns`` have the column."""
+    return _is_field(name) or name.name == _FUNCTION
 
 
 def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
@@ -316,7 +196,7 @@ def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
     join = operator.or_ if stops_at else operator.and_
     goes_on = not stops_at
 
-    def joined(rows: Rows) -> Mask:
+    def joined(rows: BlockRows) -> Mask:
         result: Mask = goes_on
         for part in parts:
             mask = part(rows)
@@ -333,7 +213,7 @@ def _joined(parts: Sequence[RowFilter], *, stops_at: bool) -> RowFilter:
 
 
 def _negated(part: RowFilter) -> RowFilter:
-    def negated(rows: Rows) -> Mask:
+    def negated(rows: BlockRows) -> Mask:
         mask = part(rows)
         return [not each for each in mask] if isinstance(mask, list) else not mask
 
@@ -362,13 +242,69 @@ _COMPARE_NUMBERS: dict[str, Callable[[Any, int], list[bool]]] = {
     ">=": lambda column, number: [value >= number for value in column],
 }
 
+_TEXT_TESTS = {"=~": "a pattern", "!~": "a pattern", "startswith": "parts", "contains": "parts"}
+"""The operators of strings alone, and what only strings have."""
+
+
+def _column_of(name: str) -> Source:
+    return lambda rows: rows.column(name)
+
+
+def _tested(source: Source, test: Callable[[Any], bool]) -> RowFilter:
+    """Return a test of values, made once for each that occurs; one that is missing does not pass."""
+
+    def tested(rows: BlockRows) -> Mask:
+        column = source(rows)
+        if not isinstance(column, list):
+            return column is not None and test(column)
+        verdicts = {value: value is not None and test(value) for value in set(column)}
+        return [verdicts[value] for value in column]
+
+    return tested
+
+
+def _of_two(left: Source, right: Source, compare: Callable[[Any, Any], bool]) -> RowFilter:
+    """Return the comparison of two columns."""
+
+    def compared(rows: BlockRows) -> Mask:
+        a, b = left(rows), right(rows)
+        if a is None or b is None:
+            return False
+        return list(map(compare, repeated(a, len(rows)), repeated(b, len(rows))))
+
+    return compared
+
+
+def _string_test(condition: Comparison, *, is_field: bool) -> tuple[Name, Callable[[str], bool]]:
+    """Return what a pattern or a part is looked for in, and the test of a string."""
+    left, right, sign = condition.left, condition.right, str(condition.operator)
+    if not isinstance(left, Name) or not isinstance(right, Text):
+        example = f'{sign} "py"' if "~" not in sign else f'{sign if is_field else "=~"} "py*"'
+        fail(condition.span, f"'{sign}' goes between an item and a string", f"as in: name {example}")
+    if not is_field and not _is_text(left):
+        fail(
+            left.span,
+            f"'{left.name}' is a number, and only strings have {_TEXT_TESTS[sign]}",
+            "compare it with ==, < or in",
+        )
+    wanted = right.value
+    if sign == "startswith":
+        return left, lambda value: bool(value.startswith(wanted))
+    if sign == "contains":
+        return left, lambda value: wanted in value
+    # What fnmatch makes of a pattern takes linear time, however many stars it has.
+    matches, is_wanted = compile_glob(wanted).match, sign == "=~"
+    return left, lambda value: (matches(value) is not None) is is_wanted
+
+
+# Comparisons of items
+
 
 def _comparison(condition: Comparison) -> RowFilter:
     left, right, sign = condition.left, condition.right, str(condition.operator)
-    if sign in ("=~", "!~"):
-        return _glob(condition)
-    if sign in ("startswith", "contains"):
-        return _part(condition)
+    if sign in _TEXT_TESTS:
+        name, text_test = _string_test(condition, is_field=False)
+        return _tested(_column_of(_item(name)), text_test)
     if not isinstance(left, Name):
         left, right, sign = right, left, _TURNED.get(sign, sign)
     if not isinstance(left, Name):
@@ -377,15 +313,27 @@ def _comparison(condition: Comparison) -> RowFilter:
         fail(
             condition.span, f"'{left.name}' is a string, and strings have no order", "compare it with ==, !=, =~ or in"
         )
+    source, compare = _column_of(_item(left)), _COMPARE[sign]
     if isinstance(right, Name):
         if _is_text(left) != _is_text(right):
             fail(condition.span, f"of '{left.name}' and '{right.name}' one is a string, the other a number")
-        return _of_two(_column(left), _column(right), _COMPARE[sign])
+        return _of_two(source, _column_of(_item(right)), compare)
     constant = _constant_for(left, right)
-    compare = _COMPARE[sign]
     if isinstance(constant, str):
-        return _of_one(_column(left), lambda value: compare(value, constant))
-    return _of_number(_column(left), sign, constant)
+        return _tested(source, lambda value: compare(value, constant))
+    return _of_number(source, sign, constant)
+
+
+def _of_number(source: Source, sign: str, number: int) -> RowFilter:
+    compare, compare_all = _COMPARE[sign], _COMPARE_NUMBERS[sign]
+
+    def compared(rows: BlockRows) -> Mask:
+        column = source(rows)
+        if column is None:
+            return False
+        return compare_all(column, number) if isinstance(column, list) else compare(column, number)
+
+    return compared
 
 
 def _membership(condition: Membership) -> RowFilter:
@@ -394,88 +342,7 @@ def _membership(condition: Membership) -> RowFilter:
         fail(name.span, "this is not an item", _ITEMS)
     choices = frozenset(_constant_for(name, choice) for choice in condition.choices)
     is_wanted = not condition.is_negated
-    return _of_one(_column(name), lambda value: (value in choices) is is_wanted)
-
-
-def _glob(condition: Comparison) -> RowFilter:
-    left, right = condition.left, condition.right
-    if not isinstance(left, Name) or not isinstance(right, Text):
-        fail(condition.span, f"'{condition.operator}' goes between an item and a string", 'as in: name =~ "py*"')
-    if not _is_text(left):
-        fail(left.span, f"'{left.name}' is a number, and only strings have a pattern", "compare it with ==, < or in")
-    # What fnmatch makes of a pattern takes linear time, however many stars it has.
-    matches = compile_glob(right.value).match
-    is_wanted = condition.operator == "=~"
-    return _of_one(_column(left), lambda value: (matches(value) is not None) is is_wanted)
-
-
-def _part(condition: Comparison) -> RowFilter:
-    """Return the test whether a string begins with another one, or contains it."""
-    left, right = condition.left, condition.right
-    if not isinstance(left, Name) or not isinstance(right, Text):
-        fail(
-            condition.span,
-            f"'{condition.operator}' goes between an item and a string",
-            f'as in: name {condition.operator} "py"',
-        )
-    if not _is_text(left):
-        fail(left.span, f"'{left.name}' is a number, and only strings have parts", "compare it with ==, < or in")
-    wanted = right.value
-    if condition.operator == "startswith":
-        return _of_one(_column(left), lambda value: bool(value.startswith(wanted)))
-    return _of_one(_column(left), lambda value: wanted in value)
-
-
-def _column(name: Name) -> str:
-    return _ALIASES.get(name.name, name.name)
-
-
-def _of_number(name: str, sign: str, number: int) -> RowFilter:
-    """Return the comparison of an item with a number."""
-    compare, compare_all = _COMPARE[sign], _COMPARE_NUMBERS[sign]
-
-    def compared(rows: Rows) -> Mask:
-        column = rows.column(name)
-        if column is None:
-            return False
-        return compare_all(column, number) if isinstance(column, list) else compare(column, number)
-
-    return compared
-
-
-def _of_one(name: str, test: Callable[[Any], bool]) -> RowFilter:
-    """Return the test of an item, made once for each value that occurs."""
-
-    def tested(rows: Rows) -> Mask:
-        column = rows.column(name)
-        if column is None:
-            return False
-        if not isinstance(column, list):
-            return test(column)
-        verdicts = {value: test(value) for value in set(column)}
-        return [verdicts[value] for value in column]
-
-    return tested
-
-
-def _of_two(left: str, right: str, compare: Callable[[Any, Any], bool]) -> RowFilter:
-    """Return the comparison of two items."""
-
-    def compared(rows: Rows) -> Mask:
-        a, b = rows.column(left), rows.column(right)
-        if a is None or b is None:
-            return False
-        return list(map(compare, _spread(a, len(rows)), _spread(b, len(rows))))
-
-    return compared
-
-
-def _spread(column: Column, count: int) -> Sequence[object]:
-    return column if isinstance(column, list) else [column] * count
-
-
-def _is_text(name: Name) -> bool:
-    return _column(name) in TEXT_COLUMNS
+    return _tested(_column_of(_item(name)), lambda value: (value in choices) is is_wanted)
 
 
 def _constant_for(name: Name, value: Value) -> int | str:
@@ -490,14 +357,97 @@ def _constant_for(name: Name, value: Value) -> int | str:
         case Number() if _is_text(name):
             fail(value.span, f"'{name.name}' is a string, and this a number", f'write "{value.span.text}"')
         case Name():
-            fail(value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ...")
+            _refuse_name(value)
     assert isinstance(value, Number), "records have nothing else, as was checked"
     if value.value < 0:
         fail(value.span, "no item is negative")
     return value.value
 
 
-_ITEMS = f"items are {', '.join(FILTER_NAMES)}"
+def _refuse_name(value: Name) -> NoReturn:
+    fail(value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ...")
+
+
+# Comparisons of fields
+
+
+def _field_comparison(condition: Comparison, data: DataColumns) -> RowFilter:
+    left, right, sign = condition.left, condition.right, str(condition.operator)
+    if sign in _TEXT_TESTS:
+        name, text_test = _string_test(condition, is_field=True)
+        return _of_strings(name, text_test, data)
+    if not isinstance(left, Name):
+        left, right, sign = right, left, _TURNED.get(sign, sign)
+    assert isinstance(left, Name), "there is a field in the comparison"
+    test = _COMPARE[sign]
+    source = _field(left, data)
+    match right:
+        case Text(text) if len(text) != 1:
+            if sign not in ("==", "!="):
+                fail(condition.span, "strings have no order", "compare them with ==, !=, =~ or in")
+            return _of_strings(left, lambda value: test(value, text), data)
+        case Text(text):
+            code = ord(text)
+            return _tested(source, lambda value: test(value, text if isinstance(value, str) else code))
+        case Number(number):
+            is_signed = number < 0 or (left.name == _RESULT and left.type is None)
+            return _of_any_numbers(source, test, number, is_signed=is_signed)
+        case Name():
+            return _of_two(source, _field(right, data), lambda a, b: _are_alike(a, b) and test(a, b))
+    raise AssertionError(right)  # memory is refused before
+
+
+def _field(name: Name, data: DataColumns, *, as_text: bool = False) -> Source:
+    return lambda rows: data.column(rows, name, as_text=as_text)
+
+
+def _are_alike(a: Any, b: Any) -> bool:
+    """Return whether two values are there, and of one type."""
+    return a is not None and b is not None and isinstance(a, int) == isinstance(b, int)
+
+
+def _of_strings(name: Name, test: Callable[[str], bool], data: DataColumns) -> RowFilter:
+    return _tested(_field(name, data, as_text=True), lambda value: isinstance(value, str) and test(value))
+
+
+def _of_any_numbers(source: Source, test: Callable[[Any, Any], bool], number: int, *, is_signed: bool) -> RowFilter:
+    """Return the comparison with a number; with ``is_signed`` a number of a whole word has a sign."""
+
+    def tested(rows: BlockRows) -> Mask:
+        column = source(rows)
+        top = 1 << 8 * rows.rows.shape.word_size - 1
+
+        def verdict(value: Any) -> bool:
+            if not isinstance(value, int):
+                return False
+            return test(value - 2 * top if is_signed and top <= value < 2 * top else value, number)
+
+        if not isinstance(column, list):
+            return verdict(column)
+        if is_signed or set(map(type, column)) != {int}:
+            return [verdict(value) for value in column]
+        return [test(value, number) for value in column]
+
+    return tested
+
+
+def _field_membership(name: Name, condition: Membership, data: DataColumns) -> RowFilter:
+    choices = frozenset(each for choice in condition.choices for each in _constants(choice))
+    is_wanted = not condition.is_negated
+    if all(isinstance(choice, Text) and len(choice.value) != 1 for choice in condition.choices):
+        return _of_strings(name, lambda value: (value in choices) is is_wanted, data)
+    return _tested(_field(name, data), lambda value: (value in choices) is is_wanted)
+
+
+def _constants(choice: Value) -> tuple[int | str, ...]:
+    match choice:
+        case Text(text):
+            return (text, ord(text)) if len(text) == 1 else (text,)
+        case Number(number):
+            return (number,)
+        case Name():
+            _refuse_name(choice)
+    raise AssertionError(choice)  # memory is refused before
 
 
 # The selection of records of a trace: counted without decoding them, or one by one, or the last ones.
@@ -518,8 +468,8 @@ class Selection:
             count += mask.count(True) if isinstance(mask, list) else len(rows) if mask else 0
         return count
 
-    def masked(self, block: Block) -> Iterator[tuple[Rows, list[bool] | None]]:
-        """Iterate over the rows of a block of which some are wanted, each with which ones; None says all of them."""
+    def masked(self, block: Block) -> Iterator[tuple[BlockRows, list[bool] | None]]:
+        """Iterate over the rows of a block of which some are wanted, each with which ones; None for all of them."""
         for rows in rows_of(block):
             mask = self._wants(rows)
             if not isinstance(mask, list):
@@ -547,7 +497,7 @@ class Selection:
 
     def last(self, found: Iterable[Block | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
         """Return the last ``count`` wanted records, and where some were lost among them."""
-        kept: deque[tuple[Rows | _MixedRows, Sequence[int]] | LostRecords] = deque()
+        kept: deque[tuple[BlockRows | _TableRows, Sequence[int]] | LostRecords] = deque()
         total = 0
         for each in found:
             if isinstance(each, LostRecords):
@@ -571,22 +521,24 @@ class Selection:
         return result
 
     @staticmethod
-    def _in_order(block: Block) -> Iterator[Rows | _MixedRows]:
-        return iter((_MixedRows(block),)) if isinstance(block, MixedBlock) else rows_of(block)
+    def _in_order(block: Block) -> Iterator[BlockRows | _TableRows]:
+        if isinstance(block, TableBlock) and len(block.records.parts) > 1:
+            return iter((_TableRows(block),))
+        return rows_of(block)
 
-    def _wanted(self, rows: Rows | _MixedRows) -> Sequence[int]:
-        mask = rows.mask(self._wants) if isinstance(rows, _MixedRows) else self._wants(rows)
+    def _wanted(self, rows: BlockRows | _TableRows) -> Sequence[int]:
+        mask = rows.mask(self._wants) if isinstance(rows, _TableRows) else self._wants(rows)
         if isinstance(mask, list):
             return list(itertools.compress(range(len(rows)), mask))
         return range(len(rows)) if mask else ()
 
 
-class _MixedRows:
-    """The records of a block of mixed ones, in order."""
+class _TableRows:
+    """The records of a table of several shapes, in order."""
 
-    def __init__(self, block: MixedBlock) -> None:
+    def __init__(self, block: TableBlock) -> None:
         self._order = block.records.order
-        self._parts = [PackedRows(each) for each in block.blocks()]
+        self._parts = [BlockRows(block, part) for part in block.records.parts]
         self._numbers: list[int] | None = None
         """The number that each record has among those of its part."""
 
@@ -598,10 +550,7 @@ class _MixedRows:
         masks = [wants(rows) if rows else False for rows in self._parts]
         if not any(isinstance(mask, list) for mask in masks) and len(set(map(bool, masks))) == 1:
             return masks[0]
-        spread = [
-            mask if isinstance(mask, list) else [mask] * len(rows)
-            for rows, mask in zip(self._parts, masks, strict=True)
-        ]
+        spread = [repeated(mask, len(rows)) for rows, mask in zip(self._parts, masks, strict=True)]
         return list(in_order(self._order, spread))
 
     def record(self, row: int) -> TraceRecord:
@@ -611,5 +560,5 @@ class _MixedRows:
         return self._parts[self._order[row]].record(self._numbers[row])
 
 
-def _size(part: tuple[Rows | _MixedRows, Sequence[int]] | LostRecords) -> int:
+def _size(part: tuple[BlockRows | _TableRows, Sequence[int]] | LostRecords) -> int:
     return 0 if isinstance(part, LostRecords) else len(part[1])

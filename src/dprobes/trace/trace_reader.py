@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dprobes.errors import FormatError, reason_of
 from dprobes.record.record_origin import RecordSource
 from dprobes.trace.carried_names import CarriedNames
-from dprobes.trace.packed_blocks import MixedBlock, PackedBlock, split_mixed, split_packed
+from dprobes.trace.packed_blocks import TableBlock, split_mixed, split_packed
 from dprobes.trace.trace_content import (
     Damage,
     FrameJoints,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from dprobes.record.record_table import RecordTable
     from dprobes.trace.packed_blocks import Block
     from dprobes.trace.trace_content import TraceRecord
 
@@ -177,10 +178,9 @@ class TraceParser:
                 case FrameKind.RECORDS:
                     return self._records(frame)
                 case FrameKind.PACKED:
-                    return self._packed(frame)
+                    return self._table(frame, split_packed)
                 case FrameKind.MIXED:
-                    number, written, records = split_mixed(frame.body)
-                    return MixedBlock(self._program(number), records, self._wall_offset, written, frame.position)
+                    return self._table(frame, split_mixed)
                 case FrameKind.HEADER:
                     self._on_header(split_json(frame, self.name))
                 case FrameKind.CLOCK:
@@ -231,9 +231,9 @@ class TraceParser:
         self.tables = [each for each in self.tables if each.program is not program]
         self.tables.append(TraceTables(program, time + self._wall_offset, contents))
 
-    def _packed(self, frame: Frame) -> PackedBlock:
-        number, written, records = split_packed(frame.body)
-        return PackedBlock(self._program(number), records, self._wall_offset, written, frame.position)
+    def _table(self, frame: Frame, split: Callable[[bytes], tuple[int, int, RecordTable]]) -> TableBlock:
+        number, written, records = split(frame.body)
+        return TableBlock(self._program(number), records, self._wall_offset, written, frame.position)
 
     def _lost(self, said: dict[str, Any]) -> LostRecords:
         program = self._program(number_in(said, "id"))

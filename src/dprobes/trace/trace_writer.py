@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.errors import SinkError
 from dprobes.record.boot_clock import WallClock, boot_id
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import RecordTable
 from dprobes.trace.frame_file import FrameFile, older_part
-from dprobes.trace.packed_blocks import joined, mixed_frame, packed, packed_frame, size_of
+from dprobes.trace.packed_blocks import joined, packed, size_of, table_frame
 from dprobes.trace.trace_frames import (
     JSON_MAX,
     RECORD_HEAD,
@@ -322,7 +322,7 @@ class TraceFileWriter:
 
     def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
         """Add records, packed where they are of one shape."""
-        if isinstance(records, PackedRecords | MixedRecords):
+        if isinstance(records, RecordTable):
             rows = max(1, len(records) * _FRAME_BYTES // max(size_of(records), 1))
             for first in range(0, len(records), rows):
                 self._add_records(program, records[first : first + rows])
@@ -338,10 +338,8 @@ class TraceFileWriter:
 
     def _add_records(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
         now = time.monotonic_ns()
-        if isinstance(records, PackedRecords):
-            self._add(packed_frame(program, now, records))
-        elif isinstance(records, MixedRecords):
-            self._add(mixed_frame(program, now, records))
+        if isinstance(records, RecordTable):
+            self._add(table_frame(program, now, records))
         else:
             self._add(records_frame(program, now, records))
         self._batch.records[program] += len(records)

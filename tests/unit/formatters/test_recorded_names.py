@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dprobes.formatters.recorded_names import RecordedNames
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import MixedRecords, PackedBytes, PackedPlaces, PackedRecords, rows_with_stacks
 from dprobes.record.record_origin import Place, RecordSource
+from dprobes.record.record_table import PackedRows, RecordTable, TableBytes, TablePlaces
 from dprobes.rpn.instruction_set import StackEnd, Token
 
 TEMPLATES = {"templates.lst": b"1 a.fmt\n", "a.fmt": b'major = 1\nminor = 1\nfmt = "%a %d"\nminor = 2\nfmt = "%d"\n'}
@@ -75,20 +75,20 @@ def test_of_packed_records_the_same_are_named(kinds: list[tuple[int, int]]) -> N
     getpid, getppid = address_of("getpid"), address_of("getppid")
     data = [words(getpid, 9), words(9, 10), stack(getppid), bytes([Token.MEMORY, 0, 0]) + stack(getpid + 1)]
     records = [(0, record(minor, data[number])) for minor, number in kinds]
-    packed = MixedRecords.of_records(records)
+    packed = RecordTable.of_records(records)
     assert packed is not None
     names = RecordedNames(SOURCE)
     each = names.located([record for _, record in records], [MALLOC] * len(records))
-    together = names.located(PackedBytes(packed), PackedPlaces(packed, [MALLOC]))
+    together = names.located(TableBytes(packed), TablePlaces(packed, [MALLOC]))
     assert {found.function for found in together} == {found.function for found in each}
 
 
 def test_rows_with_call_stacks_are_found_by_columns() -> None:
     data = [stack(1), stack(1)[::-1], words(1, 9), b"\x01\x08\0" + words(9), b"\x0c" * 11]
     wanted = [n for n, each in enumerate(data) if len(each) == 11]
-    packed = PackedRecords.of_records([(0, record(3, data[n])) for n in wanted])
+    packed = PackedRows.of_records([(0, record(3, data[n])) for n in wanted])
     assert packed is not None
-    assert [wanted[row] for row in rows_with_stacks(packed)] == [0, 1, 3]
-    short = PackedRecords.of_records([(0, record(3, b""))])
+    assert [wanted[row] for row in packed.rows_with_stacks()] == [0, 1, 3]
+    short = PackedRows.of_records([(0, record(3, b""))])
     assert short is not None
-    assert rows_with_stacks(short) == []
+    assert short.rows_with_stacks() == []

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dprobes.formatters.field_values import HEADER_FIELDS, FieldValues
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.record.record_origin import Place
+from dprobes.record.record_table import PackedRows, RecordTable
 from dprobes.sinks import record_aggregates as module
-from dprobes.sinks.field_columns import NoColumnError, columns_of_packed, columns_of_rows
+from dprobes.sinks.field_columns import FieldColumns, NoColumnError
 from dprobes.sinks.record_aggregates import Aggregates
 from dprobes.sinks.sink_interface import Batch
 from dprobes.trace.record_columns import rows_of
@@ -88,7 +88,7 @@ BY = st.sampled_from([(), (), ("pid",), ("name", "symbol"), ("word1",), ("code",
 def test_packed_records_are_counted_as_each_of_them_is(
     records: list[tuple[int, bytes]], field: str, by: tuple[str, ...]
 ) -> None:
-    packed = PackedRecords.of_records(records)
+    packed = RecordTable.of_records(records)
     assert packed is not None
     result = aggregates(field, by)
     result.log_events(Batch.of(PROGRAM, packed, PLACES, 0))
@@ -115,7 +115,7 @@ def with_strings(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 def test_mixed_records_are_counted_as_each_of_them_is(
     records: list[tuple[int, bytes]], field: str, by: tuple[str, ...]
 ) -> None:
-    mixed = MixedRecords.of_records(records)
+    mixed = RecordTable.of_records(records)
     assert mixed is not None
     result = aggregates(field, by)
     result.log_events(Batch.of(PROGRAM, mixed, PLACES, 0))
@@ -125,9 +125,9 @@ def test_mixed_records_are_counted_as_each_of_them_is(
 def test_there_are_columns_of_strings_and_of_what_is_behind_them() -> None:
     data = [struct.pack("<BH3s", 1, 3, text) for text in (b"GET", b"PUT")]
     records = [(0, encode_record(LogRecord(1, 3 + 2 * (n % 2), data=data[n % 3 % 2]))) for n in range(9)]
-    packed = PackedRecords.of_records(records)
+    packed = PackedRows.of_records(records)
     assert packed is not None
-    columns = columns_of_packed(packed, PLACES.__getitem__, FieldValues(PROGRAM, "alpha"))
+    columns = FieldColumns(packed, PLACES.__getitem__, FieldValues(PROGRAM, "alpha"))
     assert columns.values("text") == ["GET", None, "GET", None, "PUT", None, "GET", None, "GET"]
 
 
@@ -137,10 +137,10 @@ def test_a_mask_and_rows_that_are_not_packed(
 ) -> None:
     mask = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
     wanted = [record for record, is_wanted in zip(records, mask, strict=True) if is_wanted]
-    packed, fields = PackedRecords.of_records(records), FieldValues(PROGRAM, "alpha")
+    packed, fields = PackedRows.of_records(records), FieldValues(PROGRAM, "alpha")
     assert packed is not None
     result = aggregates(field, by)
-    if result.log_columns(columns_of_packed(packed, PLACES.__getitem__, fields, mask)):
+    if result.log_columns(FieldColumns(packed, PLACES.__getitem__, fields, mask)):
         assert found_in(result) == each_of(field, by, wanted)
     result = aggregates(field, by)
     block = RecordBlock(TraceProgram(PROGRAM), records_frame(1, 5, records)[12:], RECORDS_HEAD.size, 0, 5, 0)
@@ -148,7 +148,7 @@ def test_a_mask_and_rows_that_are_not_packed(
     for rows in rows_of(block):
         part = mask[start : start + len(rows)]
         start += len(rows)
-        is_counted &= result.log_columns(columns_of_rows(rows, PLACES.__getitem__, fields, part))
+        is_counted &= result.log_columns(FieldColumns(rows.rows, PLACES.__getitem__, fields, part))
     if is_counted:
         assert found_in(result) == each_of(field, by, wanted)
 
@@ -158,9 +158,9 @@ def test_there_are_columns_of_most_fields(field: str) -> None:
     """Or nothing above would say that they are used."""
     data = [struct.pack("=qHHBxxxxxxx", -n, n, n, n)[:16] for n in range(1, 20)]
     records = [(0, encode_record(LogRecord(1, 2, pid=n, process_name="cat", data=data[n]))) for n in range(19)]
-    packed = PackedRecords.of_records(records)
+    packed = PackedRows.of_records(records)
     assert packed is not None
-    columns = columns_of_packed(packed, PLACES.__getitem__, FieldValues(PROGRAM, "alpha"))
+    columns = FieldColumns(packed, PLACES.__getitem__, FieldValues(PROGRAM, "alpha"))
     columns.values(field)
     with pytest.raises(NoColumnError):
         columns.values("item0")
@@ -172,7 +172,7 @@ def test_values_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyP
     result, each = aggregates("pid", ()), aggregates("pid", ())
     for start in (0, 5):
         records = [(0, encode_record(LogRecord(1, 1, pid=pid))) for pid in numbers[start : start + 5]]
-        packed = PackedRecords.of_records(records)
+        packed = RecordTable.of_records(records)
         assert packed is not None
         result.log_events(Batch.of(PROGRAM, packed, PLACES, 0))
         each.log_events(Batch.of(PROGRAM, records, PLACES, 0))

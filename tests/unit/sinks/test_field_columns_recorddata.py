@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dprobes.errors import SourceError
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import PackedRecords
+from dprobes.record.record_table import RecordTable
 from dprobes.sinks.field_columns import RecordData
-from dprobes.trace.packed_blocks import PackedBlock
+from dprobes.trace.packed_blocks import TableBlock
 from dprobes.trace.record_columns import rows_of
 from dprobes.trace.trace_content import PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.trace_filter import compile_filter
@@ -47,9 +47,9 @@ def selected(text: str, records: Records, *, is_packed: bool) -> list[bool]:
     wants = compile_filter(text, called="--filter", data=data)
     pairs = [(probe, encode_record(record)) for probe, record in records]
     if is_packed:
-        packed = PackedRecords.of_records(pairs)
+        packed = RecordTable.of_records(pairs)
         assert packed is not None
-        block: PackedBlock | RecordBlock = PackedBlock(program(), packed, 0, 5, 0)
+        block: TableBlock | RecordBlock = TableBlock(program(), packed, 0, 5, 0)
     else:
         block = RecordBlock(program(), records_frame(1, 5, pairs)[12:], RECORDS_HEAD.size, 0, 5, 0)
     found: list[bool] = []

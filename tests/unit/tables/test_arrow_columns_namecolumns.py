@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import PackedRecords
 from dprobes.record.record_origin import RecordSource
+from dprobes.record.record_table import RecordTable
 from dprobes.rpn.instruction_set import StackEnd, Token
 from dprobes.tables.table_conversion import pieces_of
 from dprobes.tables.table_schema import name_columns, table_schema
-from dprobes.trace.packed_blocks import PackedBlock
+from dprobes.trace.packed_blocks import TableBlock
 from dprobes.trace.trace_content import PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 
@@ -47,9 +47,9 @@ def rows_of(records: list[tuple[int, LogRecord]], *, is_packed: bool) -> list[di
     program = program_with_names()
     pairs = [(probe, encode_record(record)) for probe, record in records]
     if is_packed:
-        packed = PackedRecords.of_records(pairs)
+        packed = RecordTable.of_records(pairs)
         assert packed is not None
-        (piece,) = pieces_of([PackedBlock(program, packed, 0, 5, 0)])
+        (piece,) = pieces_of([TableBlock(program, packed, 0, 5, 0)])
     else:
         (piece,) = pieces_of([RecordBlock(program, records_frame(1, 5, pairs)[12:], RECORDS_HEAD.size, 0, 5, 0)])
     found: list[dict[str, Any]] = piece.rows.drop_columns(["time"]).to_pylist()

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import MixedRecords, PackedRecords
 from dprobes.record.record_origin import RecordSource
+from dprobes.record.record_table import RecordTable
 from dprobes.tables.table_conversion import Piece, pieces_of
-from dprobes.trace.packed_blocks import MixedBlock, PackedBlock
+from dprobes.trace.packed_blocks import TableBlock
 from dprobes.trace.trace_content import LostRecords, PlaceEntry, RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
 
@@ -68,31 +68,29 @@ def rows_of(found: list[Block | LostRecords]) -> dict[object, list[object]]:
 
 
 @given(blocks())
-def test_packed_and_mixed_records_have_the_rows_that_each_of_them_has(found: list[tuple[Pairs, int, int]]) -> None:
+def test_packed_records_have_the_rows_that_each_of_them_has(found: list[tuple[Pairs, int, int]]) -> None:
     places = [PlaceEntry("main", "", None), PlaceEntry("f*", "first", 16, at_return=True)]
     program = TraceProgram(SOURCE, SOURCE.details(), places)
     packed: list[Block | LostRecords] = []
     plain: list[Block | LostRecords] = []
-    mixed: list[Block | LostRecords] = []
     for pairs, offset, lost in found:
-        records = PackedRecords.of_records(pairs)
+        records = RecordTable.of_records(pairs)
         assert records is not None
         for blocks, block in (
-            (packed, PackedBlock(program, records, offset, 5, 0)),
-            (mixed, MixedBlock(program, MixedRecords([records], bytes(len(pairs))), offset, 5, 0)),
+            (packed, TableBlock(program, records, offset, 5, 0)),
             (plain, RecordBlock(program, records_frame(1, 5, pairs)[12:], RECORDS_HEAD.size, offset, 5, 0)),
         ):
             if lost:
                 blocks.append(LostRecords(program, lost, 0))
             blocks.append(block)
-    assert rows_of(packed) == rows_of(mixed) == rows_of(plain)
+    assert rows_of(packed) == rows_of(plain)
 
 
 def test_mixed_records_are_rows_in_their_order() -> None:
     program = TraceProgram(SOURCE, SOURCE.details(), [PlaceEntry("main", "", None)])
     pairs = [(0, encode_record(LogRecord(1, 4, pid=n, data=bytes(n % 3)))) for n in range(30)]
-    records = MixedRecords.of_records(pairs)
-    assert isinstance(records, MixedRecords)
-    (rows,) = rows_of([LostRecords(program, 3, 0), MixedBlock(program, records, 0, 5, 0)]).values()
+    records = RecordTable.of_records(pairs)
+    assert isinstance(records, RecordTable)
+    (rows,) = rows_of([LostRecords(program, 3, 0), TableBlock(program, records, 0, 5, 0)]).values()
     assert [row["pid"] for row in rows if isinstance(row, dict)] == [*range(30)]
     assert [row["lost_before"] for row in rows if isinstance(row, dict)] == [3] + [None] * 29

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import MixedRecords
-from dprobes.trace.packed_blocks import mixed_frame
+from dprobes.record.record_table import RecordTable
+from dprobes.trace.packed_blocks import table_frame
 from dprobes.trace.trace_content import LostRecords, TraceRecord, merged
 from dprobes.trace.trace_filter import Selection, compile_filter
 from dprobes.trace.trace_reader import TraceParser
@@ -36,9 +36,9 @@ def trace(blocks: list[list[int]]) -> list[Block | LostRecords]:
 def mixed(pids: list[int]) -> list[Block | LostRecords]:
     """Return a block of records of several sizes with these process ids."""
     found = [(0, encode_record(LogRecord(major=n, pid=pid, data=bytes(pid % 3)))) for n, pid in enumerate(pids)]
-    several = MixedRecords.of_records(found)
-    assert isinstance(several, MixedRecords)
-    return list(TraceParser("trace.dpt").feed(header() + program() + mixed_frame(1, 1_000, several)))
+    several = RecordTable.of_records(found)
+    assert isinstance(several, RecordTable)
+    return list(TraceParser("trace.dpt").feed(header() + program() + table_frame(1, 1_000, several)))
 
 
 FILTERED = Selection([compile_filter("pid > 0"), compile_filter("pid < 3")])

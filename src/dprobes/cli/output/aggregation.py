@@ -35,10 +35,9 @@ from dprobes.rpn.instruction_set import Flow, Group, rows_by_syntax
 from dprobes.rpn.keyed_tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind
 from dprobes.rpn.program_needs import sets_codes
 from dprobes.rpn.rpn_program import Code, Expression, Glob, Instruction
-from dprobes.sinks.field_columns import columns_of_packed, columns_of_rows
+from dprobes.sinks.field_columns import FieldColumns
 from dprobes.sinks.record_aggregates import GROUPS_MAX, VALUES_MAX, Aggregates, Sum, place_text
 from dprobes.sinks.sink_interface import Batch
-from dprobes.trace.record_columns import PackedRows
 from dprobes.trace.trace_content import LostRecords
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.rpn_program import Operand, ProbeDefinition, Program
     from dprobes.sinks.record_aggregates import CountTable, Histogram, Measures, SumTable
     from dprobes.trace.packed_blocks import Block
-    from dprobes.trace.record_columns import Rows
+    from dprobes.trace.record_columns import BlockRows
     from dprobes.trace.trace_content import TraceProgram
     from dprobes.trace.trace_filter import Selection
 
@@ -112,22 +111,12 @@ def aggregate_traces(
     return lost
 
 
-def _log_rows(aggregates: Aggregates, source: RecordSource, rows: Rows, mask: Sequence[bool] | None) -> None:
-    program = rows.block.program
-
-    def place(probe: int) -> Place:
-        return program.place(probe).in_module(program.source.module)
-
-    fields = aggregates.fields_of(source)
-    if isinstance(rows, PackedRows):
-        columns = columns_of_packed(rows.records, place, fields, mask)
-    else:
-        columns = columns_of_rows(rows, place, fields, mask)
-    if aggregates.log_columns(columns):
+def _log_rows(aggregates: Aggregates, source: RecordSource, rows: BlockRows, mask: Sequence[bool] | None) -> None:
+    if aggregates.log_columns(FieldColumns(rows.rows, rows.place, aggregates.fields_of(source), mask)):
         return
     wanted = range(len(rows)) if mask is None else compress(range(len(rows)), mask)
     found = [rows.record(row) for row in wanted]
-    places = [place(each.probe) for each in found]
+    places = [rows.place(each.probe) for each in found]
     aggregates.log_events(Batch(source, [each.record for each in found], places, rows.block.wall_offset))
 
 

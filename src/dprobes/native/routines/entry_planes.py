@@ -1,5 +1,5 @@
 """
-Routines that make packed records (``packed_records``) of the entries that the lines of an index (``entry_walk``) name.
+Routines that make packed records (``record_table``) of the entries that the lines of an index (``entry_walk``) name.
 
 The places of the entries of one group are listed first; then it is found out in which bytes they differ; then those
 bytes are put together, for each place in an entry those of all. Some hundreds of entries are gone through at a time,

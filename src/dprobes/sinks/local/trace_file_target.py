@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from dprobes.errors import SinkError
 from dprobes.formatters.recorded_names import RecordedNames
 from dprobes.formatters.table_addresses import ProcessAddresses, names_for
-from dprobes.record.packed_records import PackedPlaces
 from dprobes.sinks.target_kinds import compression_of
 from dprobes.trace.carried_names import NameRegister
 from dprobes.trace.trace_content import PlaceEntry
@@ -116,11 +115,10 @@ class TraceFileSink:
 
     def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
         """Return packed records with the numbers that the file gives their probepoints; None if they are not packed."""
-        if (packed := batch.packed) is None or not isinstance(batch.places, PackedPlaces):
+        if (packed := batch.packed) is None:
             return None
-        table = batch.places.table
-        known = self._known(number, batch.source, batch.places.distinct())
-        return packed.renumbered(lambda probe: known[table[probe]])
+        known = self._known(number, batch.source, packed.distinct())
+        return packed.table.renumbered(lambda probe: known[packed.places[probe]])
 
     def _known(self, number: int, source: RecordSource, places: Iterable[Place]) -> dict[Place, int]:
         """Announce places that the file does not know, and return the numbers of all that it knows."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.engine_interface import RecordBatch
 from dprobes.platform.linux.procfs import system_call_of
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import RecordTable
 from dprobes.target.process_maps import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Ended:
 Item = tuple[int, bytes] | Ended | None
 """A record and its probepoint, the end of one, or a dropped record."""
 
-Part = list[Item] | PackedRecords | MixedRecords
+Part = list[Item] | RecordTable
 
 
 class ItemQueue:
@@ -71,7 +71,7 @@ class ItemQueue:
         part += items
         self.end += len(part) - before
 
-    def add_packed(self, records: PackedRecords | MixedRecords) -> None:
+    def add_packed(self, records: RecordTable) -> None:
         """Add packed records."""
         self._begin(records)
         self.end += len(records)
@@ -273,7 +273,7 @@ class HeldRecords:
                 self._join(number, probe, tid, is_trace=is_trace)
                 self._last[tid] = number
 
-    def add_packed(self, records: PackedRecords | MixedRecords, tids: Sequence[int] | int, stamp: float) -> None:
+    def add_packed(self, records: RecordTable, tids: Sequence[int] | int, stamp: float) -> None:
         """Add packed records likewise, no stack traces; one thread if that is the same for all, or 0."""
         if self._shared:
             self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
@@ -371,7 +371,7 @@ class HeldRecords:
 
     def _batches(self, items: Part) -> Iterator[RecordBatch | Ended]:
         """Iterate over items, the records in batches."""
-        if isinstance(items, PackedRecords | MixedRecords):
+        if isinstance(items, RecordTable):
             for start in range(0, len(items), _PACKED_BATCH):
                 yield RecordBatch(items[start : start + _PACKED_BATCH])
             return

@@ -19,17 +19,17 @@ from dprobes.engines.ebpf.kernel.ring_reader import wait
 from dprobes.engines.ebpf.read.held_records import SETTLING, Ended
 from dprobes.engines.ring_spans import HEADER_SIZE, entries_in, sizes_in, spans_in
 from dprobes.record.log_record import Item, header_struct
-from dprobes.record.packed_records import MixedRecords, in_order, numbers_in
+from dprobes.record.record_table import RecordTable, in_order, numbers_in, repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from dprobes.engines.ebpf.kernel.ring_reader import RingBuffer
     from dprobes.engines.ebpf.read.held_records import HeldRecords
     from dprobes.engines.ebpf.read.user_stacks import UserStacks
     from dprobes.engines.engine_interface import RecordBatch
     from dprobes.engines.ring_spans import Span
-    from dprobes.record.packed_records import PackedRecords
+    from dprobes.record.record_table import PackedRows
 
 __all__ = ["Overflow", "RecordStream", "Spool"]
 
@@ -73,10 +73,10 @@ class EntryReader:
         if (found := self._packed(table, span.stride)) is None:
             return False
         records, tids = found
-        self._held.add_packed(records, tids, stamp)
+        self._held.add_packed(RecordTable.of_rows(records), tids, stamp)
         return True
 
-    def _packed(self, table: bytes, stride: int) -> tuple[PackedRecords, Sequence[int] | int] | None:
+    def _packed(self, table: bytes, stride: int) -> tuple[PackedRows, list[int] | int] | None:
         """Return entries of one size as records of one kind, and their threads; None if they are not."""
         from dprobes.engines.packed_entries import packed_entries  # not at a start, before there are records
 
@@ -105,19 +105,14 @@ class EntryReader:
                 return False
             parts.append(one[0])
             threads.append(one[1])
-        if len(parts) == 1:
-            self._held.add_packed(parts[0], threads[0], stamp)
-            return True
-        tids: Sequence[int] | int = 0
-        if any(threads):
-            spread = [
-                [tid] * len(part) if isinstance(tid, int) else tid for part, tid in zip(parts, threads, strict=True)
-            ]
-            tids = list(in_order(order, spread))
-        self._held.add_packed(MixedRecords(parts, order), tids, stamp)
+        tids = threads[0]
+        if len(parts) > 1:
+            spread = [repeated(tid, len(part)) for part, tid in zip(parts, threads, strict=True)]
+            tids = list(in_order(order, spread)) if any(threads) else 0
+        self._held.add_packed(RecordTable(parts, order), tids, stamp)
         return True
 
-    def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> Sequence[int] | int:
+    def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> list[int] | int:
         """Return the threads of records that are uncertain; 0 for the others."""
         uncertain = self._held.uncertain
         if isinstance(probes, int):

@@ -44,7 +44,7 @@ from dprobes.native.routines.entry_walk import (
 )
 from dprobes.native.routines.handler_ring import ENTRY_HEADER
 from dprobes.native.routines.shared_hash_table import hash_routine
-from dprobes.record.packed_records import PROBE_SIZE, MixedRecords, PackedRecords
+from dprobes.record.record_table import PROBE_SIZE, PackedRows, RecordTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -326,11 +326,11 @@ class EntryPacker:
         self._out = Words(4 * room + _WORD)
         self._packing = Words(PACKING_SIZE)
 
-    def packed(self, index: EntryIndex, buffer: EntryBuffer, count: int) -> PackedRecords | MixedRecords | None:
+    def packed(self, index: EntryIndex, buffer: EntryBuffer, count: int) -> RecordTable | None:
         """Return the entries of the first ``count`` lines; None if some are no records, or none of one kind."""
         _, order, _, _ = _functions()
         end = index.lines + count * LINE_SIZE
-        parts: list[PackedRecords] = []
+        parts: list[PackedRows] = []
         numbers = bytearray(256)
         for number, group in enumerate(index.groups):
             size = self._list(index.lines, end, number)
@@ -344,16 +344,16 @@ class EntryPacker:
             except FormatError:
                 return None
         if len(parts) == 1:
-            return parts[0]
+            return RecordTable.of_rows(parts[0])
         order(index.lines, end, self._out.address)
-        return MixedRecords(parts, self._out.memory[:count].translate(numbers))
+        return RecordTable(parts, self._out.memory[:count].translate(numbers))
 
     def _list(self, lines: int, end: int, group: int) -> int:
         """List where the entries of a group are; return how many."""
         places, _, _, _ = _functions()
         return (places(lines, end, group, self._places.address) - self._places.address) // PLACE_SIZE
 
-    def _part(self, group: Group, buffer: EntryBuffer, count: int) -> PackedRecords:
+    def _part(self, group: Group, buffer: EntryBuffer, count: int) -> PackedRows:
         _, _, differ, put_together = _functions()
         memory, words = buffer.memory, self._packing.words
         first = int.from_bytes(self._places.memory[:PLACE_SIZE], "little")
@@ -388,7 +388,7 @@ class EntryPacker:
             planes[_row_place(place)] = self._out.memory[at : at + count]
             at += count
         row = memory[first + ENTRY_HEADER : first + ENTRY_HEADER + _PROBE_BYTES] + b"\0"
-        return PackedRecords(count, row + memory[first + RECORD_PLACE : first + behind], planes)
+        return PackedRows(count, row + memory[first + RECORD_PLACE : first + behind], planes)
 
     def close(self) -> None:
         """Give the memory up."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dprobes.engines.ebpf.read.held_records import ItemQueue
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import PackedRecords
+from dprobes.record.record_table import RecordTable
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["add", "pack", "drop", "take"]), st.integers(1, 9), st.integers(0, 1000)), max_size=40
@@ -25,7 +25,7 @@ def test_it_holds_what_a_list_holds(actions: list[tuple[str, int, int]]) -> None
                 queue.add(records)
                 items += records
             case "pack":
-                packed = PackedRecords.of_records(records)
+                packed = RecordTable.of_records(records)
                 assert packed is not None
                 queue.add_packed(packed)
                 items += records

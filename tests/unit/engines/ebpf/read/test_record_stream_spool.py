@@ -13,7 +13,7 @@ from dprobes.engines.ebpf.read.held_records import HOLDING, SETTLING, Ended, Hel
 from dprobes.engines.ebpf.read.record_stream import Spool
 from dprobes.engines.engine_interface import RecordBatch
 from dprobes.record.log_record import Item, decode_record
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import RecordTable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -233,7 +233,7 @@ def test_records_of_one_size_come_packed() -> None:
     spool.add(record(1, 5, b"x") * 5000 + entry(Entry.PROCESS, body=struct.pack("=I", 70)) + record(1, 5, b"x"), 1.0)
     batches = [batch.records for batch in spool.take() if isinstance(batch, RecordBatch)]
     assert sum(map(len, batches)) == 5000
-    assert sum(len(records) for records in batches if isinstance(records, PackedRecords)) > 4900
+    assert sum(len(records) for records in batches if isinstance(records, RecordTable)) > 4900
     assert max(map(len, batches)) <= 4096
     assert spool.is_holding
 
@@ -332,5 +332,5 @@ def test_records_of_few_sizes_are_packed_together() -> None:
     spool.add(b"".join(record(n % 2, log=b"abc" * (n % 5)) for n in range(500)), 1.0)
     (batch,) = spool.take()
     assert isinstance(batch, RecordBatch)
-    assert isinstance(batch.records, MixedRecords)
+    assert isinstance(batch.records, RecordTable)
     assert [len(part) for part in batch.records.parts] == [100] * 5

@@ -10,7 +10,7 @@ from dprobes.bpf.map_layouts import Entry
 from dprobes.engines.inline.hits.entry_index import EntryBuffer, EntryIndex, EntryPacker
 from dprobes.native.routines.entry_walk import RecordPlaces
 from dprobes.record.log_record import Item, header_struct
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import RecordTable
 from support.ring_entries import entry, put
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def buffer() -> Iterator[EntryBuffer]:
     made.close()
 
 
-def packed(buffer: EntryBuffer, data: bytes, count: int | None = None) -> PackedRecords | MixedRecords | None:
+def packed(buffer: EntryBuffer, data: bytes, count: int | None = None) -> RecordTable | None:
     put(buffer, data)
     index = EntryIndex(buffer.room, RecordPlaces(None, None, None), 4, None)
     index.begin(1, None)
@@ -45,22 +45,24 @@ def packed(buffer: EntryBuffer, data: bytes, count: int | None = None) -> Packed
 def test_what_is_the_same_in_all_stands_once(buffer: EntryBuffer) -> None:
     records = [(n & 1, record(300 + n, b"same" + n.to_bytes(2, "big"))) for n in range(500)]
     found = packed(buffer, b"".join(entry(probe, each) for probe, each in records))
-    assert isinstance(found, PackedRecords)
+    assert found is not None
+    (rows,) = found.parts
     assert list(found) == records
-    assert sorted(found.planes) == [0, 12, 13, 20, 21]
+    assert sorted(rows.planes) == [0, 12, 13, 20, 21]
 
 
 def test_records_of_several_sizes_are_in_their_order(buffer: EntryBuffer) -> None:
     records = [(3, record(n, b"x" * (n * 7 % 5))) for n in range(300)]
     found = packed(buffer, b"".join(entry(probe, each) for probe, each in records), 299)
-    assert isinstance(found, MixedRecords)
+    assert isinstance(found, RecordTable)
     assert list(found) == records[:299]
 
 
 def test_a_part_without_an_entry_is_none(buffer: EntryBuffer) -> None:
     data = entry(1, record(1)) + entry(1, record(2)) + entry(1, record(3, b"other"))
     found = packed(buffer, data, 2)
-    assert isinstance(found, PackedRecords)
+    assert found is not None
+    assert len(found.parts) == 1
     assert list(found) == [(1, record(1)), (1, record(2))]
 
 

@@ -18,7 +18,7 @@ from dprobes.native.routines.entry_walk import RecordPlaces
 from dprobes.native.routines.handler_ring import DISCARDED
 from dprobes.platform.linux.procfs import ThreadIdentity
 from dprobes.record.log_record import Item, LogRecord, decode_record, header_struct
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import RecordTable
 from dprobes.resolve.probe_state import ProbeState
 from support.ring_entries import entry, putting
 
@@ -100,9 +100,11 @@ def test_records_without_a_time_stay_as_they_come() -> None:
 def test_records_of_one_shape_are_packed_and_those_of_several_mixed() -> None:
     reader = reader_of(Item.TIME)
     (batch,) = reader.read(putting(b"".join(entry(n % 2, record(n)) for n in range(100))), None)
-    assert isinstance(batch, PackedRecords)
+    assert isinstance(batch, RecordTable)
+    assert len(batch.parts) == 1
     (batch,) = reader.read(putting(b"".join(entry(1, record(n, b"x" * (n % 3))) for n in range(100))), None)
-    assert isinstance(batch, MixedRecords)
+    assert isinstance(batch, RecordTable)
+    assert len(batch.parts) == 3
     assert list(batch) == [(1, record(n, b"x" * (n % 3))) for n in range(100)]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.formatters.templates.data_columns import FieldPlace, field_places, strings_at
 from dprobes.formatters.templates.template_collection import Templates
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import PackedRecords
+from dprobes.record.record_table import PackedRows
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.template_model import Template
@@ -25,9 +25,9 @@ def template(minor: int) -> Template:
     return found
 
 
-def packed(*data: bytes, byte_order: ByteOrder = "little") -> PackedRecords:
+def packed(*data: bytes, byte_order: ByteOrder = "little") -> PackedRows:
     encoded = [(0, encode_record(LogRecord(1, 1, data=each, byte_order=byte_order))) for each in data]
-    found = PackedRecords.of_records(encoded)
+    found = PackedRows.of_records(encoded)
     assert found is not None
     return found
 

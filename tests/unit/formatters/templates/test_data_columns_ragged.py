@@ -16,7 +16,7 @@ from dprobes.formatters.templates.template_collection import Templates
 from dprobes.record.log_record import LogRecord, encode_record
 from dprobes.record.record_origin import Place
 from dprobes.rpn.instruction_set import Token
-from dprobes.sinks.field_columns import NoColumnError, columns_of_rows
+from dprobes.sinks.field_columns import FieldColumns, NoColumnError
 from dprobes.trace.record_columns import rows_of
 from dprobes.trace.trace_content import RecordBlock, TraceProgram
 from dprobes.trace.trace_frames import RECORDS_HEAD, records_frame
@@ -86,7 +86,7 @@ def test_a_column_has_the_values_of_each_record(records: list[tuple[int, LogReco
     found: list[Any] = []
     for rows in rows_of(block):
         try:
-            column = columns_of_rows(rows, lambda _: PLACE, values).values(name)
+            column = FieldColumns(rows.rows, lambda _: PLACE, values).values(name)
         except NoColumnError:
             column = expected[len(found) : len(found) + len(rows)]
         found += column if isinstance(column, list) else [column] * len(rows)
@@ -105,7 +105,7 @@ def test_records_with_strings_have_columns(name: str) -> None:
     block = RecordBlock(TraceProgram(PROGRAM), records_frame(1, 5, records)[12:], RECORDS_HEAD.size, 0, 5, 0)
     found: list[Any] = []
     for rows in rows_of(block):
-        found += columns_of_rows(rows, lambda _: PLACE, FieldValues(PROGRAM)).values(name)  # type: ignore[arg-type]
+        found += FieldColumns(rows.rows, lambda _: PLACE, FieldValues(PROGRAM)).values(name)  # type: ignore[arg-type]
     assert len(found) == 40
     if name != "word0":
         assert found[:4] == (["/etc/hosts", "/tmp", "", "x" * 50] if name == "path" else [0, 1, 2, 3])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import PackedRecords
-from dprobes.trace.packed_blocks import PACKED_HEAD, PackedBlock, packed_frame
+from dprobes.record.record_table import RecordTable
+from dprobes.trace.packed_blocks import PACKED_HEAD, TableBlock, table_frame
 from dprobes.trace.trace_frames import BODY_MAX, FrameKind, frame
 from dprobes.trace.trace_reader import TraceParser
 from support.trace_files import header, program, seen
@@ -22,17 +22,17 @@ FOUND = [
 ]
 
 
-def packed(found: list[tuple[int, bytes]]) -> PackedRecords:
-    records = PackedRecords.of_records(found)
+def packed(found: list[tuple[int, bytes]]) -> RecordTable:
+    records = RecordTable.of_records(found)
     assert records is not None
     return records
 
 
 def test_a_frame_holds_the_records() -> None:
     parser = TraceParser("trace.dpt")
-    data = header() + program() + packed_frame(1, 5_000, packed(FOUND))
+    data = header() + program() + table_frame(1, 5_000, packed(FOUND))
     (block,) = parser.feed(data)
-    assert isinstance(block, PackedBlock)
+    assert isinstance(block, TableBlock)
     assert [(each.probe, each.record) for each in block] == FOUND
     assert {each.written for each in block} == {block.last_written} == {5_000}
     assert block.position == len(header() + program())
@@ -40,7 +40,7 @@ def test_a_frame_holds_the_records() -> None:
 
 @given(st.data())
 def test_any_damage_is_an_error_or_other_records(data: st.DataObject) -> None:
-    body = bytearray(packed_frame(1, 5_000, packed(FOUND))[12:])
+    body = bytearray(table_frame(1, 5_000, packed(FOUND))[12:])
     at = data.draw(st.integers(0, len(body) - 1))
     body[at] = data.draw(st.integers(0, 255))
     parser = TraceParser("trace.dpt")

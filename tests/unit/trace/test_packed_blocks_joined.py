@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import MixedRecords, PackedRecords
+from dprobes.record.record_table import RecordTable
 from dprobes.trace.packed_blocks import joined, packed, size_of
 
 if TYPE_CHECKING:
@@ -27,33 +27,35 @@ def test_what_is_joined_stays_in_order(parts: list[tuple[bool, list[int]]]) -> N
         found = of_sizes(*sizes)
         expected += found
         if found:
-            given_parts.append(MixedRecords.of_records(found) or found if is_packed else found)
+            given_parts.append(RecordTable.of_records(found) or found if is_packed else found)
     result = list(joined(given_parts))
     assert [pair for part in result for pair in part] == expected
     assert len(result) <= 2 * len(parts)
 
 
 def test_what_is_of_one_shape_is_packed_and_of_few_shapes_mixed() -> None:
-    assert isinstance(packed(of_sizes(*[8] * 16)), PackedRecords)
-    assert isinstance(packed(of_sizes(*[8, 16, 4] * 16)), MixedRecords)
-    for found in (of_sizes(*[8] * 15), of_sizes(*[8, 16] * 15), of_sizes(*range(100)), of_sizes(*[8] * 50, 2000)):
-        assert packed(found) is found
+    for sizes in ([8], [8, 16, 4]):
+        found = packed(of_sizes(*sizes * 16))
+        assert isinstance(found, RecordTable)
+        assert len(found.parts) == len(sizes)
+    for few in (of_sizes(*[8] * 15), of_sizes(*[8, 16] * 15), of_sizes(*range(100)), of_sizes(*[8] * 50, 2000)):
+        assert packed(few) is few
 
 
 def test_parts_of_one_shape_and_of_several_become_one() -> None:
     first, second = of_sizes(*[8] * 50), of_sizes(*[4, 8] * 50)
-    one = PackedRecords.of_records(first)
+    one = RecordTable.of_records(first)
     assert one is not None
     (found,) = joined([one, second, first])
-    assert isinstance(found, MixedRecords)
+    assert isinstance(found, RecordTable)
     assert sorted(map(len, found.parts)) == [50, 150]
     assert list(found) == first + second + first
 
 
 def test_what_is_too_long_or_of_too_many_shapes_stays_as_it_is() -> None:
     long, many, few = of_sizes(*[2000] * 20), of_sizes(*range(200)), of_sizes(*[8] * 20)
-    result = list(joined([PackedRecords.of_records(few) or few, long]))
-    assert [type(each) for each in result] == [PackedRecords, list]
+    result = list(joined([RecordTable.of_records(few) or few, long]))
+    assert [type(each) for each in result] == [RecordTable, list]
     (found,) = joined([many])
     assert found == many
 

@@ -1,5 +1,5 @@
 """
-Many records of one shape, transposed: what is the same in all of them stands once, the rest byte by byte.
+Tables of records: few shapes, the bytes that differ by planes, and the order in which the records came.
 
 A *row* is a record with its probepoint, and has the same size in all records of a shape::
 
@@ -8,11 +8,15 @@ A *row* is a record with its probepoint, and has the same size in all records of
 Of a million hits in a row, most bytes of the header are the same; so the bytes at one place of all rows, a *plane*, are
 kept only where they differ. Taking rows apart and putting them together is done by slices with a stride, which takes a
 nanosecond for a byte, and a column of an item is had without looking at the others.
+
+Several probes log records of different sizes, and so does one that logs strings. What is alike is packed together, and
+a byte for each record tells which of these *parts* it is from: who counts looks at the parts, who prints has the order.
 """
 
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -31,24 +35,37 @@ if TYPE_CHECKING:
     from dprobes.record.record_origin import Place
 
 __all__ = [
+    "ITEM_COLUMNS",
     "NAME_SPACE",
     "PARTS_MAX",
     "PROBE_SIZE",
-    "MixedRecords",
-    "PackedBytes",
-    "PackedPlaces",
-    "PackedRecords",
+    "Column",
+    "PackedRows",
+    "RecordTable",
     "RowShape",
+    "Rows",
+    "TableBytes",
+    "TablePlaces",
+    "Texts",
     "in_order",
-    "parts_of",
-    "rows_with_stacks",
+    "numbers_in",
+    "repeated",
 ]
+
+_T = TypeVar("_T")
 
 PROBE_SIZE = 4
 """Bytes of a row before the record."""
 
 NAME_SPACE = PROCESS_NAME_MAX + 1
-"""Bytes that a process name takes in a row, zeros behind its end included."""
+"""Bytes that a process name takes in a row, zeros after its end included."""
+
+ITEM_COLUMNS = {name: item for item, name in FIXED_ITEMS} | {
+    "tid": Item.TID,
+    "stack_trace": Item.STACK_TRACE,
+    "word_size": Item.WIDE,
+}
+"""The columns of numbers, with their flags."""
 
 _FLAGS = 4
 _KNOWN = sum(Item)
@@ -57,9 +74,12 @@ _TID_SIZE = 4
 Column = list[int] | int
 """The numbers of all rows, or one number that they have in common."""
 
+Texts = list[str] | str
+"""The texts of all rows, or one that they have in common."""
+
 
 class RowShape(NamedTuple):
-    """Say where the parts of a row are; ``name`` is None where records carry no process name."""
+    """The places of the parts of a row; ``name`` is None where records carry no process name."""
 
     flags: int
     byte_order: ByteOrder
@@ -74,13 +94,12 @@ class RowShape(NamedTuple):
 
     def place(self, item: Item) -> tuple[int, int] | None:
         """Return where in a row a header item of a fixed size is, and its size; None where records lack it."""
-        if not self.flags & item:
-            return None
-        if item is Item.TID:
-            return None if self.tid is None else (self.tid, _TID_SIZE)
-        width = self.flags & int(Item.WIDE)
-        before = header_struct(self.flags & (int(item) - 1) | width, self.byte_order).size
-        return PROBE_SIZE + before, header_struct(int(item) | width, self.byte_order).size - _FLAGS
+        return _place(self, item)
+
+    @property
+    def word_size(self) -> int:
+        """Bytes of a word."""
+        return 8 if self.flags & Item.WIDE else 4
 
 
 @lru_cache(256)
@@ -97,14 +116,79 @@ def _shape(flags: int, byte_order: ByteOrder) -> RowShape:
     return RowShape(flags, byte_order, name, tid, end)
 
 
-class PackedRecords(Sequence[tuple[int, bytes]]):
+@lru_cache(1024)
+def _place(shape: RowShape, item: Item) -> tuple[int, int] | None:
+    if not shape.flags & item:
+        return None
+    if item is Item.TID:
+        return None if shape.tid is None else (shape.tid, _TID_SIZE)
+    width = shape.flags & int(Item.WIDE)
+    before = header_struct(shape.flags & (int(item) - 1) | width, shape.byte_order).size
+    return PROBE_SIZE + before, header_struct(int(item) | width, shape.byte_order).size - _FLAGS
+
+
+class Rows(ABC):
+    """Records of one flag word, each with its probepoint; ``len`` is how many."""
+
+    __slots__ = ("shape",)
+
+    shape: RowShape
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def pair(self, row: int) -> tuple[int, bytes]:
+        """Return the probepoint of a record, and the record."""
+
+    @abstractmethod
+    def probes(self) -> Column:
+        """Return the probepoints."""
+
+    @abstractmethod
+    def item(self, item: Item) -> Column | None:
+        """Return the column of a header item; None where records lack it. Raise ``FormatError`` without room for it."""
+
+    @abstractmethod
+    def names(self) -> list[bytes] | bytes | None:
+        """Return the process names; None where records lack them."""
+
+    @abstractmethod
+    def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
+        """Return bytes, and where in them the data of each record starts and ends."""
+
+    def column(self, name: str) -> Column | Texts | None:
+        """Return what is at one place in all records: a header item by its name; None where records lack it."""
+        match name:
+            case "name":
+                return self._texts()
+            case "word_size":
+                return self.shape.word_size
+            case "stack_trace":
+                return int(bool(self.shape.flags & Item.STACK_TRACE))
+        return self.item(ITEM_COLUMNS[name])
+
+    def _texts(self) -> Texts | None:
+        names = self.names()
+        if names is None or isinstance(names, bytes):
+            return None if names is None else names.decode("utf-8", "surrogateescape")
+        known = {name: name.decode("utf-8", "surrogateescape") for name in set(names)}
+        return [known[name] for name in names]
+
+    def probe_set(self) -> set[int]:
+        """Return the probepoints that occur."""
+        probes = self.probes()
+        return {probes} if isinstance(probes, int) else set(probes)
+
+
+class PackedRows(Rows):
     """
-    Hold records, each with its probepoint; ``planes`` maps places in a row to the bytes there, where they differ.
+    Records of one shape; ``planes`` maps places in a row to the bytes there, where they differ.
 
     ``first`` is the first row. The flag word is the same in all rows, and each process name has an end.
     """
 
-    __slots__ = ("_count", "first", "planes", "shape")
+    __slots__ = ("_count", "first", "planes")
 
     def __init__(self, count: int, first: bytes, planes: Mapping[int, bytes]) -> None:
         self._count = count
@@ -173,22 +257,18 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
             rows[place::size] = plane
         return bytes(rows)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[int, bytes]: ...
+    def pair(self, row: int) -> tuple[int, bytes]:
+        """Return the probepoint of a record, and the record."""
+        return self._split(self._row(range(self._count)[row]))
 
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[int, bytes] | Self:
-        if isinstance(index, slice):
-            numbers = range(self._count)[index]
-            if len(numbers) == self._count and numbers.step == 1:
-                return self
-            if not numbers:
-                return type(self)(0, self.first, {})
-            planes = {place: plane[index] for place, plane in self.planes.items()}
-            return type(self)(len(numbers), self._row(numbers[0]), planes)
-        return self._split(self._row(range(self._count)[index]))
+    def __getitem__(self, index: slice) -> Self:
+        numbers = range(self._count)[index]
+        if len(numbers) == self._count and numbers.step == 1:
+            return self
+        if not numbers:
+            return type(self)(0, self.first, {})
+        planes = {place: plane[index] for place, plane in self.planes.items()}
+        return type(self)(len(numbers), self._row(numbers[0]), planes)
 
     def _row(self, number: int) -> bytes:
         row = bytearray(self.first)
@@ -202,7 +282,7 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
         return probe, record if name is None else _trimmed(record, name - PROBE_SIZE)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        return zip(_repeated(self.column(0, PROBE_SIZE), self._count), self.encoded(), strict=True)
+        return zip(repeated(self.probes(), self._count), self.encoded(), strict=True)
 
     def encoded(self) -> Iterator[bytes]:
         """Iterate over the records without their probepoints."""
@@ -232,7 +312,7 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
                 values[number if step == 1 else size - 1 - number :: size] = plane
         return values
 
-    def column(self, place: int, size: int, byte_order: ByteOrder = "little") -> Column:
+    def numbers(self, place: int, size: int, byte_order: ByteOrder = "little") -> Column:
         """Return the unsigned numbers of 1, 2, 4 or 8 bytes at some place."""
         if self.is_constant(place, size):
             return int.from_bytes(self.first[place : place + size], byte_order)
@@ -241,7 +321,7 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
     def item(self, item: Item) -> Column | None:
         """Return the column of a header item; None where records lack it."""
         place = self.shape.place(item)
-        return None if place is None else self.column(*place, self.shape.byte_order)
+        return None if place is None else self.numbers(*place, self.shape.byte_order)
 
     def names(self) -> list[bytes] | bytes | None:
         """Return the process names; None where records lack them."""
@@ -257,7 +337,48 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
 
     def probes(self) -> Column:
         """Return the probepoints."""
-        return self.column(0, PROBE_SIZE)
+        return self.numbers(0, PROBE_SIZE)
+
+    def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
+        """Return the rows, and where in them the data of each record starts and ends."""
+        rows, size = self.rows(), self.row_size
+        starts = range(self.shape.data, len(rows) + 1, size)[: self._count]
+        return rows, list(starts), list(range(size, len(rows) + 1, size))
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of the data of each record."""
+        return len(self.first) - self.shape.data
+
+    @property
+    def size(self) -> int:
+        """Bytes of all records, without their probepoints and what fills up process names."""
+        size = (len(self.first) - PROBE_SIZE) * self._count
+        match self.names():
+            case None:
+                return size
+            case bytes() as name:
+                return size - (NAME_SPACE - 1 - len(name)) * self._count
+            case names:
+                return size - (NAME_SPACE - 1) * self._count + sum(map(len, names))
+
+    def rows_with_stacks(self) -> list[int]:
+        """Return the rows whose data may be items with a call stack among them; the others have none."""
+        first, end = self.shape.data, self.row_size
+        if first >= end:
+            return []
+        mask = 0
+        for place in range(first, end):
+            mask |= self._rows_with(place, _STACKS)
+        mask &= self._rows_with(first, _ITEMS)
+        return [row for row, byte in enumerate(mask.to_bytes(self._count, "little")) if byte] if mask else []
+
+    def _rows_with(self, place: int, table: bytes) -> int:
+        """Return what a table has for the bytes at one place of all rows, as one number."""
+        plane = self.planes.get(place)
+        if plane is None:
+            plane = self.first[place : place + 1] * self._count
+        return int.from_bytes(plane.translate(table), "little")
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -276,7 +397,7 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
         }
         return cls(sum(map(len, parts)), parts[0].first, planes)
 
-    def goes_with(self, other: PackedRecords) -> bool:
+    def goes_with(self, other: PackedRows) -> bool:
         """Return whether other records are of the same shape and size."""
         return self.shape == other.shape and len(self.first) == len(other.first)
 
@@ -319,6 +440,11 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
         return type(self)(self._count, values[:PROBE_SIZE] + self.first[PROBE_SIZE:], planes)
 
 
+_STACKS = bytes(byte in (Token.KERNEL_STACK, Token.USER_STACK) for byte in range(256))
+_ITEMS = bytes(byte in ITEM_TOKENS for byte in range(256))
+"""Whether a byte can begin a call stack, and an item."""
+
+
 def _planes_of(values: bytes, size: int) -> dict[int, bytes]:
     planes = {place: values[place::size] for place in range(size)}
     return {place: plane for place, plane in planes.items() if plane.strip(plane[:1])}
@@ -334,7 +460,8 @@ def numbers_in(values: bytearray, size: int) -> list[int]:
     return found.tolist()
 
 
-def _repeated(column: Column, count: int) -> Sequence[int]:
+def repeated(column: list[_T] | _T, count: int) -> list[_T]:
+    """Return the values of all rows one by one."""
     return column if isinstance(column, list) else [column] * count
 
 
@@ -348,25 +475,16 @@ def _trimmed(record: bytes, name: int) -> bytes:
     return record[: record.index(0, name) + 1] + record[name + NAME_SPACE :]
 
 
-# Packed records of several shapes, in the order in which they came.
-#
-# Several probes log records of different sizes, and so does one that logs strings. What is alike is packed together
-# (``packed``), and a byte for each record says which of these *parts* it is from: so whoever counts looks at the parts,
-# and whoever prints has the order.
-
-
-_T = TypeVar("_T")
-
 PARTS_MAX = 256
-"""A byte says which part a record is of."""
+"""A byte tells which part a record is of."""
 
 
-class MixedRecords(Sequence[tuple[int, bytes]]):
-    """Hold records, each with its probepoint; ``order`` has the number of a part for each of them."""
+class RecordTable(Sequence[tuple[int, bytes]]):
+    """Records, each with its probepoint, in ``parts`` of one shape each; ``order`` has the part of each of them."""
 
     __slots__ = ("order", "parts")
 
-    def __init__(self, parts: Sequence[PackedRecords], order: bytes) -> None:
+    def __init__(self, parts: Sequence[PackedRows], order: bytes) -> None:
         self.parts = tuple(parts)
         self.order = order
         if not 0 < len(self.parts) <= PARTS_MAX:
@@ -377,7 +495,12 @@ class MixedRecords(Sequence[tuple[int, bytes]]):
             raise FormatError("the order of mixed records is not that of their parts", offset=0)
 
     @classmethod
-    def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | PackedRecords | None:
+    def of_rows(cls, rows: PackedRows) -> Self:
+        """Return the table of records of one shape."""
+        return cls((rows,), bytes(len(rows)))
+
+    @classmethod
+    def of_records(cls, records: Sequence[tuple[int, bytes]]) -> Self | None:
         """Pack records; None if one of them is none, or there are too many shapes."""
         groups: dict[tuple[bytes, int], list[tuple[int, bytes]]] = {}
         keys = [_key(record) for _, record in records]
@@ -387,49 +510,41 @@ class MixedRecords(Sequence[tuple[int, bytes]]):
             return None
         parts = []
         for group in groups.values():
-            part = PackedRecords.of_records(group)
+            part = PackedRows.of_records(group)
             if part is None:
                 return None
             parts.append(part)
         numbers = {key: number for number, key in enumerate(groups)}
-        return parts[0] if len(parts) == 1 else cls(parts, bytes([numbers[key] for key in keys]))
+        return cls(parts, bytes([numbers[key] for key in keys]) if len(parts) > 1 else bytes(len(records)))
 
     @classmethod
-    def joined(cls, several: Iterable[Self | PackedRecords]) -> Iterator[Self | PackedRecords]:
-        """Put records together that follow each other: packed if all are of one shape, else mixed."""
-        known: dict[tuple[object, int], int] = {}
-        groups: list[list[PackedRecords]] = []
+    def joined(cls, several: Iterable[Self]) -> Iterator[Self]:
+        """Put records together that follow each other, as far as a table has room for their shapes."""
+        known: dict[tuple[RowShape, int], int] = {}
+        groups: list[list[PackedRows]] = []
         order: list[bytes] = []
         for each in several:
-            parts = parts_of(each)
-            keys = [(part.shape, part.row_size) for part in parts]
+            keys = [(part.shape, part.row_size) for part in each.parts]
             if groups and len(known.keys() | set(keys)) > PARTS_MAX:
-                yield cls._of_groups(groups, order)
+                yield cls(list(map(PackedRows.joined, groups)), b"".join(order))
                 known, groups, order = {}, [], []
             numbers = bytearray(PARTS_MAX)  # those here of the parts of this one
-            for number, (key, part) in enumerate(zip(keys, parts, strict=True)):
+            for number, (key, part) in enumerate(zip(keys, each.parts, strict=True)):
                 if key not in known:
                     known[key] = len(groups)
                     groups.append([])
                 numbers[number] = known[key]
                 groups[known[key]].append(part)
-            order.append(
-                each.order.translate(numbers) if isinstance(each, MixedRecords) else bytes(numbers[:1]) * len(each)
-            )
+            order.append(each.order.translate(numbers))
         if groups:
-            yield cls._of_groups(groups, order)
-
-    @classmethod
-    def _of_groups(cls, groups: Sequence[Sequence[PackedRecords]], order: Iterable[bytes]) -> Self | PackedRecords:
-        parts = [PackedRecords.joined(group) for group in groups]
-        return parts[0] if len(parts) == 1 else cls(parts, b"".join(order))
+            yield cls(list(map(PackedRows.joined, groups)), b"".join(order))
 
     def __len__(self) -> int:
         return len(self.order)
 
     @property
-    def size(self) -> int:
-        """How many bytes their rows take."""
+    def row_bytes(self) -> int:
+        """How many bytes the rows take."""
         return sum([part.row_size * len(part) for part in self.parts])
 
     @overload
@@ -446,13 +561,15 @@ class MixedRecords(Sequence[tuple[int, bytes]]):
             return self if len(numbers) == len(self) else self._slice(numbers.start, numbers.stop)
         at = range(len(self))[index]
         number = self.order[at]
-        return self.parts[number][self.order.count(number, 0, at)]
+        return self.parts[number].pair(self.order.count(number, 0, at))
 
     def _slice(self, start: int, stop: int) -> Self:
         """Return the records from ``start`` to ``stop``, in parts of which none is empty if there is one at all."""
         order = self.order[start:stop]
+        if len(self.parts) == 1:
+            return type(self)((self.parts[0][start:stop],), order)
         numbers = bytearray(PARTS_MAX)
-        parts: list[PackedRecords] = []
+        parts: list[PackedRows] = []
         for number, part in enumerate(self.parts):
             if count := order.count(number):
                 numbers[number] = len(parts)
@@ -467,16 +584,13 @@ class MixedRecords(Sequence[tuple[int, bytes]]):
         """Iterate over the records without their probepoints."""
         return in_order(self.order, [part.encoded() for part in self.parts])
 
-    def probes(self) -> list[int] | int:
+    def probes(self) -> Column:
         """Return the probepoints of all records, or the one that they have in common."""
         columns = [part.probes() for part in self.parts]
         first = columns[0]
-        if isinstance(first, int) and all(column == first for column in columns):
+        if len(columns) == 1 or (isinstance(first, int) and all(column == first for column in columns)):
             return first
-        spread = [
-            [column] * len(part) if isinstance(column, int) else column
-            for part, column in zip(self.parts, columns, strict=True)
-        ]
+        spread = [repeated(column, len(part)) for part, column in zip(self.parts, columns, strict=True)]
         return list(in_order(self.order, spread))
 
     def renumbered(self, number_of: Callable[[int], int]) -> Self:
@@ -484,13 +598,10 @@ class MixedRecords(Sequence[tuple[int, bytes]]):
         return type(self)([part.renumbered(number_of) for part in self.parts], self.order)
 
 
-def parts_of(records: PackedRecords | MixedRecords) -> tuple[PackedRecords, ...]:
-    """Return packed records of one shape each, in which all records are."""
-    return records.parts if isinstance(records, MixedRecords) else (records,)
-
-
-def in_order(order: bytes, columns: Iterable[Iterable[_T]]) -> Iterator[_T]:
-    """Put together what the parts of mixed records have of something, in the order of the records."""
+def in_order(order: bytes, columns: Sequence[Iterable[_T]]) -> Iterator[_T]:
+    """Put together what the parts of a table have of something, in the order of the records."""
+    if len(columns) == 1:
+        return iter(columns[0])
     return map(next, map([iter(column) for column in columns].__getitem__, order))
 
 
@@ -512,25 +623,20 @@ def _name_place(head: bytes) -> int | None:
     return None if place is None else place - PROBE_SIZE
 
 
-# Packed records without what is not wanted of them: their bytes alone, or their places alone.
+# What is seen of a table by those who look at records one by one: their bytes, and their places.
 
 
-_STACKS = bytes(byte in (Token.KERNEL_STACK, Token.USER_STACK) for byte in range(256))
-_ITEMS = bytes(byte in ITEM_TOKENS for byte in range(256))
-"""Whether a byte can begin a call stack, and an item."""
+class TableBytes(Sequence[bytes]):
+    """The records of a table without their probepoints."""
 
+    __slots__ = ("_known", "table")
 
-class PackedBytes(Sequence[bytes]):
-    """Give packed records without their probepoints."""
-
-    __slots__ = ("_known", "packed")
-
-    def __init__(self, packed: PackedRecords | MixedRecords) -> None:
-        self.packed = packed
+    def __init__(self, table: RecordTable) -> None:
+        self.table = table
         self._known: list[bytes] | None = None
 
     def __len__(self) -> int:
-        return len(self.packed)
+        return len(self.table)
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
@@ -539,66 +645,33 @@ class PackedBytes(Sequence[bytes]):
     def __getitem__(self, index: slice) -> Self: ...
 
     def __getitem__(self, index: int | slice) -> bytes | Self:
-        if isinstance(index, slice):
-            return type(self)(self.packed[index])
-        return self._all()[index]
+        return type(self)(self.table[index]) if isinstance(index, slice) else self._all()[index]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._all())
 
     def _all(self) -> list[bytes]:
         if self._known is None:
-            self._known = list(self.packed.encoded())
+            self._known = list(self.table.encoded())
         return self._known
 
     @property
     def size(self) -> int:
         """How many bytes the records take."""
-        return sum([_size(part) for part in parts_of(self.packed)])
+        return sum([part.size for part in self.table.parts])
 
 
-def _size(packed: PackedRecords) -> int:
-    size = (packed.row_size - PROBE_SIZE) * len(packed)
-    match packed.names():
-        case None:
-            return size
-        case bytes() as name:
-            return size - (NAME_SPACE - 1 - len(name)) * len(packed)
-        case names:
-            return size - (NAME_SPACE - 1) * len(packed) + sum(map(len, names))
+class TablePlaces(Sequence["Place"]):
+    """The place of each record of a table; ``places`` are those of all probepoints."""
 
+    __slots__ = ("places", "table")
 
-def rows_with_stacks(packed: PackedRecords) -> list[int]:
-    """Return the rows whose data may be items with a call stack among them; the others have none."""
-    first, end = packed.shape.data, packed.row_size
-    if first >= end:
-        return []
-    mask = 0
-    for place in range(first, end):
-        mask |= _rows_with(packed, place, _STACKS)
-    mask &= _rows_with(packed, first, _ITEMS)
-    return [row for row, byte in enumerate(mask.to_bytes(len(packed), "little")) if byte] if mask else []
-
-
-def _rows_with(packed: PackedRecords, place: int, table: bytes) -> int:
-    """Return what a table has for the bytes at one place of all rows, as one number."""
-    plane = packed.planes.get(place)
-    if plane is None:
-        plane = packed.first[place : place + 1] * len(packed)
-    return int.from_bytes(plane.translate(table), "little")
-
-
-class PackedPlaces(Sequence["Place"]):
-    """Give the place of each of some packed records; ``table`` has those of probepoints."""
-
-    __slots__ = ("packed", "table")
-
-    def __init__(self, packed: PackedRecords | MixedRecords, table: Sequence[Place]) -> None:
-        self.packed = packed
+    def __init__(self, table: RecordTable, places: Sequence[Place]) -> None:
         self.table = table
+        self.places = places
 
     def __len__(self) -> int:
-        return len(self.packed)
+        return len(self.table)
 
     @overload
     def __getitem__(self, index: int) -> Place: ...
@@ -608,19 +681,15 @@ class PackedPlaces(Sequence["Place"]):
 
     def __getitem__(self, index: int | slice) -> Place | Self:
         if isinstance(index, slice):
-            return type(self)(self.packed[index], self.table)
-        return self.table[self.packed[index][0]]
+            return type(self)(self.table[index], self.places)
+        return self.places[self.table[index][0]]
 
     def __iter__(self) -> Iterator[Place]:
-        probes, table = self.packed.probes(), self.table
+        probes = self.table.probes()
         if isinstance(probes, int):
-            return iter([table[probes]] * len(self.packed))
-        return iter([table[probe] for probe in probes])
+            return iter([self.places[probes]] * len(self.table))
+        return iter([self.places[probe] for probe in probes])
 
     def distinct(self) -> list[Place]:
         """Return the places that occur."""
-        probes: set[int] = set()
-        for part in parts_of(self.packed):
-            found = part.probes()
-            probes |= {found} if isinstance(found, int) else set(found)
-        return [self.table[probe] for probe in probes]
+        return [self.places[probe] for probe in set[int]().union(*(part.probe_set() for part in self.table.parts))]

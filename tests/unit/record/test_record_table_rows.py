@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.record.log_record import FIXED_ITEMS, Item, LogRecord, decode_record, encode_record
-from dprobes.record.packed_records import NAME_SPACE, PackedBytes, PackedPlaces, PackedRecords
 from dprobes.record.record_origin import Place
+from dprobes.record.record_table import NAME_SPACE, PackedRows, RecordTable, TableBytes, TablePlaces
 from support.record_strategies import records
 
 Pairs = list[tuple[int, bytes]]
@@ -35,8 +35,8 @@ def alike(draw: st.DrawFn) -> Pairs:
     return found
 
 
-def packed(pairs: Pairs) -> PackedRecords:
-    found = PackedRecords.of_records(pairs)
+def packed(pairs: Pairs) -> PackedRows:
+    found = PackedRows.of_records(pairs)
     assert found is not None
     return found
 
@@ -45,15 +45,16 @@ def packed(pairs: Pairs) -> PackedRecords:
 def test_records_of_one_shape_come_out_as_they_went_in(pairs: Pairs) -> None:
     found = packed(pairs)
     assert list(found) == pairs
-    assert [found[n] for n in range(len(pairs))] == pairs
-    assert list(found.encoded()) == list(PackedBytes(found)) == [record for _, record in pairs]
-    assert PackedBytes(found).size == sum(len(record) for _, record in pairs)
+    assert [found.pair(n) for n in range(len(pairs))] == pairs
+    assert list(found.encoded()) == list(TableBytes(RecordTable.of_rows(found))) == [record for _, record in pairs]
+    assert TableBytes(RecordTable.of_rows(found)).size == sum(len(record) for _, record in pairs)
 
 
 @given(alike(), st.integers(-25, 25), st.integers(-25, 25))
 def test_a_part_of_them_is_that_part(pairs: Pairs, start: int, stop: int) -> None:
     assert list(packed(pairs)[start:stop]) == pairs[start:stop]
-    assert list(PackedBytes(packed(pairs))[start:stop]) == [record for _, record in pairs[start:stop]]
+    table = RecordTable.of_rows(packed(pairs))
+    assert list(TableBytes(table)[start:stop]) == [record for _, record in pairs[start:stop]]
 
 
 @given(alike(), st.lists(st.integers(1, 19), max_size=3))
@@ -62,7 +63,7 @@ def test_parts_are_joined_again(pairs: Pairs, cuts: list[int]) -> None:
     ends = sorted({0, *(cut for cut in cuts if cut < len(pairs)), len(pairs)})
     parts = [found[start:end] for start, end in itertools.pairwise(ends)]
     assert all(part.goes_with(found) for part in parts)
-    joined = PackedRecords.joined(parts)
+    joined = PackedRows.joined(parts)
     assert (list(joined), joined.planes) == (pairs, found.planes)
 
 
@@ -102,7 +103,7 @@ def test_places_are_those_of_the_probepoints() -> None:
     table = [Place("app", name) for name in "abc"]
     record = encode_record(LogRecord(1))
     for probes in ([1, 1, 1], [2, 0, 2]):
-        places = PackedPlaces(packed([(probe, record) for probe in probes]), table)
+        places = TablePlaces(RecordTable.of_rows(packed([(probe, record) for probe in probes])), table)
         assert list(places) == [places[n] for n in range(3)] == [table[probe] for probe in probes]
         assert list(places[1:]) == [table[probe] for probe in probes[1:]]
         assert {place.symbol for place in places.distinct()} == {table[probe].symbol for probe in probes}
@@ -137,12 +138,12 @@ def test_what_is_the_same_in_all_stands_once() -> None:
     ids=["no flags", "unknown flags", "no room", "sizes", "flags", "name"],
 )
 def test_what_is_of_no_shape_is_not_packed(pairs: Pairs) -> None:
-    assert PackedRecords.of_records(pairs) is None
+    assert PackedRows.of_records(pairs) is None
 
 
 def test_rows_that_hold_no_records_are_refused() -> None:
     row = bytes(4) + b"\0\x0c\0\0" + b"name".ljust(NAME_SPACE, b"\0")
-    assert list(PackedRecords(2, row, {})) == [(0, b"\0\x0c\0\0name\0")] * 2
+    assert list(PackedRows(2, row, {})) == [(0, b"\0\x0c\0\0name\0")] * 2
     for first, planes, message in (
         (b"\0" * 7, {}, "a row of records has no flag word"),
         (row[:-1], {}, "a row of records needs 24 bytes, found 23"),
@@ -151,5 +152,5 @@ def test_rows_that_hold_no_records_are_refused() -> None:
         (row, {23: b"\0x"}, "the process name of a record has no end"),
     ):
         with pytest.raises(FormatError) as caught:
-            PackedRecords(2, first, planes)
+            PackedRows(2, first, planes)
         assert caught.value.message.partition(" (at")[0] == message

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.record.log_record import LogRecord, encode_record
-from dprobes.record.packed_records import MixedRecords
-from dprobes.trace.packed_blocks import MIXED_HEAD, MixedBlock, mixed_frame
+from dprobes.record.record_table import RecordTable
+from dprobes.trace.packed_blocks import MIXED_HEAD, TableBlock, table_frame
 from dprobes.trace.record_columns import rows_of
 from dprobes.trace.trace_frames import BODY_MAX, FrameKind, frame
 from dprobes.trace.trace_reader import TraceParser
@@ -23,27 +23,27 @@ FOUND = [
 ]
 
 
-def mixed(found: list[tuple[int, bytes]]) -> MixedRecords:
-    records = MixedRecords.of_records(found)
-    assert isinstance(records, MixedRecords)
+def mixed(found: list[tuple[int, bytes]]) -> RecordTable:
+    records = RecordTable.of_records(found)
+    assert isinstance(records, RecordTable)
     return records
 
 
-def block_of(data: bytes) -> MixedBlock:
+def block_of(data: bytes) -> TableBlock:
     (block,) = TraceParser("trace.dpt").feed(header() + program() + data)
-    assert isinstance(block, MixedBlock)
+    assert isinstance(block, TableBlock)
     return block
 
 
 def test_a_frame_holds_the_records_in_order() -> None:
-    block = block_of(mixed_frame(1, 5_000, mixed(FOUND)))
+    block = block_of(table_frame(1, 5_000, mixed(FOUND)))
     assert [(each.probe, each.record) for each in block] == FOUND
     assert {each.written for each in block} == {block.last_written} == {5_000}
     assert block.position == len(header() + program())
 
 
 def test_its_rows_are_of_one_shape_each_and_its_records_can_stand_in_a_row() -> None:
-    block = block_of(mixed_frame(1, 5_000, mixed(FOUND)))
+    block = block_of(table_frame(1, 5_000, mixed(FOUND)))
     rows = list(rows_of(block))
     assert [len(each) for each in rows] == [25, 25, 25, 24]
     assert [rows[1].record(n).record for n in range(25)] == [record for _, record in FOUND[1::4]]
@@ -52,7 +52,7 @@ def test_its_rows_are_of_one_shape_each_and_its_records_can_stand_in_a_row() -> 
 
 @given(st.data())
 def test_any_damage_is_an_error_or_other_records(data: st.DataObject) -> None:
-    body = bytearray(mixed_frame(1, 5_000, mixed(FOUND))[12:])
+    body = bytearray(table_frame(1, 5_000, mixed(FOUND))[12:])
     at = data.draw(st.integers(0, len(body) - 1))
     body[at] = data.draw(st.integers(0, 255))
     parser = TraceParser("trace.dpt")
