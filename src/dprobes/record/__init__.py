@@ -1,1 +1,1 @@
-"""The binary log record: its layout, written once, and its encoding and decoding."""
+"""The binary log record: its layout, written once, its encoding and decoding, and tables of many records."""

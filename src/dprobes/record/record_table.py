@@ -44,9 +44,9 @@ __all__ = [
     "RecordTable",
     "RowShape",
     "Rows",
+    "Strings",
     "TableBytes",
     "TablePlaces",
-    "Texts",
     "in_order",
     "numbers_in",
     "repeated",
@@ -74,8 +74,8 @@ _TID_SIZE = 4
 Column = list[int] | int
 """The numbers of all rows, or one number that they have in common."""
 
-Texts = list[str] | str
-"""The texts of all rows, or one that they have in common."""
+Strings = list[str] | str
+"""The strings of all rows, or one that they have in common."""
 
 
 class RowShape(NamedTuple):
@@ -157,18 +157,18 @@ class Rows(ABC):
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
         """Return bytes, and where in them the data of each record starts and ends."""
 
-    def column(self, name: str) -> Column | Texts | None:
+    def column(self, name: str) -> Column | Strings | None:
         """Return what is at one place in all records: a header item by its name; None where records lack it."""
         match name:
             case "name":
-                return self._texts()
+                return self._strings()
             case "word_size":
                 return self.shape.word_size
             case "stack_trace":
                 return int(bool(self.shape.flags & Item.STACK_TRACE))
         return self.item(ITEM_COLUMNS[name])
 
-    def _texts(self) -> Texts | None:
+    def _strings(self) -> Strings | None:
         names = self.names()
         if names is None or isinstance(names, bytes):
             return None if names is None else names.decode("utf-8", "surrogateescape")

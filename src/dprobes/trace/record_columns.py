@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.record.log_record import ByteOrder
     from dprobes.record.record_origin import Place
-    from dprobes.record.record_table import Column, Texts
+    from dprobes.record.record_table import Column, Strings
     from dprobes.trace.packed_blocks import Block
 
 __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "BlockRows", "RaggedRows", "ragged_rows_of", "rows_of"]
@@ -58,7 +58,7 @@ class BlockRows:
     def __init__(self, block: Block, rows: Rows) -> None:
         self.block = block
         self.rows = rows
-        self._columns: dict[str, Column | Texts | None] = {}
+        self._columns: dict[str, Column | Strings | None] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,7 +81,7 @@ class BlockRows:
         program = self.block.program
         return program.place(probe).in_module(program.source.module)
 
-    def column(self, name: str) -> Column | Texts | None:
+    def column(self, name: str) -> Column | Strings | None:
         """
         Return a column, with escapes for what cannot be printed; None if no record has it.
 
@@ -91,7 +91,7 @@ class BlockRows:
             self._columns[name] = self._make(name)
         return self._columns[name]
 
-    def _make(self, name: str) -> Column | Texts | None:
+    def _make(self, name: str) -> Column | Strings | None:
         program = self.block.program
         match name:
             case "program":
@@ -106,14 +106,14 @@ class BlockRows:
                 return _escaped(self.rows.column("name"))
         return self.rows.column(name)
 
-    def _places(self, *, is_symbol: bool) -> Texts:
+    def _places(self, *, is_symbol: bool) -> Strings:
         probes, program = self.rows.probes(), self.block.program
         places = {probe: program.place(probe) for probe in ({probes} if isinstance(probes, int) else set(probes))}
         known = {n: escaped(place.where if is_symbol else place.routine) for n, place in places.items()}
         return known[probes] if isinstance(probes, int) else [known[probe] for probe in probes]
 
 
-def _escaped(column: Column | Texts | None) -> Texts | None:
+def _escaped(column: Column | Strings | None) -> Strings | None:
     match column:
         case list():
             known = {text: escaped(str(text)) for text in set(column)}
