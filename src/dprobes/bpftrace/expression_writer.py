@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpftrace import script_tree
-from dprobes.bpftrace.script_parser import parts_of
 from dprobes.bpftrace.script_place import PlaceKind
 
 if TYPE_CHECKING:
@@ -152,20 +151,13 @@ def _strings_of_fields(script: script_tree.Script) -> set[str]:
 
 def statements_of(body: Sequence[script_tree.Statement]) -> Iterator[script_tree.Statement]:
     """Return the statements of a block and of all blocks in it."""
-    for statement in body:
-        yield statement
-        match statement:
-            case script_tree.If(_, then, otherwise):
-                yield from statements_of(then)
-                yield from statements_of(otherwise)
-            case script_tree.While(_, inner) | script_tree.Unroll(_, inner):
-                yield from statements_of(inner)
+    return (each for statement in body for each in statement.walk() if isinstance(each, script_tree.Statement))
 
 
 def expressions_of(probe: script_tree.Probe) -> Iterator[script_tree.Expression]:
     """Return all expressions of a probe, with those that they are made of, but for maps that are assigned to."""
     if probe.condition is not None:
-        yield from parts_of(probe.condition)
+        yield from _parts_of(probe.condition)
     yield from expressions_in(probe.body)
 
 
@@ -177,13 +169,18 @@ def expressions_in(body: Sequence[script_tree.Statement]) -> Iterator[script_tre
                 if operator:
                     yield assignment.target
                 for each in (*keys, value):
-                    yield from parts_of(each)
+                    yield from _parts_of(each)
             case script_tree.Assignment(_, _, value):
-                yield from parts_of(value)
+                yield from _parts_of(value)
             case script_tree.Do(expression):
-                yield from parts_of(expression)
+                yield from _parts_of(expression)
             case script_tree.If(condition) | script_tree.While(condition):
-                yield from parts_of(condition)
+                yield from _parts_of(condition)
+
+
+def _parts_of(expression: script_tree.Expression) -> Iterator[script_tree.Expression]:
+    """Return an expression and all that it is made of."""
+    return (each for each in expression.walk() if isinstance(each, script_tree.Expression))
 
 
 def _kept_by(value: script_tree.Expression, strings: Mapping[str, Kept]) -> Kept:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from dprobes.bpftrace import script_tree
 from dprobes.c_tokens import ParseError, TextTokens, Token, TokenCursor, TokenKind
 from dprobes.source_text import Span
+from dprobes.tree_nodes import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dprobes.diagnostics import Diagnostics
     from dprobes.source_text import SourceFile
 
-__all__ = ["parse", "parts_of"]
+__all__ = ["parse"]
 
 # The tokens of a script of bpftrace, as the parser asks for them; names of probes are words of their own.
 
@@ -258,43 +257,13 @@ class ExpressionParser:
         return value
 
 
-def parts_of(expression: script_tree.Expression) -> Iterator[script_tree.Expression]:
-    """Return an expression and all that it is made of."""
-    left = [expression]
-    while left:
-        each = left.pop()
-        yield each
-        left += _inner(each)
-
-
 def height_of(expression: script_tree.Expression) -> int:
     """Return how many levels an expression has: a chain of operators grows as well."""
-    height, level = 0, [expression]
+    height, level = 0, list[Node]([expression])
     while level:
         height += 1
-        level = [inner for each in level for inner in _inner(each)]
+        level = [inner for each in level for inner in each.children()]
     return height
-
-
-def _inner(expression: script_tree.Expression) -> tuple[script_tree.Expression, ...]:
-    match expression:
-        case script_tree.Map(_, keys):
-            return keys
-        case script_tree.Call(_, arguments):
-            return arguments
-        case script_tree.Tuple(values):
-            return values
-        case script_tree.Field(base):
-            return (base,)
-        case script_tree.Index(base, index):
-            return (base, index)
-        case script_tree.Unary(_, operand) | script_tree.Step(_, operand) | script_tree.Cast(_, operand):
-            return (operand,)
-        case script_tree.Binary(_, left, right):
-            return (left, right)
-        case script_tree.Conditional(condition, then, otherwise):
-            return (condition, then, otherwise)
-    return ()
 
 
 # A script of bpftrace to its tree: probes, their conditions and statements. Several errors are found in one run.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
+
+from dprobes.tree_nodes import Node
 
 if TYPE_CHECKING:
     from dprobes.source_text import Span
@@ -39,48 +40,42 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Node):
     """A number."""
 
     value: int
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class String:
+class String(Node):
     """A text in quotes, as it was written, without them."""
 
     text: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Node):
     """A name that bpftrace provides, or a constant of a header."""
 
     name: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Node):
     """A variable of a probe, without its dollar sign."""
 
     name: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Node):
     """A parameter of the script: ``$1``, ``$#``."""
 
     name: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(Node):
     """A map, without its ``@``, and its keys."""
 
     name: str
@@ -88,8 +83,7 @@ class Map:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Node):
     """A call of what bpftrace provides."""
 
     function: str
@@ -97,8 +91,7 @@ class Call:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Node):
     """A member of a structure: ``is_arrow`` if it is one that is pointed to."""
 
     base: Expression
@@ -107,8 +100,7 @@ class Field:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Node):
     """An element of an array."""
 
     base: Expression
@@ -116,8 +108,7 @@ class Index:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Node):
     """An operator before an operand."""
 
     operator: str
@@ -125,8 +116,7 @@ class Unary:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Node):
     """``++`` or ``--``; where it is behind its operand, ``is_postfix``."""
 
     operator: str
@@ -135,8 +125,7 @@ class Step:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Node):
     """An operator between two operands."""
 
     operator: str
@@ -145,8 +134,7 @@ class Binary:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Conditional:
+class Conditional(Node):
     """``condition ? then : otherwise``."""
 
     condition: Expression
@@ -155,8 +143,7 @@ class Conditional:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(Node):
     """A cast to a type, whose text is as it was written."""
 
     type: str
@@ -164,30 +151,27 @@ class Cast:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class SizeOf:
+class SizeOf(Node):
     """The size of a type, whose text is as it was written."""
 
     type: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Tuple:
+class Tuple(Node):
     """Several values as one."""
 
     values: tuple[Expression, ...]
     span: Span
 
 
-Expression: TypeAlias = (
-    "Number | String | Name | Variable | Parameter | Map | Call | Field | Index | Unary | Step | Binary | Conditional"
-    " | Cast | SizeOf | Tuple"
-)
+Expression = (
+    Number | String | Name | Variable | Parameter | Map | Call | Field | Index | Unary | Step | Binary | Conditional
+    | Cast | SizeOf | Tuple
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Node):
     """``target operator= value``; the operator is empty for a plain one."""
 
     target: Variable | Map
@@ -196,16 +180,14 @@ class Assignment:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Do:
+class Do(Node):
     """An expression as a statement: a call, ``++``."""
 
     expression: Expression
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class If:
+class If(Node):
     """A condition and its two branches."""
 
     condition: Expression
@@ -214,8 +196,7 @@ class If:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class While:
+class While(Node):
     """A loop."""
 
     condition: Expression
@@ -223,8 +204,7 @@ class While:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Unroll:
+class Unroll(Node):
     """A block that is carried out a number of times."""
 
     count: Expression
@@ -232,27 +212,24 @@ class Unroll:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Jump:
+class Jump(Node):
     """``return``, ``break`` or ``continue``."""
 
     word: str
     span: Span
 
 
-Statement: TypeAlias = "Assignment | Do | If | While | Unroll | Jump"
+Statement = Assignment | Do | If | While | Unroll | Jump
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Node):
     """Where a probe is: the parts of its name, between colons."""
 
     parts: tuple[str, ...]
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Node):
     """Points, the condition behind them, and what a hit does."""
 
     points: tuple[Point, ...]
@@ -261,8 +238,7 @@ class Probe:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Node):
     """The probes of a script, and the definitions of structures before them, as they were written."""
 
     probes: tuple[Probe, ...]

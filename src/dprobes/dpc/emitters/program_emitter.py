@@ -13,7 +13,7 @@ from dprobes.dpc.emitters.rpn_writer import Line, Writer
 from dprobes.dpc.emitters.statement_emitter import StatementEmitter
 from dprobes.dpc.emitters.value_emitter import ValueEmitter
 from dprobes.dpc.syntax import syntax_tree
-from dprobes.dpc.typedtree import typed_program
+from dprobes.dpc.typedtree.typed_program import logs_in
 from dprobes.dpc.typers.program_typer import VARIABLE_COUNTS
 from dprobes.dpc.types.c_types import Void, size_of
 from dprobes.rpn.instruction_set import LOGMAX
@@ -21,7 +21,7 @@ from dprobes.rpn.keyed_tables import FAULTS
 from dprobes.rpn.program_text import LOGMAX_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.typedtree.typed_program import TypedFunction, TypedProbe
@@ -236,7 +236,7 @@ class ProgramEmitter:
             if not any(self._module_of(point) == module for point in each.at):
                 continue
             sizes = {
-                log.number: sum(logged_size(item, self._word_size) for item in log.items) for log in _logs_in(each.body)
+                log.number: sum(logged_size(item, self._word_size) for item in log.items) for log in logs_in(each.body)
             }
             wanted = max((sum(map(sizes.__getitem__, sequence)) for sequence in each.paths.ends), default=0)
             if wanted > LOGMAX_MAX:
@@ -321,8 +321,7 @@ class ProgramEmitter:
 
 def _templates(each: TypedProbe, codes: MinorCodes) -> dict[int, str]:
     """Return the templates of a probe by its codes from 0."""
-    of_logs: dict[int, str] = {}
-    _collect(each.body, of_logs)
+    of_logs = {log.number: log.template for log in logs_in(each.body)}
     return {code: "\n".join(of_logs[log] for log in sequence) for sequence, code in codes.of.items()}
 
 
@@ -347,28 +346,6 @@ def _symbol(place: str) -> str:
     """Return a place in a module as RPN has it: a name with a slash, as in Go, or with a source file, in quotes."""
     match = _SLASHED.match(place)
     return place if match is None else f'"{match["name"]}"{match["offset"]}'
-
-
-def _logs_in(body: typed_program.Statement) -> Iterator[typed_program.Log]:
-    return (each for each in typed_program.statements_in(body) if isinstance(each, typed_program.Log))
-
-
-def _collect(statement: typed_program.Statement | None, templates: dict[int, str]) -> None:
-    """Collect the templates of all printf statements by their numbers."""
-    match statement:
-        case typed_program.Log(number, _, template):
-            templates[number] = template
-        case typed_program.Steps(statements) | typed_program.Switch(_, statements):
-            for each in statements:
-                _collect(each, templates)
-        case typed_program.Select(_, then, otherwise):
-            _collect(then, templates)
-            _collect(otherwise, templates)
-        case typed_program.Loop(_, _, body):
-            _collect(body, templates)
-        case typed_program.TryCatch(body, _, _, handler):
-            _collect(body, templates)
-            _collect(handler, templates)
 
 
 def _quoted(line: str) -> str:

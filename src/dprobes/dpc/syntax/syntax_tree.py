@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from dprobes.tree_nodes import Node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +63,7 @@ __all__ = [
 # Expressions
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Node):
     """A constant; ``suffix`` is what stands behind its digits, in lower case."""
 
     value: int
@@ -71,16 +72,14 @@ class Number:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class StringLiteral:
+class StringLiteral(Node):
     """A string in quotes, several of which may follow each other; ``value`` is without escapes."""
 
     value: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Node):
     """
     A name: of a parameter, a variable, a value that every probe has, or a symbol of the module.
 
@@ -92,8 +91,7 @@ class Name:
     module: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(Node):
     """An operator before its operand: ``- + ~ ! * &``."""
 
     operator: str
@@ -101,8 +99,7 @@ class Unary:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Increment:
+class Increment(Node):
     """``++`` or ``--``; its value is that before if ``is_postfix``."""
 
     amount: int
@@ -111,8 +108,7 @@ class Increment:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Node):
     """An operator between its operands, ``&&`` and ``||`` included."""
 
     operator: str
@@ -121,8 +117,7 @@ class Binary:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Conditional:
+class Conditional(Node):
     """``condition ? yes : no``."""
 
     condition: Expression
@@ -131,8 +126,7 @@ class Conditional:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Node):
     """``target = value``, or with an operator before the ``=``, which is ``operator`` then."""
 
     operator: str
@@ -141,8 +135,7 @@ class Assignment:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Comma:
+class Comma(Node):
     """``left, right``."""
 
     left: Expression
@@ -150,8 +143,7 @@ class Comma:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Node):
     """A call of a function of the program, or of what the language provides."""
 
     function: str
@@ -159,8 +151,7 @@ class Call:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Node):
     """``base[index]``."""
 
     base: Expression
@@ -168,8 +159,7 @@ class Index:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class MemberAccess:
+class MemberAccess(Node):
     """``base.name``, or with ``is_arrow`` ``base->name``."""
 
     base: Expression
@@ -178,8 +168,7 @@ class MemberAccess:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(Node):
     """``(type)operand``."""
 
     type: TypeName
@@ -187,8 +176,7 @@ class Cast:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class SizeOf:
+class SizeOf(Node):
     """``sizeof`` of a type or an expression, or with ``member`` ``offsetof(type, member)``."""
 
     operand: TypeName | Expression
@@ -196,8 +184,7 @@ class SizeOf:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class TableAccess:
+class TableAccess(Node):
     """``@name[keys]``."""
 
     name: str
@@ -214,8 +201,7 @@ Expression = (
 # Types and declarations
 
 
-@dataclass(frozen=True, slots=True)
-class EnumeratorSyntax:
+class EnumeratorSyntax(Node):
     """An enumerator, with its value if that is written."""
 
     name: str
@@ -223,8 +209,7 @@ class EnumeratorSyntax:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Specifier:
+class Specifier(Node):
     """
     What a declaration begins with: ``words`` (``unsigned long``, a name of ``typedef``), or a tagged type.
 
@@ -240,8 +225,7 @@ class Specifier:
     enumerators: tuple[EnumeratorSyntax, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Declarator:
+class Declarator(Node):
     """
     What is declared: ``pointers`` stars, the name, then dimensions; ``bits`` is the width of a bit field.
 
@@ -256,8 +240,7 @@ class Declarator:
     value: Expression | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TypeName:
+class TypeName(Node):
     """A type where no name is declared, as in casts."""
 
     specifier: Specifier
@@ -277,8 +260,7 @@ class Storage(Enum):
     TYPEDEF = "typedef"
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Node):
     """A declaration of variables, members or types."""
 
     storage: Storage
@@ -290,24 +272,21 @@ class Declaration:
 # Statements
 
 
-@dataclass(frozen=True, slots=True)
-class ExpressionStatement:
+class ExpressionStatement(Node):
     """An expression for what it does."""
 
     expression: Expression
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Node):
     """Statements in braces."""
 
     statements: tuple[Statement, ...]
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class If:
+class If(Node):
     """``if``, with ``else`` where there is one."""
 
     condition: Expression
@@ -316,8 +295,7 @@ class If:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class While:
+class While(Node):
     """``while``."""
 
     condition: Expression
@@ -325,8 +303,7 @@ class While:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class DoWhile:
+class DoWhile(Node):
     """``do … while``."""
 
     body: Statement
@@ -334,8 +311,7 @@ class DoWhile:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class For:
+class For(Node):
     """``for``; each of its three parts may be left out."""
 
     first: Declaration | ExpressionStatement | None
@@ -345,16 +321,14 @@ class For:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Node):
     """A label of ``switch``: ``value`` is None for ``default``."""
 
     value: Expression | None
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Node):
     """``switch``; the labels are among the statements of its block."""
 
     value: Expression
@@ -362,30 +336,26 @@ class Switch:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
+class Break(Node):
     """``break``."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(Node):
     """``continue``."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(Node):
     """``return``."""
 
     value: Expression | None
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
+class Try(Node):
     """``try { } catch (code, address) { }``; the two names may be left out."""
 
     body: Block
@@ -419,8 +389,7 @@ class PointKind(Enum):
     SYSTEM_CALL = "syscall"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Node):
     """A parameter of a point or a function; ``type`` is None where only its name is given."""
 
     name: str
@@ -428,8 +397,7 @@ class Parameter:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Node):
     """
     A place before a block.
 
@@ -449,8 +417,7 @@ class Point:
     type: TypeName | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(Node):
     """A word in brackets before a point, with its value."""
 
     name: str
@@ -458,8 +425,7 @@ class Attribute:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Node):
     """
     Points, their condition, and the block that is executed there.
 
@@ -484,8 +450,7 @@ class BlockKind(Enum):
     END = "end"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolBlock:
+class ToolBlock(Node):
     """A block that the tool executes; ``period`` is in nanoseconds, and how it is ``written`` stands in messages."""
 
     kind: BlockKind
@@ -496,8 +461,7 @@ class ToolBlock:
     order: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(Node):
     """A function of the program."""
 
     name: str
@@ -507,8 +471,7 @@ class Function:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramTree:
+class ProgramTree(Node):
     """A whole program; ``module`` and ``attributes`` are those of its ``module`` statement."""
 
     module: str = ""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from dprobes.tree_nodes import Node
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -49,22 +51,21 @@ __all__ = [
     "find_log_paths",
     "goes_on",
     "is_mixed",
+    "logs_in",
     "statements_in",
 ]
 
 # The typed tree of statements: what handlers and functions do, with all names resolved.
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(Node):
     """A value for what it does."""
 
     value: Value
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Node):
     """A ``printf``: what it logs, and the template for that; ``number`` counts those of a handler from 1."""
 
     number: int
@@ -73,8 +74,7 @@ class Log:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(Node):
     """What is put into a keyed table; ``value`` is None where only occurrences count."""
 
     table: str
@@ -83,8 +83,7 @@ class Tally:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Untally:
+class Untally(Node):
     """``delete``: keys that are taken out of a table."""
 
     table: str
@@ -92,8 +91,7 @@ class Untally:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Show:
+class Show(Node):
     """``print`` in a block of the tool: at most ``rows`` rows of a table, all with None."""
 
     table: str
@@ -101,31 +99,27 @@ class Show:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Clear:
+class Clear(Node):
     """``clear`` in a block of the tool: a table without anything in it."""
 
     table: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Cat:
+class Cat(Node):
     """``cat`` in a block of the tool: what a file says."""
 
     path: str
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(Node):
     """``exit()`` in a block of the tool: the end of the run."""
 
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
+class Select(Node):
     """``if``."""
 
     condition: Value
@@ -134,8 +128,7 @@ class Select:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Node):
     """``while``, ``for`` and ``do``: the condition is tested before the body but in ``do``; ``step`` is behind it."""
 
     condition: Value | None
@@ -145,16 +138,14 @@ class Loop:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Test:
+class Test(Node):
     """A ``case``: the value, or None for ``default``, and which of the statements it leads to."""
 
     value: int | None
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Node):
     """``switch``: its statements, and the labels among them."""
 
     value: Value
@@ -163,8 +154,7 @@ class Switch:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Node):
     """Statements one after the other."""
 
     statements: tuple[Statement, ...]
@@ -177,16 +167,14 @@ class Jumping(Enum):
     CONTINUE = "continue"
 
 
-@dataclass(frozen=True, slots=True)
-class Jump:
+class Jump(Node):
     """``break`` or ``continue``."""
 
     kind: Jumping
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Node):
     """``return`` in a function."""
 
     value: Value | None
@@ -203,24 +191,21 @@ class Ending(Enum):
     CORE = "exit 3"
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Node):
     """The end of the handler."""
 
     kind: Ending
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(Node):
     """The end of the handler, and of the function that begins at the probepoint: it returns the value."""
 
     value: Value
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class TryCatch:
+class TryCatch(Node):
     """``try``: ``code`` and ``address`` are where the exception is stored, None where it has no name."""
 
     body: Statement
@@ -236,23 +221,14 @@ Statement = (
 )  # fmt: skip
 
 
-def statements_in(statement: Statement | None) -> Iterator[Statement]:
+def statements_in(statement: Statement) -> Iterator[Statement]:
     """Iterate over a statement and all in it."""
-    if statement is None:
-        return
-    yield statement
-    match statement:
-        case Steps(statements) | Switch(_, statements):
-            for each in statements:
-                yield from statements_in(each)
-        case Select(_, then, otherwise):
-            yield from statements_in(then)
-            yield from statements_in(otherwise)
-        case Loop(_, _, body):
-            yield from statements_in(body)
-        case TryCatch(body, _, _, handler):
-            yield from statements_in(body)
-            yield from statements_in(handler)
+    return (each for each in statement.walk() if isinstance(each, Statement))
+
+
+def logs_in(statement: Statement) -> Iterator[Log]:
+    """Iterate over the ``printf`` statements in a statement."""
+    return (each for each in statement.walk() if isinstance(each, Log))
 
 
 def goes_on(statement: Statement) -> bool:
@@ -360,7 +336,7 @@ class _Walk:
         return given
 
     def _through_loop(self, loop: Loop, given: set[LogSequence]) -> set[LogSequence]:
-        if (log := next(_logs_in(loop.body), None)) is not None:
+        if (log := next(logs_in(loop.body), None)) is not None:
             hint = "a record has one template: count in a table, or log the values as one memory item"
             self._diagnostics.error(log.span, "'printf' cannot stand in a loop", hint=hint)
             return given
@@ -381,27 +357,8 @@ class _Walk:
         return current | self._breaks.pop() | (set() if has_default else given)
 
 
-def _logs_in(statement: Statement) -> Iterator[Log]:
-    """Give the printf statements in a statement."""
-    match statement:
-        case Log():
-            yield statement
-        case Steps(statements) | Switch(_, statements):
-            for each in statements:
-                yield from _logs_in(each)
-        case Select(_, then, otherwise):
-            yield from _logs_in(then)
-            if otherwise is not None:
-                yield from _logs_in(otherwise)
-        case Loop(_, _, body):
-            yield from _logs_in(body)
-        case TryCatch(body, _, _, handler):
-            yield from _logs_in(body)
-            yield from _logs_in(handler)
-
-
 def _has(statement: Statement, number: int) -> bool:
-    return any(log.number == number for log in _logs_in(statement))
+    return any(log.number == number for log in logs_in(statement))
 
 
 def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
@@ -411,7 +368,7 @@ def find_log_paths(body: Statement, logs: int, diagnostics: Diagnostics) -> LogP
     try:
         last = walk.through(body, {()})
     except _TooManyError:
-        first = next(_logs_in(body))
+        first = next(logs_in(body))
         diagnostics.error(first.span, f"there are more than {_SEQUENCES_MAX} ways through the printf of this probe")
     before = {number: frozenset(each) for number, each in walk.before.items()}
     at = {key: frozenset(each) for key, each in walk.at.items()}

@@ -7,9 +7,10 @@ word if the type is signed, else filled up with zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from dprobes.tree_nodes import Node
 
 if TYPE_CHECKING:
     from dprobes.dpc.types.c_types import CType, Integer
@@ -56,24 +57,21 @@ __all__ = [
 # Values
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Node):
     """A number that is known."""
 
     value: int
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Node):
     """The run-time address of a symbol of the module."""
 
     name: str
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(Node):
     """
     A register at the hit, or with ``at_entry`` at the entry of the function whose return is probed.
 
@@ -86,8 +84,7 @@ class Register:
     is_certain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class System:
+class System(Node):
     """What an instruction of the group "System variables" pushes: ``pid``, ``time``; ``is_certain`` as of registers."""
 
     name: str
@@ -95,8 +92,7 @@ class System:
     is_certain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Local:
+class Local(Node):
     """A variable on the RPN stack, by its number in the handler or function; parameters have negative numbers."""
 
     slot: int
@@ -112,8 +108,7 @@ class VariableKind(Enum):
     THREAD = "tv"
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Node):
     """A variable of the program, or the element ``index`` of an array of them that begins at ``first``."""
 
     kind: VariableKind
@@ -122,16 +117,14 @@ class Variable:
     index: Value | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Node):
     """What is in the target's memory at an address."""
 
     address: Value
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class BitField:
+class BitField(Node):
     """Bits of a unit in memory: ``bits`` of them, above ``shift`` lower ones."""
 
     unit: Memory
@@ -144,8 +137,7 @@ Place = Register | Local | Variable | Memory | BitField
 """What can be assigned to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
+class Arithmetic(Node):
     """An operation on two values of its type; of shifts the right one may be of another."""
 
     operator: str
@@ -154,8 +146,7 @@ class Arithmetic:
     type: Integer
 
 
-@dataclass(frozen=True, slots=True)
-class Negation:
+class Negation(Node):
     """``-x``, or with ``is_complement`` ``~x``."""
 
     operand: Value
@@ -163,8 +154,7 @@ class Negation:
     is_complement: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Node):
     """A comparison of two values of one type, ``== < <=`` or with the operands exchanged; it is 0 or 1."""
 
     operator: str
@@ -174,16 +164,14 @@ class Comparison:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(Node):
     """``!x``."""
 
     operand: Value
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Both:
+class Both(Node):
     """``left && right``."""
 
     left: Value
@@ -191,8 +179,7 @@ class Both:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Either:
+class Either(Node):
     """``left || right``."""
 
     left: Value
@@ -200,16 +187,14 @@ class Either:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Convert:
+class Convert(Node):
     """A value as another type holds it."""
 
     operand: Value
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Node):
     """An assignment; its value is what the place holds then."""
 
     target: Place
@@ -217,8 +202,7 @@ class Assign:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Node):
     """``++`` and ``--``: ``amount`` is added; the value is that before if ``is_postfix``."""
 
     target: Place
@@ -227,8 +211,7 @@ class Step:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Node):
     """``condition ? yes : no``."""
 
     condition: Value
@@ -237,8 +220,7 @@ class Choice:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(Node):
     """``left, right``."""
 
     left: Value
@@ -246,8 +228,7 @@ class Sequence:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
+class FunctionCall(Node):
     """A call of a function of the program."""
 
     name: str
@@ -256,8 +237,7 @@ class FunctionCall:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class TableValue:
+class TableValue(Node):
     """What a keyed table has under its keys."""
 
     table: str
@@ -265,8 +245,7 @@ class TableValue:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class TextTest:
+class TextTest(Node):
     """Whether the string at an address is ``text``, or begins with it if ``is_prefix``."""
 
     address: Value
@@ -275,8 +254,7 @@ class TextTest:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class CommTest:
+class CommTest(Node):
     """Whether the process name is ``text``, or begins with it if ``is_prefix``."""
 
     text: str
@@ -284,8 +262,7 @@ class CommTest:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class KeptTest:
+class KeptTest(Node):
     """Whether the string that a table keeps is ``text``, or begins with it; with "" also whether there is no stack."""
 
     kept: Kept
@@ -304,8 +281,7 @@ Value = (
 # What only can be logged
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Node):
     """The string at an address, at most ``limit`` bytes of it."""
 
     address: Value
@@ -313,8 +289,7 @@ class Text:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
+class Bytes(Node):
     """``size`` bytes of memory."""
 
     address: Value
@@ -322,8 +297,7 @@ class Bytes:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(Node):
     """A text in quotes: what a table keeps, or its key, has room for ``limit`` bytes of it."""
 
     text: str
@@ -331,8 +305,7 @@ class Literal:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class TextChoice:
+class TextChoice(Node):
     """One of two strings in quotes, or of more: the one of a condition."""
 
     condition: Value
@@ -341,15 +314,13 @@ class TextChoice:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class CommName:
+class CommName(Node):
     """The process name, which is in the header of each record."""
 
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class StackTrace:
+class StackTrace(Node):
     """The call stack of the program, or of the kernel."""
 
     is_kernel: bool
@@ -357,8 +328,7 @@ class StackTrace:
     type: CType
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Node):
     """
     The string or call stack that a keyed table has under its keys; it takes ``cells`` on the RPN stack.
 
@@ -372,8 +342,7 @@ class Kept:
     padding: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkAddress:
+class NetworkAddress(Node):
     """An address of the Internet: ``size`` bytes of memory in the network's order, or a number as it is read there."""
 
     value: Value

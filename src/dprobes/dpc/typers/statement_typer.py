@@ -368,20 +368,12 @@ class StatementTyper:
 
 def _leaves(statement: typed_program.Statement, *, is_inner: bool = False) -> bool:
     """Return whether something in a loop ends it; a ``break`` that ``is_inner`` is of another statement."""
-    parts: tuple[typed_program.Statement | None, ...] = ()
     match statement:
         case typed_program.Jump(kind):
             return kind is typed_program.Jumping.BREAK and not is_inner
         case typed_program.Result() | typed_program.End() | typed_program.Skip() | typed_program.Quit():
             return True
-        case typed_program.Steps(statements):
-            parts = statements
-        case typed_program.Switch(_, statements):
-            parts, is_inner = statements, True
-        case typed_program.Loop(_, _, body):
-            parts, is_inner = (body,), True
-        case typed_program.Select(_, then, otherwise):
-            parts = (then, otherwise)
-        case typed_program.TryCatch(body, _, _, handler):
-            parts = (body, handler)
-    return any(_leaves(each, is_inner=is_inner) for each in parts if each is not None)
+        case typed_program.Switch() | typed_program.Loop():
+            is_inner = True
+    parts = (each for each in statement.children() if isinstance(each, typed_program.Statement))
+    return any(_leaves(each, is_inner=is_inner) for each in parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.arch import is_of_system
 from dprobes.diagnostics import Note, did_you_mean
@@ -62,24 +62,13 @@ def values_written(program: ProgramTree, kinds: frozenset[str]) -> dict[str, str
     bodies = [probe.body for probe in program.probes]
     bodies += [function.body for function in program.functions]
     bodies += [block.body for block in program.blocks]
-    for name, kind in (each for body in bodies for each in _written(body, kinds)):
-        found.setdefault(name, kind)
+    for node in (node for body in bodies for node in body.walk()):
+        match node:
+            case syntax_tree.Assignment(operator, syntax_tree.TableAccess(name), value):
+                found.setdefault(name, "sum" if operator else _kind(value, kinds))
+            case syntax_tree.Increment(amount, syntax_tree.TableAccess(name)):
+                found.setdefault(name, "count" if amount == 1 else "sum")
     return {name: kind for name, kind in found.items() if kind not in ("", _BOUNDS)}
-
-
-def _written(node: Any, kinds: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Iterate over what is put into tables by a node and all in it; "" is what is no number."""
-    match node:
-        case syntax_tree.Assignment(operator, syntax_tree.TableAccess(name), value):
-            yield name, "sum" if operator else _kind(value, kinds)
-        case syntax_tree.Increment(amount, syntax_tree.TableAccess(name)):
-            yield name, "count" if amount == 1 else "sum"
-    if isinstance(node, tuple):
-        for each in node:
-            yield from _written(each, kinds)
-    elif type(node).__module__ == syntax_tree.__name__:
-        for field in getattr(type(node), "__slots__", ()):
-            yield from _written(getattr(node, field), kinds)
 
 
 def _kind(value: syntax_tree.Expression, kinds: frozenset[str]) -> str:
@@ -115,7 +104,7 @@ def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
 
     ``kept`` is how many bytes tables keep of a string.
     """
-    bodies = [each for probe in program.probes for each in (probe.condition, probe.body)]
+    bodies = [each for probe in program.probes for each in (probe.condition, probe.body) if each is not None]
     bodies += [function.body for function in program.functions]
     placed = [each for body in bodies for each in _placed(body)]
     wanted = {place for place, value in placed if is_text_choice(value)}
@@ -130,20 +119,17 @@ def text_sizes(program: ProgramTree, kept: int) -> dict[tuple[str, int], int]:
     return found
 
 
-def _placed(node: Any) -> Iterator[tuple[tuple[str, int], syntax_tree.Expression]]:
+def _placed(
+    tree: syntax_tree.Expression | syntax_tree.Block,
+) -> Iterator[tuple[tuple[str, int], syntax_tree.Expression]]:
     """Iterate over keys and what is put under them, each with the name of the table and its position."""
-    match node:
-        case syntax_tree.Assignment(_, syntax_tree.TableAccess(name), value):
-            kept = value.arguments[0] if isinstance(value, syntax_tree.Call) and value.function == "last" else value
-            yield (name, VALUE), kept
-        case syntax_tree.TableAccess(name, keys):
-            yield from (((name, position), key) for position, key in enumerate(keys))
-    if isinstance(node, tuple):
-        for each in node:
-            yield from _placed(each)
-    elif type(node).__module__ == syntax_tree.__name__:
-        for field in getattr(type(node), "__slots__", ()):
-            yield from _placed(getattr(node, field))
+    for node in tree.walk():
+        match node:
+            case syntax_tree.Assignment(_, syntax_tree.TableAccess(name), value):
+                kept = value.arguments[0] if isinstance(value, syntax_tree.Call) and value.function == "last" else value
+                yield (name, VALUE), kept
+            case syntax_tree.TableAccess(name, keys):
+                yield from (((name, position), key) for position, key in enumerate(keys))
 
 
 def _room_for(value: syntax_tree.Expression) -> int:

@@ -1,0 +1,37 @@
+"""
+The nodes of trees: what a language's trees declare as fields is all that walks over them, and comparisons, need.
+
+A node is a frozen dataclass. Its children are the nodes in its fields, alone or in tuples, in the order of the fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, dataclass_transform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Node"]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Node:
+    """A node of a tree; each class that derives from it is a frozen dataclass of the fields that it declares."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+    def children(self) -> Iterator[Node]:
+        """Iterate over the nodes in the fields of this one."""
+        for each in fields(self):  # type: ignore[arg-type]  # of a class that derives from this one
+            value = getattr(self, each.name)
+            yield from (inner for inner in (value if isinstance(value, tuple) else (value,)) if isinstance(inner, Node))
+
+    def walk(self) -> Iterator[Node]:
+        """Iterate over this node and all in it, in the order of the fields, however deep they stand in each other."""
+        left: list[Node] = [self]
+        while left:
+            each = left.pop()
+            yield each
+            left += reversed([*each.children()])
