@@ -59,7 +59,7 @@ def encode(ppdf: Ppdf) -> bytes:
     if ppdf.blocks is None:
         blocks.u32(0)
     else:
-        from dprobes.ppdf.tree_writer import write_blocks
+        from dprobes.ppdf.tool_trees import write_blocks
 
         write_blocks(blocks, ppdf.blocks, spans)
     companions.u32(len(ppdf.companions))
@@ -173,7 +173,7 @@ def _decode(data: bytes, *, is_companion: bool) -> Ppdf:
     blocks = None
     if flags & IS_JOINED:
         companions = _read_companions(_reader(sections, "COMP", strings), program)
-        from dprobes.ppdf.tree_reader import read_blocks
+        from dprobes.ppdf.tool_trees import read_blocks
 
         blocks = read_blocks(_reader(sections, "TOOL", strings), program, spans)
     elif "COMP" in expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import struct
 from dataclasses import replace
 from random import Random
@@ -16,7 +17,7 @@ from dprobes.dpc.tool_interpreter import ToolError, ToolInterpreter
 from dprobes.dpc.typedtree import typed_program
 from dprobes.errors import FormatError
 from dprobes.ppdf.ppdf_file import decode, encode
-from dprobes.ppdf.tree_writer import DEPTH_MAX, StatementKind, ValueKind
+from dprobes.ppdf.tool_trees import DEPTH_MAX, OF_STATEMENTS, OF_VALUES, StatementKind, ValueKind
 from unit.dpc.test_against_gcc import Writer
 from unit.dpc.test_tool_interpreter import Host
 from unit.ppdf.joinedsamples import JOINED, joined_sample, joined_text
@@ -290,3 +291,18 @@ def test_what_is_nested_too_deep_is_not_written() -> None:
     said = f"the blocks of the tool have statements and values that stand deeper than {DEPTH_MAX} in each other"
     assert caught.value.message == said
     assert caught.value.hint == "put a part of them into a function"
+
+
+@pytest.mark.parametrize("kind", [*OF_STATEMENTS, *OF_VALUES], ids=lambda kind: kind.name)
+def test_a_file_has_all_fields_of_a_node(kind: StatementKind | ValueKind) -> None:
+    layout = OF_STATEMENTS[kind] if isinstance(kind, StatementKind) else OF_VALUES[kind]
+    of_all = {"type"} if isinstance(kind, ValueKind) else {"span"} if kind is not StatementKind.STEPS else set[str]()
+    names = {field.name for field in dataclasses.fields(layout.node)}
+    assert {*layout.fields, *layout.given} <= names
+    left = {name for name in names if getattr(layout.node, name, None) is None} - {*layout.fields, *layout.given}
+    assert of_all >= left
+
+
+def test_each_kind_of_statements_and_values_has_a_layout() -> None:
+    assert list(OF_STATEMENTS) == list(StatementKind)
+    assert [ValueKind.NONE, *OF_VALUES] == list(ValueKind)

@@ -9,11 +9,11 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.lower import LoopForm
-from dprobes.ppdf import build_facts, code_images, ppdf_sections, program_definitions, tree_writer
+from dprobes.ppdf import build_facts, code_images, ppdf_sections, program_definitions, tool_trees
 from dprobes.ppdf.code_images import NoteKind
 from dprobes.ppdf.ppdf_file import IS_JOINED, NEEDS_WRITE, STRING_MAX
 from dprobes.ppdf.program_definitions import LOCATIONS
-from dprobes.ppdf.tree_writer import BLOCK_KINDS, StatementKind, ValueKind
+from dprobes.ppdf.tool_trees import BLOCK_KINDS, StatementKind, ValueKind
 from dprobes.target.elf.elf_file import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 
@@ -31,8 +31,8 @@ TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
         f"size in bytes, at most {STRING_MAX}; UTF-8",
         f"flags: {NEEDS_WRITE} the program needs --allow-write\n",
         f"               {IS_JOINED} it has companions or blocks of the tool,",
-        f"number of variables, at most {tree_writer.SLOTS_MAX}\n",
-        f"stand at most {tree_writer.DEPTH_MAX} deep in each other",
+        f"number of variables, at most {tool_trees.SLOTS_MAX}\n",
+        f"stand at most {tool_trees.DEPTH_MAX} deep in each other",
         "kind: " + ", ".join(f"{number} {kind.value}" for number, kind in enumerate(BLOCK_KINDS)),
         f"{program_definitions.LINE_MAX} at most",
         f"A chain of spans has at most {program_definitions.DEPTH_MAX} spans",

@@ -1,0 +1,760 @@
+"""
+Blocks of the tool, and the functions that they call, in a file: their typed trees as bytes.
+
+``OF_STATEMENTS`` and ``OF_VALUES`` say which fields of a node a file has, in which order and form; writing and reading
+go by them. A type is one byte, what a cell of it holds: its size in bytes, whether it has a sign, and whether it is
+``_Bool``; pointers are unsigned numbers, enumerations those that they are held as. What is read can be executed,
+whatever the bytes are: jumps lead out of something, numbers are those of what there is.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.dpc.syntax import syntax_tree
+from dprobes.dpc.syntax.syntax_tree import PERIOD_MAX, PERIOD_MIN, BlockKind, ToolBlock
+from dprobes.dpc.tool_block import SYSTEM, ToolProgram
+from dprobes.dpc.typedtree import typed_program, typed_values
+from dprobes.dpc.typedtree.name_scope import FunctionSignature
+from dprobes.dpc.typedtree.typed_program import Ending, Jumping, TypedBlock, TypedFunction
+from dprobes.dpc.typedtree.typed_values import VariableKind
+from dprobes.dpc.typedtree.value_properties import integer_of
+from dprobes.dpc.types.c_types import BOOL, VOID, CType, Integer, Stack, String, size_of
+from dprobes.errors import FormatError
+from dprobes.ppdf.ppdf_sections import NONE, Writer
+from dprobes.rpn.instruction_set import PROCESS_NAME_SIZE, text_problem
+from dprobes.rpn.keyed_tables import STRING_SIZE_MAX, KeyKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dprobes.dpc.typedtree.typed_program import Statement
+    from dprobes.dpc.typedtree.typed_values import Argument, Value
+    from dprobes.ppdf.ppdf_sections import Reader
+    from dprobes.ppdf.program_definitions import Spans
+    from dprobes.rpn.keyed_tables import Key, Table
+    from dprobes.rpn.rpn_program import Program
+    from dprobes.source_text import Span
+
+__all__ = ["BLOCK_KINDS", "OF_STATEMENTS", "OF_VALUES", "StatementKind", "ValueKind", "read_blocks", "write_blocks"]
+
+DEPTH_MAX = 250
+"""How deep statements and values may stand in each other."""
+
+SLOTS_MAX = 1 << 12
+"""How many variables a block or function has at most."""
+
+BLOCK_KINDS = tuple(BlockKind)
+"""The kinds of blocks by their numbers."""
+
+_OPERATORS = ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
+_COMPARISONS = ("==", "<", "<=")
+_NUMBERS = (KeyKind.WORD, KeyKind.SIGNED, KeyKind.ADDRESS, KeyKind.LONG, KeyKind.SIGNED_LONG)
+_WORD_SIZES = (4, 8)
+_JMPMAX = 0xFFFF
+
+_VALUE_SIZE, _STATEMENT_SIZE, _TEST_SIZE, _FUNCTION_SIZE, _BLOCK_SIZE = 1, 5, 21, 17, 22
+"""The fewest bytes of what there may be several of."""
+
+
+class StatementKind(enum.IntEnum):
+    """The number before a statement."""
+
+    STEPS = 1
+    EVALUATE = 2
+    LOG = 3
+    TALLY = 4
+    UNTALLY = 5
+    SHOW = 6
+    CLEAR = 7
+    QUIT = 8
+    SELECT = 9
+    LOOP = 10
+    SWITCH = 11
+    BREAK = 12
+    CONTINUE = 13
+    RESULT = 14
+    END = 15
+    TRY = 16
+    CAT = 17
+
+
+class ValueKind(enum.IntEnum):
+    """The number before a value; before what may be left out, NONE says that it is."""
+
+    NONE = 0
+    CONSTANT = 1
+    SYSTEM = 2
+    LOCAL = 3
+    PARAMETER = 4
+    VARIABLE = 5
+    GLOBAL = 6
+    ARITHMETIC = 7
+    NEGATION = 8
+    COMPLEMENT = 9
+    COMPARISON = 10
+    NOT = 11
+    BOTH = 12
+    EITHER = 13
+    CONVERT = 14
+    ASSIGN = 15
+    STEP = 16
+    CHOICE = 17
+    SEQUENCE = 18
+    CALL = 19
+    TABLE_VALUE = 20
+    COMM_TEST = 21
+    COMM = 22
+    KEPT = 23
+    KEPT_TEST = 24
+    LITERAL = 25
+
+
+_SIGNED, _BOOL = 0x80, 0x40
+_SIZES = (1, 2, 4, 8)
+_TYPES: dict[int, CType] = {
+    0: VOID,
+    _BOOL | 1: BOOL,
+    **{
+        size | sign: Integer(f"{'' if sign else 'u'}int{8 * size}_t", size, is_signed=bool(sign), rank=rank)
+        for rank, size in enumerate(_SIZES)
+        for sign in (0, _SIGNED)
+    },
+}
+
+
+def _byte_of(type_: CType) -> int:
+    """Return the byte of a type; 0 if it has no numbers."""
+    integer = integer_of(type_)
+    if integer is None:
+        return 0
+    if integer.is_bool:
+        return _BOOL | 1
+    if integer.size not in _SIZES:
+        raise FormatError(f"a PPDF holds numbers of at most 8 bytes, not '{type_}'")
+    return integer.size | (_SIGNED if integer.is_signed else 0)
+
+
+def write_blocks(out: Writer, tool: ToolProgram, spans: Spans) -> None:
+    """Write what the tool executes; nothing of functions that no block calls."""
+    trees = _TreeWriter(Writer(out.all_strings), spans, {name: n for n, name in enumerate(tool.tables)})
+    for block in tool.blocks:
+        trees.out.u8(BLOCK_KINDS.index(block.block.kind))
+        trees.out.string(block.block.written)
+        trees.span(block.block.span)
+        trees.out.u64(block.block.period)
+        trees.out.u32(block.slots)
+        trees.statement(block.body)
+    written = 0
+    while written < len(trees.functions):  # each may call others
+        trees.statement(tool.functions[list(trees.functions)[written]].body)
+        written += 1
+    out.u32(len(tool.blocks))
+    out.u8(tool.word_size)
+    out.u32(tool.jmpmax)
+    out.u32(len(trees.functions))
+    for name in trees.functions:
+        signature = tool.functions[name].signature
+        out.string(name)
+        out.u32(spans.number(signature.span))
+        out.u8(_byte_of(signature.type))
+        out.block(bytes(map(_byte_of, signature.parameters)))
+        out.u32(tool.functions[name].slots)
+    out.data += trees.out.data
+
+
+class _TreeWriter:
+    """The trees of a program; ``functions`` are those that are called, by their numbers."""
+
+    def __init__(self, out: Writer, spans: Spans, tables: Mapping[str, int]) -> None:
+        self.out = out
+        self.functions: dict[str, int] = {}
+        self._spans = spans
+        self._tables = tables
+        self._depth = 0
+
+    def statement(self, statement: Statement | None) -> None:
+        """Write a statement; None as one that does nothing."""
+        statement = typed_program.Steps(()) if statement is None else statement
+        kind = _kind_of_statement(statement)
+        self._deeper()
+        self.out.u8(kind)
+        if not isinstance(statement, typed_program.Steps):
+            self.span(statement.span)
+        self._fields(statement, OF_STATEMENTS[kind])
+        self._depth -= 1
+
+    def value(self, value: Argument | None) -> None:
+        """Write a value; ``tool_block.check_block`` refuses what needs a hit."""
+        self._deeper()
+        if value is None:
+            self.out.u8(ValueKind.NONE)
+        else:
+            kind = _kind_of_value(value)
+            self.out.u8(kind)
+            self.out.u8(_byte_of(value.type))
+            self._fields(value, OF_VALUES[kind])
+        self._depth -= 1
+
+    def _fields(self, node: object, layout: _Layout) -> None:
+        for name, field in layout.fields.items():
+            field.write(self, getattr(node, name))
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise FormatError(
+                f"the blocks of the tool have statements and values that stand deeper than {DEPTH_MAX} in each other",
+                hint="put a part of them into a function",
+            )
+
+    # The forms of fields
+
+    def span(self, span: Span) -> None:
+        self.out.u32(self._spans.number(span))
+
+    def values(self, values: Sequence[Argument]) -> None:
+        self.out.u32(len(values))
+        for each in values:
+            self.value(each)
+
+    def statements(self, statements: Sequence[Statement]) -> None:
+        self.out.u32(len(statements))
+        for each in statements:
+            self.statement(each)
+
+    def tests(self, tests: Sequence[typed_program.Test]) -> None:
+        self.out.u32(len(tests))
+        for test in tests:
+            self.out.u8(test.value is not None)
+            self.out.wide(test.value or 0)
+            self.out.u32(test.position)
+
+    def table(self, name: str) -> None:
+        self.out.u32(self._tables[name])
+
+    def function(self, name: str) -> None:
+        self.out.u32(self.functions.setdefault(name, len(self.functions)))
+
+    def parameter(self, slot: int) -> None:
+        self.out.u32(-1 - slot)
+
+    def nothing(self, _: object) -> None:
+        """Write nothing of a field that follows from the others."""
+
+
+class _Surroundings(NamedTuple):
+    """What values may name: variables and tables of the ``program``, and functions; words have ``word_size`` bytes."""
+
+    program: Program
+    tables: Mapping[str, Table]
+    functions: Mapping[str, FunctionSignature]
+    spans: Sequence[Span]
+    word_size: int
+
+    def cells(self, type_: CType) -> int:
+        """Return how many cells a number takes."""
+        return 2 if (size_of(type_) or 0) > self.word_size else 1
+
+
+class _Partial(NamedTuple):
+    """A node that is being read: where it and its fields begin, those ``found`` so far, and the jumps out of it."""
+
+    kind: StatementKind | ValueKind
+    at: int
+    start: int
+    found: dict[str, Any]
+    leaving: frozenset[Jumping] = frozenset()
+
+
+class _TreeReader:
+    """Read the tree of a block, or of a function with ``cells`` of parameters; it has ``slots`` variables."""
+
+    def __init__(self, reader: Reader, around: _Surroundings, slots: int, cells: int | None = None) -> None:
+        self.reader = reader
+        self._around = around
+        self._slots = slots
+        self._cells = cells
+        self._depth = 0
+
+    def statement(self, leaving: frozenset[Jumping] = frozenset()) -> Statement:
+        """Read a statement from which the jumps ``leaving`` lead."""
+        reader, at = self.reader, self.reader.offset
+        number = reader.u8("the kind of a statement")
+        if not 1 <= number <= len(StatementKind):
+            reader.fail(f"expected the kind of a statement, found {number}", at)
+        self._deeper()
+        kind = StatementKind(number)
+        layout = OF_STATEMENTS[kind]
+        found = dict(layout.given)
+        if kind is not StatementKind.STEPS:
+            found["span"] = self.span("the number of a span")
+        if kind in (StatementKind.BREAK, StatementKind.CONTINUE) and found["kind"] not in leaving:
+            reader.fail(f"there is nothing that '{found['kind'].value}' leaves", at)
+        if kind is StatementKind.RESULT and self._cells is None:
+            reader.fail("expected no result of a block", at)
+        partial = _Partial(kind, at, reader.offset, found, leaving)
+        for name, field in layout.fields.items():
+            found[name] = field.read(self, field.what, partial)
+        self._depth -= 1
+        read: Statement = layout.node(**found)
+        return read
+
+    def _argument(self) -> Argument:
+        """Read a value, or what is no number."""
+        reader, at = self.reader, self.reader.offset
+        if (kind := self._kind()) in _NO_NUMBERS:
+            return self._node(kind, at)
+        reader.back(at)
+        return self.value("a value")
+
+    def _kind(self) -> ValueKind:
+        at = self.reader.offset
+        number = self.reader.u8("the kind of a value")
+        if number >= len(ValueKind):
+            self.reader.fail(f"expected the kind of a value, found {number}", at)
+        return ValueKind(number)
+
+    def _node(self, kind: ValueKind, at: int) -> Argument:
+        """Read the type of a value, and its fields."""
+        layout, byte_at = OF_VALUES[kind], self.reader.offset
+        byte = self.reader.u8("a type")
+        if (type_ := _TYPES.get(byte)) is None:
+            self.reader.fail(f"expected a type, found {byte:#x}", byte_at)
+        if layout.node in (typed_values.Arithmetic, typed_values.Negation) and not isinstance(type_, Integer):
+            self.reader.fail("expected a type of numbers, found another one", byte_at)
+        found = {**layout.given, "type": type_}
+        partial = _Partial(kind, at, self.reader.offset, found)
+        for name, field in layout.fields.items():  # not in a method, for recursion has its limit
+            found[name] = field.read(self, field.what, partial)
+        read: Argument = layout.node(**found)
+        return read
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            self.reader.fail(f"expected at most {DEPTH_MAX} statements and values in each other")
+
+    # The forms of fields
+
+    def span(self, what: str, _: object = None) -> Span:
+        return self._around.spans[self.reader.below(len(self._around.spans), what)]
+
+    def value(self, what: str, _: object = None) -> Value:
+        at = self.reader.offset
+        if (found := self.optional()) is None:
+            self.reader.fail(f"expected {what}, found none", at)
+        return found
+
+    def optional(self, *_: object) -> Value | None:
+        at = self.reader.offset
+        kind = self._kind()
+        if kind is ValueKind.NONE:
+            return None
+        if (problem := _NO_NUMBERS.get(kind)) is not None:
+            self.reader.fail(f"{problem} is no number", at)
+        self._deeper()
+        found: Any = self._node(kind, at)
+        self._depth -= 1
+        return found  # type: ignore[no-any-return]
+
+    def values(self, *_: object) -> tuple[Argument, ...]:
+        return tuple(self._argument() for _ in range(self.reader.count(_VALUE_SIZE, "values")))
+
+    def place(self, *_: object) -> Value:
+        at, found = self.reader.offset, self.value("a variable")
+        if not isinstance(found, typed_values.Local | typed_values.Variable):
+            self.reader.fail("expected a variable, found another value", at)
+        return found
+
+    def local(self, *_: object) -> Value | None:
+        at, found = self.reader.offset, self.optional()
+        if found is not None and not isinstance(found, typed_values.Local):
+            self.reader.fail("expected a variable of the block, found another value", at)
+        return found
+
+    def one_statement(self, _: str, partial: _Partial) -> Statement:
+        return self.statement(partial.leaving)
+
+    def loop_body(self, *_: object) -> Statement:
+        return self.statement(frozenset(Jumping))
+
+    def statements(self, _: str, partial: _Partial) -> tuple[Statement, ...]:
+        count = self.reader.count(_STATEMENT_SIZE, "statements")
+        return tuple(self.statement(partial.leaving) for _ in range(count))
+
+    def tests(self, *_: object) -> tuple[typed_program.Test, ...]:
+        return tuple(self._test() for _ in range(self.reader.count(_TEST_SIZE, "labels")))
+
+    def _test(self) -> typed_program.Test:
+        has_value, number = self.reader.flag("whether a label has a value"), self.reader.wide("a number")
+        return typed_program.Test(number if has_value else None, self.reader.u32("the number of a statement"))
+
+    def switched(self, what: str, partial: _Partial) -> tuple[Statement, ...]:
+        found = self.statements(what, partial._replace(leaving=partial.leaving | {Jumping.BREAK}))
+        if any(test.position > len(found) for test in partial.found["tests"]):
+            self.reader.fail("a label leads to no statement", partial.start)
+        return found
+
+    def table(self, *_: object) -> str:
+        tables = self._around.program.tables
+        return tables[self.reader.below(len(tables), "the number of a table")].name
+
+    def keys(self, _: str, partial: _Partial) -> tuple[Argument, ...]:
+        at, table = self.reader.offset, self._around.tables[partial.found["table"]]
+        found = self.values()
+        kinds = tuple(key.kind for key in table.keys)
+        if len(found) != len(kinds) or not all(map(self._fits, table.keys, found)):
+            expected = ", ".join(kind.value for kind in kinds) or "none"
+            self.reader.fail(f"expected the keys of the table '{table.name}' ({expected}), found others", at)
+        return found
+
+    def _fits(self, key: Key, value: Argument) -> bool:
+        """Return whether a value is one for a key."""
+        match value:
+            case typed_values.CommName():
+                return key.kind is KeyKind.COMM
+            case typed_values.Literal(_, limit):
+                return key.kind.is_string and limit == (key.size or PROCESS_NAME_SIZE - 1)
+            case typed_values.Kept():
+                of_type = String if key.kind.is_string else Stack
+                return value.cells * self._around.word_size == key.bytes and isinstance(value.type, of_type)
+        return key.kind in _NUMBERS
+
+    def tallied(self, _: str, partial: _Partial) -> Argument | None:
+        """Read what is put into a table: the string or call stack that it is to keep, or a number if it takes one."""
+        at, table = self.reader.offset, self._around.tables[partial.found["table"]]
+        if table.keeps_bytes:
+            kept = self._argument()
+            if table.value is None or not self._fits(table.value, kept):
+                self.reader.fail(f"expected what the table '{table.name}' keeps, found another value", at)
+            return kept
+        number = self.optional()
+        if table.kind.takes_value != (number is not None):
+            expected = "a value" if table.kind.takes_value else "no value"
+            self.reader.fail(f"expected {expected} for the table '{table.name}'", partial.start)
+        return number
+
+    def kept(self, *_: object) -> Argument:
+        at = self.reader.offset
+        if (kind := self._kind()) is not ValueKind.KEPT:
+            self.reader.fail("expected what a table keeps, found another value", at)
+        return self._node(kind, at)
+
+    def kept_table(self, *_: object) -> str:
+        at, name = self.reader.offset, self.table()
+        table = self._around.tables[name]
+        if table.value is None or not table.keeps_bytes:
+            self.reader.fail(f"expected a table that keeps strings or call stacks, found '{name}'", at)
+        return name
+
+    def kept_keys(self, what: str, partial: _Partial) -> tuple[Argument, ...]:
+        self._deeper()
+        keys = self.keys(what, partial)
+        self._depth -= 1
+        return keys
+
+    def kept_cells(self, _: str, partial: _Partial) -> int:
+        return self._around.tables[partial.found["table"]].kept_bytes // self._around.word_size
+
+    def kept_type(self, _: str, partial: _Partial) -> CType:
+        kept = self._around.tables[partial.found["table"]].value
+        assert kept is not None
+        size = kept.size or PROCESS_NAME_SIZE - 1
+        return String(size) if kept.kind.is_string else Stack(is_kernel=True, frames=size)
+
+    def text_type(self, _: str, partial: _Partial) -> CType:
+        text, limit = partial.found["text"], partial.found["limit"]
+        if len(text.encode()) > limit or limit > STRING_SIZE_MAX or text_problem(text) is not None:
+            self.reader.fail(f"expected a text of at most {limit} bytes, found another one", partial.at)
+        return String(limit)
+
+    def has_sign(self, _: str, partial: _Partial) -> bool:
+        type_ = partial.found["left"].type
+        return isinstance(type_, Integer) and type_.is_signed
+
+    def slot(self, what: str, _: object) -> int:
+        return self.reader.below(self._slots, what)
+
+    def parameter(self, what: str, _: object) -> int:
+        return -1 - self.reader.below(self._cells or 0, what)
+
+    def first(self, what: str, partial: _Partial) -> int:
+        reader, at, program = self.reader, self.reader.offset, self._around.program
+        count = program.gvars if partial.kind is ValueKind.GLOBAL else program.vars
+        first = reader.below(count, what)
+        if first + self._around.cells(partial.found["type"]) > count:
+            reader.fail(f"expected {count} cells for variables, found a number behind them", at)
+        return first
+
+    def function(self, what: str, _: object) -> str:
+        return list(self._around.functions)[self.reader.below(len(self._around.functions), what)]
+
+    def arguments(self, what: str, partial: _Partial) -> tuple[Value, ...]:
+        reader, cells, at = self.reader, self._around.cells, self.reader.offset
+        found = tuple(self.value(what) for _ in range(reader.count(_VALUE_SIZE, "arguments")))
+        function = self._around.functions[partial.found["name"]]
+        if [cells(each.type) for each in found] != list(map(cells, function.parameters)):
+            reader.fail(f"expected the arguments of '{function.name}', found others", at)
+        return found
+
+    def operator(self, _: str, partial: _Partial) -> str:
+        operators = _COMPARISONS if partial.kind is ValueKind.COMPARISON else _OPERATORS
+        at, found = self.reader.offset, self.reader.string("an operator")
+        if found not in operators:
+            self.reader.fail(f"expected one of {' '.join(operators)}, found '{found}'", at)
+        return found
+
+    def system(self, what: str, partial: _Partial) -> str:
+        name = self.reader.string(what)
+        if name not in SYSTEM:
+            self.reader.fail(f"expected one of {', '.join(SYSTEM)}, found '{name}'", partial.at)
+        return name
+
+    def rows(self, what: str, _: object) -> int | None:
+        rows = self.reader.u32(what)
+        return None if rows == NONE else rows
+
+    def path(self, what: str, _: object) -> str:
+        at, path = self.reader.offset, self.reader.text(what)
+        if not path or "\0" in path:
+            self.reader.fail("expected the path of a file, found none", at)
+        return path
+
+
+class _Field(NamedTuple):
+    """A field of a node in a file: how it is written and read, and what it is in messages."""
+
+    write: Callable[[_TreeWriter, Any], None]
+    read: Callable[[_TreeReader, str, _Partial], Any]
+    what: str = ""
+
+    def called(self, what: str) -> _Field:
+        """Return the field with another name in messages."""
+        return self._replace(what=what)
+
+    def read_by(self, read: Callable[[_TreeReader, str, _Partial], Any]) -> _Field:
+        """Return the field read otherwise."""
+        return self._replace(read=read)
+
+
+class _Layout(NamedTuple):
+    """The fields of a node in a file, in their order, and those that its kind gives."""
+
+    node: type[Any]
+    fields: dict[str, _Field]
+    given: dict[str, Any]
+
+
+def _of(node: type[Any], given: dict[str, Any] | None = None, **fields: _Field) -> _Layout:
+    return _Layout(node, fields, given or {})
+
+
+def _plain(kind: str, what: str = "") -> _Field:
+    """Return a field that is what fields of sections are."""
+    writes = {"flag": "u8", "text": "block"}.get(kind, kind)
+
+    def write(trees: _TreeWriter, value: Any) -> None:
+        getattr(trees.out, writes)(NONE if value is None else value.encode() if kind == "text" else value)
+
+    return _Field(write, lambda trees, what, _: getattr(trees.reader, kind)(what), what)
+
+
+_VALUE = _Field(_TreeWriter.value, _TreeReader.value, "a value")
+_OPTIONAL = _Field(_TreeWriter.value, _TreeReader.optional)
+_PLACE = _Field(_TreeWriter.value, _TreeReader.place)
+_LOCAL = _Field(_TreeWriter.value, _TreeReader.local)
+_VALUES = _Field(_TreeWriter.values, _TreeReader.values)
+_STATEMENT = _Field(_TreeWriter.statement, _TreeReader.one_statement)
+_STATEMENTS = _Field(_TreeWriter.statements, _TreeReader.statements)
+_TABLE = _Field(_TreeWriter.table, _TreeReader.table)
+_KEYS = _Field(_TreeWriter.values, _TreeReader.keys)
+_OPERATOR = _plain("string").read_by(_TreeReader.operator)
+_TEXT = _plain("text")
+_WIDE = _plain("wide", "a number")
+_FLAG = _plain("flag")
+_IS_PREFIX = _FLAG.called("whether it is a prefix")
+_SLOT = _plain("u32", "the number of a variable").read_by(_TreeReader.slot)
+_FIRST = _SLOT.read_by(_TreeReader.first)
+
+OF_STATEMENTS: dict[StatementKind, _Layout] = {
+    StatementKind.STEPS: _of(typed_program.Steps, statements=_STATEMENTS),
+    StatementKind.EVALUATE: _of(typed_program.Evaluate, value=_VALUE),
+    StatementKind.LOG: _of(typed_program.Log, {"number": 0}, template=_TEXT.called("a template"), items=_VALUES),
+    StatementKind.TALLY: _of(
+        typed_program.Tally, table=_TABLE, keys=_KEYS, value=_OPTIONAL.read_by(_TreeReader.tallied)
+    ),
+    StatementKind.UNTALLY: _of(typed_program.Untally, table=_TABLE, keys=_KEYS),
+    StatementKind.SHOW: _of(
+        typed_program.Show, table=_TABLE, rows=_plain("u32", "the number of rows").read_by(_TreeReader.rows)
+    ),
+    StatementKind.CLEAR: _of(typed_program.Clear, table=_TABLE),
+    StatementKind.QUIT: _of(typed_program.Quit),
+    StatementKind.SELECT: _of(
+        typed_program.Select, condition=_VALUE.called("a condition"), then=_STATEMENT, otherwise=_STATEMENT
+    ),
+    StatementKind.LOOP: _of(
+        typed_program.Loop,
+        tests_first=_FLAG.called("what comes first"),
+        condition=_OPTIONAL,
+        step=_OPTIONAL,
+        body=_STATEMENT.read_by(_TreeReader.loop_body),
+    ),
+    StatementKind.SWITCH: _of(
+        typed_program.Switch,
+        value=_VALUE,
+        tests=_Field(_TreeWriter.tests, _TreeReader.tests),
+        statements=_STATEMENTS.read_by(_TreeReader.switched),
+    ),
+    StatementKind.BREAK: _of(typed_program.Jump, {"kind": Jumping.BREAK}),
+    StatementKind.CONTINUE: _of(typed_program.Jump, {"kind": Jumping.CONTINUE}),
+    StatementKind.RESULT: _of(typed_program.Result, value=_OPTIONAL),
+    StatementKind.END: _of(typed_program.End, {"kind": Ending.RETURN}),
+    StatementKind.TRY: _of(typed_program.TryCatch, code=_LOCAL, address=_LOCAL, body=_STATEMENT, handler=_STATEMENT),
+    StatementKind.CAT: _of(typed_program.Cat, path=_plain("text", "a path").read_by(_TreeReader.path)),
+}
+
+OF_VALUES: dict[ValueKind, _Layout] = {
+    ValueKind.CONSTANT: _of(typed_values.Constant, value=_WIDE),
+    ValueKind.SYSTEM: _of(
+        typed_values.System, name=_plain("string", "what the system knows").read_by(_TreeReader.system)
+    ),
+    ValueKind.LOCAL: _of(typed_values.Local, slot=_SLOT),
+    ValueKind.PARAMETER: _of(
+        typed_values.Local, slot=_Field(_TreeWriter.parameter, _TreeReader.parameter, "the number of a parameter")
+    ),
+    ValueKind.VARIABLE: _of(typed_values.Variable, {"kind": VariableKind.LOCAL}, first=_FIRST, index=_OPTIONAL),
+    ValueKind.GLOBAL: _of(typed_values.Variable, {"kind": VariableKind.GLOBAL}, first=_FIRST, index=_OPTIONAL),
+    ValueKind.ARITHMETIC: _of(typed_values.Arithmetic, operator=_OPERATOR, left=_VALUE, right=_VALUE),
+    ValueKind.NEGATION: _of(typed_values.Negation, {"is_complement": False}, operand=_VALUE),
+    ValueKind.COMPLEMENT: _of(typed_values.Negation, {"is_complement": True}, operand=_VALUE),
+    ValueKind.COMPARISON: _of(
+        typed_values.Comparison,
+        operator=_OPERATOR,
+        left=_VALUE,
+        right=_VALUE,
+        is_signed=_Field(_TreeWriter.nothing, _TreeReader.has_sign),
+    ),
+    ValueKind.NOT: _of(typed_values.Not, operand=_VALUE),
+    ValueKind.BOTH: _of(typed_values.Both, left=_VALUE, right=_VALUE),
+    ValueKind.EITHER: _of(typed_values.Either, left=_VALUE, right=_VALUE),
+    ValueKind.CONVERT: _of(typed_values.Convert, operand=_VALUE),
+    ValueKind.ASSIGN: _of(typed_values.Assign, target=_PLACE, value=_VALUE),
+    ValueKind.STEP: _of(typed_values.Step, target=_PLACE, amount=_WIDE, is_postfix=_FLAG.called("which value counts")),
+    ValueKind.CHOICE: _of(typed_values.Choice, condition=_VALUE, yes=_VALUE, no=_VALUE),
+    ValueKind.SEQUENCE: _of(typed_values.Sequence, left=_VALUE, right=_VALUE),
+    ValueKind.CALL: _of(
+        typed_values.FunctionCall,
+        name=_Field(_TreeWriter.function, _TreeReader.function, "the number of a function"),
+        span=_Field(_TreeWriter.span, _TreeReader.span, "the number of a span"),
+        arguments=_Field(_TreeWriter.values, _TreeReader.arguments, "an argument"),
+    ),
+    ValueKind.TABLE_VALUE: _of(typed_values.TableValue, table=_TABLE, keys=_KEYS),
+    ValueKind.COMM_TEST: _of(typed_values.CommTest, text=_TEXT.called("a name"), is_prefix=_IS_PREFIX),
+    ValueKind.COMM: _of(typed_values.CommName),
+    ValueKind.KEPT: _of(
+        typed_values.Kept,
+        table=_TABLE.read_by(_TreeReader.kept_table),
+        keys=_KEYS.read_by(_TreeReader.kept_keys),
+        cells=_Field(_TreeWriter.nothing, _TreeReader.kept_cells),
+        type=_Field(_TreeWriter.nothing, _TreeReader.kept_type),
+    ),
+    ValueKind.KEPT_TEST: _of(
+        typed_values.KeptTest,
+        kept=_Field(_TreeWriter.value, _TreeReader.kept),
+        text=_TEXT.called("a string"),
+        is_prefix=_IS_PREFIX,
+    ),
+    ValueKind.LITERAL: _of(
+        typed_values.Literal,
+        text=_TEXT.called("a text"),
+        limit=_plain("u32", "the size of a string"),
+        type=_Field(_TreeWriter.nothing, _TreeReader.text_type),
+    ),
+}
+
+_NO_NUMBERS = {
+    ValueKind.COMM: "the name of the process",
+    ValueKind.KEPT: "what a table keeps",
+    ValueKind.LITERAL: "a text",
+}
+_STATEMENT_KINDS = {layout.node: kind for kind, layout in OF_STATEMENTS.items()} | {
+    typed_program.Skip: StatementKind.END
+}
+_VALUE_KINDS = {layout.node: kind for kind, layout in OF_VALUES.items()}
+
+
+def _kind_of_statement(statement: Statement) -> StatementKind:
+    if isinstance(statement, typed_program.Jump):
+        return StatementKind.BREAK if statement.kind is Jumping.BREAK else StatementKind.CONTINUE
+    return _STATEMENT_KINDS[type(statement)]
+
+
+def _kind_of_value(value: Argument) -> ValueKind:
+    match value:
+        case typed_values.Local(slot):
+            return ValueKind.LOCAL if slot >= 0 else ValueKind.PARAMETER
+        case typed_values.Variable(kind):
+            return ValueKind.VARIABLE if kind is VariableKind.LOCAL else ValueKind.GLOBAL
+        case typed_values.Negation(_, _, is_complement):
+            return ValueKind.COMPLEMENT if is_complement else ValueKind.NEGATION
+    return _VALUE_KINDS[type(value)]
+
+
+def read_blocks(reader: Reader, program: Program, spans: Sequence[Span]) -> ToolProgram | None:
+    """Return what the tool executes of a program; None if that is nothing."""
+    count = reader.count(_BLOCK_SIZE, "blocks")
+    if not count:
+        reader.end()
+        return None
+    at, word_size = reader.offset, reader.u8("the size of a word")
+    if word_size not in _WORD_SIZES:
+        reader.fail(f"expected words of 4 or 8 bytes, found {word_size}", at)
+    jmpmax = reader.below(_JMPMAX + 1, "the number of jumps")
+    signatures: dict[str, FunctionSignature] = {}
+    slots: list[int] = []
+    for _ in range(reader.count(_FUNCTION_SIZE, "functions")):
+        signature = _signature(reader, spans)
+        if signature.name in signatures:
+            reader.fail(f"there are two functions '{signature.name}'")
+        signatures[signature.name] = signature
+        slots.append(_slots(reader))
+    tables = {table.name: table for table in program.tables}
+    around = _Surroundings(program, tables, signatures, spans, word_size)
+    blocks = tuple(_block(reader, around) for _ in range(count))
+    functions = {}
+    for signature, size in zip(signatures.values(), slots, strict=True):
+        cells = sum(map(around.cells, signature.parameters))
+        functions[signature.name] = TypedFunction(signature, _TreeReader(reader, around, size, cells).statement(), size)
+    reader.end()
+    return ToolProgram(blocks, functions, tuple(tables), word_size, jmpmax)
+
+
+def _span(reader: Reader, spans: Sequence[Span]) -> Span:
+    return spans[reader.below(len(spans), "the number of a span")]
+
+
+def _slots(reader: Reader) -> int:
+    return reader.below(SLOTS_MAX + 1, "the number of variables")
+
+
+def _signature(reader: Reader, spans: Sequence[Span]) -> FunctionSignature:
+    name, span = reader.string("the name of a function"), _span(reader, spans)
+    at = reader.offset
+    types = [_TYPES.get(byte) for byte in (reader.u8("a type"), *reader.block("types of parameters"))]
+    result, *parameters = [each for each in types if each is not None]
+    if len(parameters) + 1 != len(types):
+        reader.fail("expected types, found something else", at)
+    return FunctionSignature(name, result, tuple(parameters), span)
+
+
+def _block(reader: Reader, around: _Surroundings) -> TypedBlock:
+    kind = BLOCK_KINDS[reader.below_byte(len(BLOCK_KINDS), "the kind of a block")]
+    written, span = reader.string("what a block is called"), _span(reader, around.spans)
+    at, period = reader.offset, reader.u64("a period")
+    if kind is BlockKind.EVERY and not PERIOD_MIN <= period <= PERIOD_MAX:
+        reader.fail(f"expected from {PERIOD_MIN} to {PERIOD_MAX} nanoseconds, found {period}", at)
+    slots = _slots(reader)
+    body = _TreeReader(reader, around, slots).statement()
+    return TypedBlock(ToolBlock(kind, syntax_tree.Block((), span), span, written, period), body, slots)
