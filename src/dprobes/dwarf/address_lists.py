@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dwarf.debug_entries import UNREADABLE
-from dprobes.dwarf.dwarf_numbers import At, unsigned_at
+from dprobes.dwarf.dwarf_numbers import At
+from dprobes.target.elf.byte_reader import unsigned_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeVar
 
-from dprobes.dwarf.dwarf_numbers import At, Form, signed_at, text_at, unsigned_at
+from dprobes.dwarf.dwarf_numbers import At, Form
+from dprobes.target.elf.byte_reader import signed_at, text_at, unsigned_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from dprobes.dwarf.address_lists import covers
 from dprobes.dwarf.debug_entries import UNREADABLE, Entry, FormSizes, read_shapes
 from dprobes.dwarf.debug_sections import has_debug_information, joined_source, section_bytes, section_source
-from dprobes.dwarf.dwarf_numbers import At, UnitKind, text_at
+from dprobes.dwarf.dwarf_numbers import At, UnitKind
 from dprobes.errors import TargetError
+from dprobes.target.elf.byte_reader import text_at
 from dprobes.target.elf.elf_file import ElfFile
 from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY
 

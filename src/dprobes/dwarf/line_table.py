@@ -13,6 +13,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.errors import TargetError
+from dprobes.target.elf.byte_reader import ByteReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -66,6 +67,7 @@ class LineProgram:
         self.offset = offset
         self._order: Literal["big", "little"] = "big" if sections.is_big_endian else "little"
         self._data = sections.lines
+        self._reader = ByteReader(sections.lines, self._order)
         self._strings = sections
         try:
             self.end = self._read_header()
@@ -82,35 +84,35 @@ class LineProgram:
     # The header
 
     def _read_header(self) -> int:
-        self._position = self.offset
-        length = self._fixed(4)
+        self._reader.position = self.offset
+        length = self._reader.number(4)
         self._offset_size = 4
         if length == _LONG:
-            length, self._offset_size = self._fixed(8), 8
+            length, self._offset_size = self._reader.number(8), 8
         elif length >= _RESERVED:
             raise ValueError(f"its length is {length:#x}")
-        end = self._position + length
+        end = self._reader.position + length
         if end > len(self._data):
             raise ValueError(f"it goes on to {end:#x}, the section only to {len(self._data):#x}")
-        self.version = self._fixed(2)
+        self.version = self._reader.number(2)
         if not 2 <= self.version <= 5:
             raise ValueError(f"it has version {self.version}")
         self._address_size = 0
         if self.version >= 5:
-            self._address_size, _segment = self._fixed(1), self._fixed(1)
-        header_length = self._fixed(self._offset_size)
-        self._start = self._position + header_length
+            self._address_size, _segment = self._reader.number(1), self._reader.number(1)
+        header_length = self._reader.number(self._offset_size)
+        self._start = self._reader.position + header_length
         if self._start > end:
             raise ValueError("its header is longer than it is")
-        self._unit = self._fixed(1)
-        self._operations = self._fixed(1) if self.version >= 4 else 1
-        self._default_is_statement = bool(self._fixed(1))
-        self._line_base = self._fixed(1, is_signed=True)
-        self._line_range = self._fixed(1)
-        self._opcode_base = self._fixed(1)
+        self._unit = self._reader.number(1)
+        self._operations = self._reader.number(1) if self.version >= 4 else 1
+        self._default_is_statement = bool(self._reader.number(1))
+        self._line_base = self._reader.number(1, is_signed=True)
+        self._line_range = self._reader.number(1)
+        self._opcode_base = self._reader.number(1)
         if not self._line_range or not self._operations or not self._opcode_base:
             raise ValueError("its header has a zero where none may be")
-        self._operand_counts = [self._fixed(1) for _ in range(self._opcode_base - 1)]
+        self._operand_counts = [self._reader.number(1) for _ in range(self._opcode_base - 1)]
         self.files: Sequence[str] = self._files_of_5() if self.version >= 5 else self._files_of_4()
         return end
 
@@ -123,11 +125,11 @@ class LineProgram:
             directory NUL ... NUL   name NUL  directory (ULEB128)  time  size  ... NUL
         """
         directories = [""]
-        while text := self._text():
+        while text := _decoded(self._reader.text()):
             directories.append(text)
         files = [""]
-        while name := self._text():
-            directory, _, _ = self._unsigned(), self._unsigned(), self._unsigned()
+        while name := _decoded(self._reader.text()):
+            directory, _, _ = self._reader.unsigned(), self._reader.unsigned(), self._reader.unsigned()
             files.append(_joined(directories, directory, name))
             if len(files) > _FILES_MAX:
                 raise ValueError("it has too many files")
@@ -139,8 +141,8 @@ class LineProgram:
         return [_joined(directories, directory, path) for path, directory in self._entries()]
 
     def _entries(self) -> list[tuple[str, int]]:
-        forms = [(self._unsigned(), self._unsigned()) for _ in range(self._fixed(1))]
-        count = self._unsigned()
+        forms = [(self._reader.unsigned(), self._reader.unsigned()) for _ in range(self._reader.number(1))]
+        count = self._reader.unsigned()
         if count > _FILES_MAX or (count and not forms):
             raise ValueError(f"it has {count} files")
         entries = []
@@ -158,19 +160,19 @@ class LineProgram:
     def _form(self, form: int) -> int | str | None:
         match form:
             case 0x08:  # DW_FORM_string
-                return self._text()
+                return _decoded(self._reader.text())
             case 0x0E:  # DW_FORM_strp
-                return _text_at(self._strings.strings, self._fixed(self._offset_size))
+                return _text_at(self._strings.strings, self._reader.number(self._offset_size))
             case 0x1F:  # DW_FORM_line_strp
-                return _text_at(self._strings.line_strings, self._fixed(self._offset_size))
+                return _text_at(self._strings.line_strings, self._reader.number(self._offset_size))
             case 0x0F:  # DW_FORM_udata
-                return self._unsigned()
+                return self._reader.unsigned()
             case 0x0B | 0x05 | 0x06 | 0x07:  # DW_FORM_data1, data2, data4, data8
-                return self._fixed({0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8}[form])
+                return self._reader.number({0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8}[form])
             case 0x1E:  # DW_FORM_data16
-                self._skip(16)
+                self._reader.skip(16)
             case 0x09:  # DW_FORM_block
-                self._skip(self._unsigned())
+                self._reader.skip(self._reader.unsigned())
             case _:
                 raise ValueError(f"its header has form {form:#x}")
         return None
@@ -199,9 +201,9 @@ class LineProgram:
                 ends_prologue = False
                 rows += 1
             elif opcode == 0:
-                self._position = position
-                size = self._unsigned()
-                start = self._position
+                self._reader.position = position
+                size = self._reader.unsigned()
+                start = self._reader.position
                 position = start + size
                 if not size or position > end:
                     raise ValueError("an instruction is longer than it")
@@ -225,66 +227,31 @@ class LineProgram:
                 address += unit * ((operation + advance) // operations)
                 operation = (operation + advance) % operations
             elif opcode == _FIXED_ADVANCE_PC:
-                self._position = position
-                address, operation = address + self._fixed(2), 0
-                position = self._position
+                self._reader.position = position
+                address, operation = address + self._reader.number(2), 0
+                position = self._reader.position
             elif opcode == _SET_PROLOGUE_END:
                 ends_prologue = True
             elif opcode in _PLAIN:
                 pass
             else:
-                self._position = position
+                self._reader.position = position
                 if opcode == _ADVANCE_PC:
-                    advance = self._unsigned()
+                    advance = self._reader.unsigned()
                     address += unit * ((operation + advance) // operations)
                     operation = (operation + advance) % operations
                 elif opcode == _ADVANCE_LINE:
-                    line += self._signed()
+                    line += self._reader.signed()
                 elif opcode == _SET_FILE:
-                    file = self._unsigned()
+                    file = self._reader.unsigned()
                 elif opcode == _SET_COLUMN:
-                    column = self._unsigned()
+                    column = self._reader.unsigned()
                 else:  # one that is newer than this reader, whose operands the header counts
                     for _ in range(self._operand_counts[opcode - 1]):
-                        self._unsigned()
-                position = self._position
+                        self._reader.unsigned()
+                position = self._reader.position
             if rows > _ROWS_MAX:
                 raise ValueError("it has too many rows")
-
-    # Numbers
-
-    def _fixed(self, size: int, *, is_signed: bool = False) -> int:
-        start = self._position
-        self._skip(size)
-        return int.from_bytes(self._data[start : start + size], self._order, signed=is_signed)
-
-    def _skip(self, size: int) -> None:
-        self._position += size
-        if self._position > len(self._data):
-            raise IndexError("it ends too early")
-
-    def _unsigned(self) -> int:
-        return self._leb128()[0]
-
-    def _signed(self) -> int:
-        value, bits, is_negative = self._leb128()
-        return value - (1 << bits) if is_negative else value
-
-    def _leb128(self) -> tuple[int, int, bool]:
-        value = bits = 0
-        while bits < 70:  # ten groups of seven hold 64 bits
-            byte = self._data[self._position]
-            self._position += 1
-            value |= (byte & 0x7F) << bits
-            bits += 7
-            if byte < 0x80:
-                return value, bits, bool(byte & 0x40)
-        raise ValueError("a number does not end")
-
-    def _text(self) -> str:
-        end = self._data.index(b"\0", self._position)
-        start, self._position = self._position, end + 1
-        return self._data[start:end].decode("utf-8", "surrogateescape")
 
 
 def line_programs(sections: LineSections) -> Iterator[LineProgram]:
@@ -314,7 +281,11 @@ def _joined(directories: Sequence[str], number: int, name: str) -> str:
 def _text_at(section: bytes, offset: int) -> str:
     if offset >= len(section):
         raise ValueError(f"a string is at {offset:#x}, behind the end of its section")
-    return section[offset : section.index(b"\0", offset)].decode("utf-8", "surrogateescape")
+    return _decoded(section[offset : section.index(b"\0", offset)])
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
 
 
 # Places by line of the source: the instructions that begin one, and the line that an instruction is of.

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dprobes.dwarf.variable_locations import (
+from dprobes.dwarf.dwarf_numbers import At, Encoding, Tag
+from dprobes.dwarf.variable_locations import Frame, location_of
+from dprobes.errors import TargetError
+from dprobes.target.unwind.dwarf_expressions import (
     Choice,
     Computed,
-    Frame,
+    FrameAddressOf,
     InMemory,
     InRegister,
     Number,
     Operation,
     RegisterContent,
     Unavailable,
-    executed,
 )
-from unit.dwarf.conftest import read
+from unit.dwarf.conftest import compiled, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from dprobes.dwarf.debug_file import Unit
-    from dprobes.dwarf.variable_locations import Location, Node
+    from dprobes.target.unwind.dwarf_expressions import Location, Node
 
 MASK = (1 << 64) - 1
 
@@ -63,12 +68,17 @@ def value_of(node: Node, registers: Mapping[int, int]) -> int:
 
 
 def of(unit: Unit, expression: bytes) -> Location:
-    return executed(expression, unit, Frame(0, False, lambda: Unavailable("no frame")))
+    return location_of(expression, unit, Frame(0, False, lambda: Unavailable("no frame")))
+
+
+@pytest.fixture(scope="module")
+def unit_of_program(programs: Path) -> Unit:
+    return next(read(compiled(programs, "d5-O2")).units())
 
 
 @pytest.fixture
-def unit(program: Path) -> Unit:
-    return next(read(program).units())
+def unit(unit_of_program: Unit) -> Unit:
+    return unit_of_program
 
 
 def test_a_jump_that_depends_on_a_register_is_a_choice(unit: Unit) -> None:
@@ -120,3 +130,60 @@ def test_loops_without_an_end_are_refused(unit: Unit) -> None:
 
 def test_a_register_is_a_place(unit: Unit) -> None:
     assert of(unit, b"\x53") == InRegister(3)
+
+
+def number(unit: Unit, size: int, encoding: int) -> bytes:
+    """Return a base type of a unit as an operand: ULEB128 distance from the unit."""
+    for entry in unit.root.children():
+        if entry.tag == Tag.BASE_TYPE and (entry.number(At.BYTE_SIZE), entry.number(At.ENCODING)) == (size, encoding):
+            distance = entry.offset - unit.offset
+            return bytes((distance & 0x7F | 0x80, distance >> 7 & 0x7F | 0x80, distance >> 14))
+    raise AssertionError((size, encoding))
+
+
+@pytest.mark.parametrize(
+    ("size", "encoding", "code", "expected"),
+    [
+        (4, Encoding.SIGNED, "31 25", 0x7FFFFFFC),  # shr fills up with zeros, whatever the type
+        (4, Encoding.SIGNED, "31 26", -4),  # shra
+        (1, Encoding.UNSIGNED_CHAR, "31 26", 0xFC),  # with copies of the sign, and a type that has none
+        (4, Encoding.SIGNED, "33 1d", -2),  # mod: -8 % 3
+        (8, Encoding.UNSIGNED, "32 1b", 0x7FFFFFFFFFFFFFFC),  # div of a whole word without a sign
+        (8, Encoding.UNSIGNED, "30 2d", 0),  # lt: not below 0
+        (8, Encoding.UNSIGNED, "30 2b", 1),  # gt
+        (8, Encoding.SIGNED, "30 2d", 1),
+        (8, Encoding.UNSIGNED, "19", -8),  # abs
+        (4, Encoding.SIGNED, "19", 8),
+        (1, Encoding.UNSIGNED_CHAR, "1f", 8),  # neg of 0xf8
+        (4, Encoding.UNSIGNED, "36 24", 0xFFFFFE00),  # shl
+    ],
+)
+def test_an_operation_counts_as_its_type_does(unit: Unit, size: int, encoding: int, code: str, expected: int) -> None:
+    # -8 as a number of the type, then the operation with another one
+    expression = b"\x09\xf8\xa8" + number(unit, size, encoding)
+    for each in bytes.fromhex(code):
+        expression += bytes((each,))
+        if 0x30 <= each < 0x50:
+            expression += b"\xa8" + number(unit, size, encoding)
+    assert of(unit, expression + b"\x9f") == Computed(Number(expected & MASK))
+
+
+def test_numbers_wider_than_a_word_are_not_computed(unit: Unit) -> None:
+    found = of(unit, b"\x31\xa8" + number(unit, 8, Encoding.FLOAT) + b"\x9f")
+    assert found == Unavailable("computed with floating-point numbers, or wide ones")
+
+
+def test_values_at_the_entry_are_not_in_each_other(unit: Unit) -> None:
+    # as deep as a block of 60 000 bytes may have them
+    expression = b"\x75\x00"
+    while len(expression) < 60_000:
+        size = len(expression)
+        expression = b"\xa3" + bytes((size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14)) + expression
+    with pytest.raises(ValueError, match="operation 0xa3"):
+        location_of(expression, unit, Frame(0, True, lambda: Unavailable("no frame")))
+
+
+@given(code=st.binary(max_size=40))
+def test_any_bytes_end_in_a_place_or_an_error(unit_of_program: Unit, code: bytes) -> None:
+    with contextlib.suppress(ValueError, IndexError, TargetError):
+        location_of(code, unit_of_program, Frame(0, True, lambda: InMemory(FrameAddressOf(0))))

@@ -21,7 +21,8 @@ from dprobes.dwarf.address_lists import covers
 from dprobes.dwarf.debug_entries import ORIGINS_MAX
 from dprobes.dwarf.dwarf_numbers import At, Tag
 from dprobes.dwarf.entry_search import definitions_of, function_at
-from dprobes.dwarf.variable_locations import (
+from dprobes.dwarf.variable_locations import frame_at, is_listed, known_ranges, location_at
+from dprobes.target.unwind.dwarf_expressions import (
     FrameAddressOf,
     InMemory,
     LinkAddress,
@@ -29,10 +30,6 @@ from dprobes.dwarf.variable_locations import (
     Number,
     Operation,
     Unavailable,
-    frame_at,
-    is_listed,
-    known_ranges,
-    location_at,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
     from dprobes.dwarf.debug_entries import Entry, EntryUnit
     from dprobes.dwarf.debug_file import DebugFile
     from dprobes.dwarf.entry_search import Scoped
-    from dprobes.dwarf.variable_locations import Location
+    from dprobes.target.unwind.dwarf_expressions import Location
 
 __all__ = ["ModuleNames", "ProbeNames", "names_in"]
 

@@ -27,7 +27,7 @@ from dprobes.dpc.types.c_types import (
     size_of,
 )
 from dprobes.dwarf.dwarf_numbers import At, Encoding, Tag
-from dprobes.dwarf.variable_locations import (
+from dprobes.target.unwind.dwarf_expressions import (
     Choice,
     Computed,
     Extended,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.types.c_types import CType
     from dprobes.dwarf.debug_entries import Entry
     from dprobes.dwarf.debug_file import DebugFile
-    from dprobes.dwarf.variable_locations import Location, Node
+    from dprobes.target.unwind.dwarf_expressions import Location, Node
 
 __all__ = [
     "GONE",
@@ -236,7 +236,7 @@ class DebugTypes:
             if expression[:1] != bytes([_PLUS_CONSTANT]):
                 # A virtual base: where it is, each object says in its table. Its members are not known here.
                 return Member("", Record(type_.tag), 0) if isinstance(type_, Record) else None
-            from dprobes.dwarf.dwarf_numbers import unsigned_at
+            from dprobes.target.elf.byte_reader import unsigned_at
 
             try:
                 offset, _ = unsigned_at(expression, 1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.target.elf.byte_reader import POINTER_SIZES, ByteReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEBUG_COMMON",
-    "POINTER_SIZES",
     "CommonEntry",
     "FrameAddress",
-    "FrameBytes",
     "FrameImage",
     "RegisterRule",
     "Row",
@@ -35,125 +34,6 @@ __all__ = [
     "read_description",
     "rows_of",
 ]
-
-# Numbers as unwind tables have them, one behind the other: fixed sizes, LEB128, encoded pointers.
-
-
-_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_SIGNED = 0x08
-
-POINTER_SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
-"""The sizes of encoded pointers by the low half of the encoding; 0 is an address, whatever its size."""
-
-_LEB128_MAX = 70
-"""Bits of the longest number: ten groups of seven hold 64."""
-
-
-class FrameBytes:
-    """
-    Read numbers from bytes one after the other; raise IndexError behind their end.
-
-    The first byte is at ``address``, from which encoded pointers may count.
-    """
-
-    __slots__ = ("_data", "_order", "_position", "address")
-
-    def __init__(self, data: bytes, order: str, address: int = 0) -> None:
-        self._data = data
-        self._order = order
-        self._position = 0
-        self.address = address
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether nothing is left."""
-        return self._position >= len(self._data)
-
-    @property
-    def position(self) -> int:
-        """How many bytes were read."""
-        return self._position
-
-    def skip(self, size: int) -> None:
-        """Go on behind bytes."""
-        self._position += size
-        if self._position > len(self._data):
-            raise IndexError
-
-    def take(self, size: int) -> bytes:
-        """Return the next bytes."""
-        start = self._position
-        self.skip(size)
-        return self._data[start : self._position]
-
-    def number(self, size: int, *, is_signed: bool = False) -> int:
-        """Return a number of 1, 2, 4 or 8 bytes."""
-        start = self._position
-        self.skip(size)
-        letter = _FORMATS[size]
-        (value,) = struct.unpack_from(self._order + (letter.lower() if is_signed else letter), self._data, start)
-        return int(value)
-
-    def unsigned(self) -> int:
-        """Return an unsigned LEB128 number."""
-        return self._leb128()[0]
-
-    def signed(self) -> int:
-        """Return a signed LEB128 number."""
-        value, bits, is_negative = self._leb128()
-        return value - (1 << bits) if is_negative else value
-
-    def _leb128(self) -> tuple[int, int, bool]:
-        """Return a number, the number of its bits, and whether the highest one is set."""
-        value = bits = 0
-        while bits < _LEB128_MAX:
-            byte = self._data[self._position]
-            self._position += 1
-            value |= (byte & 0x7F) << bits
-            bits += 7
-            if not byte & 0x80:
-                return value, bits, bool(byte & 0x40)
-        raise ValueError("a number that does not end")
-
-    def text(self) -> bytes:
-        """Return the bytes up to a NUL, and go on behind that."""
-        end = self._data.index(b"\0", self._position)
-        start, self._position = self._position, end + 1
-        return self._data[start:end]
-
-    def pointer(self, encoding: int, word_size: int) -> int:
-        """
-        Return an encoded pointer; raise ValueError for an encoding that compilers do not write.
-
-        ::
-
-             7   6 5 4   3 2 1 0
-            +---+-------+---------+
-            | I | count | format  |    I: indirect; count: from 0, from the pointer itself (pcrel), …
-            +---+-------+---------+
-        """
-        place = self.address + self._position
-        kind = encoding & 0x0F
-        value = self.number(POINTER_SIZES.get(kind, 0) or _word(kind, word_size), is_signed=bool(encoding & _SIGNED))
-        match encoding & 0xF0:
-            case 0x00:
-                pass
-            case 0x10:
-                value += place
-            case _:
-                raise ValueError(f"a pointer encoded by {encoding:#x}")
-        return value & ((1 << 8 * word_size) - 1)
-
-    def rest(self) -> FrameBytes:
-        """Return what is left, to be read on its own."""
-        return FrameBytes(self._data[self._position :], self._order, self.address + self._position)
-
-
-def _word(kind: int, word_size: int) -> int:
-    if kind not in (0x00, _SIGNED):
-        raise ValueError(f"a pointer encoded by {kind:#x}")
-    return word_size
-
 
 # The entries of ``.eh_frame``: what the code of one function does with the stack, and what many of them have in common.
 #
@@ -175,9 +55,6 @@ _ENTRY_MAX = 1 << 20
 
 _OMITTED = 0xFF
 """The encoding of a pointer that is not there."""
-
-_EXTENDED = 0xFFFFFFF0
-"""Lengths from here on stand for other formats, which are in no file below 4 GiB."""
 
 
 class FrameImage(Protocol):
@@ -211,7 +88,7 @@ class CommonEntry:
     encoding: int
     has_augmentation: bool
     is_signal_frame: bool
-    instructions: FrameBytes
+    instructions: ByteReader
     table_encoding: int | None = None
 
 
@@ -226,7 +103,7 @@ class FrameDescription:
     start: int
     end: int
     common: CommonEntry
-    instructions: FrameBytes
+    instructions: ByteReader
     landing_table: int = 0
 
 
@@ -256,16 +133,16 @@ def read_debug_description(image: FrameImage, address: int) -> FrameDescription:
     return FrameDescription(start, start + size, common, own.rest())
 
 
-def _entry(image: FrameImage, address: int) -> tuple[FrameBytes, int]:
+def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
     """Return the bytes of the entry at an address, from behind its id on, and the id."""
-    order = "<" if image.byte_order == "little" else ">"
-    length, kind = struct.unpack(f"{order}II", image.read(address, 8))
-    if not 4 <= length < min(_EXTENDED, _ENTRY_MAX):
+    head = ByteReader(image.read(address, 8), image.byte_order)
+    length, kind = head.number(4), head.number(4)
+    if not 4 <= length < _ENTRY_MAX:
         raise ValueError("an entry of another format")
-    return FrameBytes(image.read(address + 8, length - 4), order, address + 8), kind
+    return ByteReader(image.read(address + 8, length - 4), image.byte_order, address + 8), kind
 
 
-def _common_entry(data: FrameBytes, kind: int, word_size: int, expected: int = 0) -> CommonEntry:
+def _common_entry(data: ByteReader, kind: int, word_size: int, expected: int = 0) -> CommonEntry:
     if kind != expected:
         raise ValueError("no common entry")
     version = data.number(1)
@@ -399,7 +276,7 @@ class _Machine:
         """Remember what the common entry says, which ``restore`` brings back."""
         self._initial = dict(self._rules)
 
-    def run(self, data: FrameBytes) -> None:
+    def run(self, data: ByteReader) -> None:
         """Carry out instructions."""
         while not data.is_at_end:
             operation = data.number(1)
@@ -414,7 +291,7 @@ class _Machine:
                 case _:
                     self._extended(operation, data)
 
-    def _extended(self, operation: int, data: FrameBytes) -> None:
+    def _extended(self, operation: int, data: ByteReader) -> None:
         if operation not in _OPERANDS:
             raise ValueError(f"operation {operation:#x}")
         common, block = self._common, b""
@@ -466,7 +343,7 @@ class _Machine:
             case 0x0F, _:
                 self._frame = FrameAddress(None, 0, block)
 
-    def _operand(self, data: FrameBytes, form: str) -> int:
+    def _operand(self, data: ByteReader, form: str) -> int:
         match form:
             case "a":
                 return data.pointer(self._common.encoding, self._word_size)
@@ -545,17 +422,17 @@ def _landing_pads(elf: ElfFile, function: FrameDescription, segments: dict[int, 
     return found
 
 
-def _bytes_from(elf: ElfFile, address: int, segments: dict[int, bytes]) -> FrameBytes:
+def _bytes_from(elf: ElfFile, address: int, segments: dict[int, bytes]) -> ByteReader:
     """Return the bytes from an address to the end of its segment, each of which is read once."""
     segment = next((s for s in elf.load_segments if 0 <= address - s.vaddr < s.filesz), None)
     if segment is None:
         raise TargetError(f"'{elf.path}' has no table at address 0x{address:x}")
     if segment.vaddr not in segments:
         segments[segment.vaddr] = elf.read(segment.vaddr, segment.filesz)
-    data = FrameBytes(segments[segment.vaddr], elf.struct_prefix, segment.vaddr)
+    data = ByteReader(segments[segment.vaddr], elf.byte_order, segment.vaddr)
     data.skip(address - segment.vaddr)
     return data
 
 
-def _number(data: FrameBytes, encoding: int, word_size: int) -> int:
+def _number(data: ByteReader, encoding: int, word_size: int) -> int:
     return data.unsigned() if encoding == _ULEB128 else data.pointer(encoding & 0x0F, word_size)

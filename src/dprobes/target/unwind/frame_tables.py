@@ -24,15 +24,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.target.elf.byte_reader import POINTER_SIZES
 from dprobes.target.elf.symbol_sources import find_debug_file
 from dprobes.target.process_maps import PAGE_SIZE
-from dprobes.target.unwind.exception_frames import (
-    DEBUG_COMMON,
-    POINTER_SIZES,
-    read_debug_description,
-    read_description,
-    rows_of,
-)
+from dprobes.target.unwind.exception_frames import DEBUG_COMMON, read_debug_description, read_description, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
