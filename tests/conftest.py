@@ -81,7 +81,7 @@ SLOW = {
     "dwarf/test_corrupt_files.py",
     "dwarf/test_debug_entries.py",
     "dwarf/test_inlined_calls.py",
-    "dwarf/test_debug_sections_packages.py",
+    "dwarf/test_debug_file_packages.py",
     "dwarf/test_entry_search_search.py",
     "dwarf/test_line_table_sourcelines.py",
     "engines/ebpf/read/test_image_watch_processnews.py",

@@ -1,15 +1,21 @@
 """
-Lists of locations: which expression says where a variable is, at which instructions (DWARF 5, 2.6.2 and 7.29).
+Lists of addresses: which ones an entry covers, and which expression says where a variable is at which instructions.
 
 ::
 
-    .debug_loc        (word begin, word end, u16 size, expression)*; begin of all ones: end is the new base; 0 0 ends
-    .debug_loc.dwo    (u8 kind | operands | u16 size, expression)*; kind 0 ends; GNU's, for DWARF 4
-    .debug_loclists   (u8 kind | operands | size, expression)*; kind 0 ends
+    DWARF 4   .debug_ranges     (word begin, word end)*
+              .debug_loc        (word begin, word end, u16 size, expression)*
+                                both words 0 at the end; begin of all ones: end is a new base
+              .debug_loc.dwo    (u8 kind | operands | u16 size, expression)*; kind 0 ends; GNU's, for split units
+    DWARF 5   .debug_rnglists   (u8 kind | operands)*; kind 0 ends
+              .debug_loclists   (u8 kind | operands | size, expression)*; kind 0 ends; it has one kind more, the 5
+
+Rules: DWARF 5, 2.6.2, 2.17, 7.25 and 7.29; DWARF 4, 2.6.2 and 2.17.3.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dwarf.debug_entries import UNREADABLE
@@ -17,22 +23,21 @@ from dprobes.dwarf.dwarf_numbers import At
 from dprobes.target.elf.byte_reader import unsigned_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.dwarf.debug_entries import Entry, EntryUnit
-    from dprobes.dwarf.debug_sections import SectionBytes
+    from dprobes.dwarf.debug_entries import Entry, Unit
+    from dprobes.target.elf.debug_sections import SectionBytes
     from dprobes.target.elf.file_contents import FileBytes
 
 __all__ = ["AddressRange", "ListedBounds", "bounds_at", "covers", "listed_expressions", "old_bounds_at", "ranges_of"]
 
-# From where to where what a list describes is so: what lists of ranges and of locations have in common.
-#
-# ::
-#
-#     DWARF 4   address | address, both 0 at the end; the first one is all ones where the second one is a new base
-#     DWARF 5   u8 kind | what the kind says; location lists have one kind more between those here, the 5
-#
-# Rules: DWARF 5, 7.25 and 7.29; DWARF 4, 2.6.2 and 2.17.3.
+_RANGES_MAX = 1 << 16
+_ENTRIES_MAX = 1 << 14
+_ELSEWHERE = -1
+"""Where a default location begins: it holds at all other addresses."""
+
+AddressRange = tuple[int, int]
+"""First address, and the one behind the last."""
 
 
 class ListedBounds(NamedTuple):
@@ -48,7 +53,7 @@ class ListedBounds(NamedTuple):
     position: int
 
 
-def old_bounds_at(unit: EntryUnit, data: FileBytes, position: int, base: int) -> ListedBounds | None:
+def old_bounds_at(unit: Unit, data: FileBytes, position: int, base: int) -> ListedBounds | None:
     """Return what an entry of DWARF 4 says; None at the end of the list."""
     size, order = unit.sizes.address, unit.sizes.order
     begin = int.from_bytes(data[position : position + size], order)
@@ -59,7 +64,7 @@ def old_bounds_at(unit: EntryUnit, data: FileBytes, position: int, base: int) ->
     return ListedBounds(base + begin, base + end, base, position) if begin or end else None
 
 
-def bounds_at(unit: EntryUnit, data: FileBytes, position: int, kind: int, base: int) -> ListedBounds:
+def bounds_at(unit: Unit, data: FileBytes, position: int, kind: int, base: int) -> ListedBounds:
     """Return what an entry of DWARF 5 says, of some kind of range lists; ValueError for an unknown one."""
     size, order, file = unit.sizes.address, unit.sizes.order, unit.file
     match kind:
@@ -90,20 +95,6 @@ def bounds_at(unit: EntryUnit, data: FileBytes, position: int, kind: int, base: 
     return ListedBounds(begin, end, base, position)
 
 
-# Which addresses an entry covers: one range, or a list (DWARF 5, 2.17 and 7.25; DWARF 4, 2.17.3).
-#
-# ::
-#
-#     .debug_ranges     (word begin, word end)*; begin of all ones: end is the new base; 0 0 ends
-#     .debug_rnglists   (u8 kind | operands)*; kind 0 ends
-
-
-AddressRange = tuple[int, int]
-"""First address, and the one behind the last."""
-
-_RANGES_MAX = 1 << 16
-
-
 def ranges_of(entry: Entry) -> Sequence[AddressRange]:
     """Return the ranges of link addresses that an entry covers, no empty ones; raise ``TargetError`` if unreadable."""
     if entry.has(At.RANGES):
@@ -125,21 +116,24 @@ def covers(entry: Entry, address: int) -> bool:
 
 def _listed(entry: Entry) -> Sequence[AddressRange]:
     unit = entry.unit
+    is_old = unit.sizes.version < 5
     try:
-        if unit.sizes.version < 5:
-            place = entry.offset_in_section(At.RANGES)
-            if place is not None and unit.is_split:  # in the section of the program
-                place += unit.base(At.GNU_RANGES_BASE) or 0
-            return _old_ranges(unit, place)
         place = entry.offset_in_section(At.RANGES)
-        if place is None and (index := entry.index_in_lists(At.RANGES)) is not None:
+        if is_old and place is not None and unit.is_split:  # in the section of the program
+            place += unit.base(At.GNU_RANGES_BASE) or 0
+        if not is_old and place is None and (index := entry.index_in_lists(At.RANGES)) is not None:
             place = list_offset(unit, ".debug_rnglists", At.RNGLISTS_BASE, index)
-        return _new_ranges(unit, place)
+        if place is None:
+            return ()
+        section = unit.file.section(".debug_ranges" if is_old else ".debug_rnglists")
+        found = _entries(unit, section, place, _old_bounds if is_old else _range_bounds)
+        ranges = ((begin, end) for begin, end, _ in found if begin is not None and begin < end)
+        return list(islice(ranges, _RANGES_MAX))
     except UNREADABLE:
         unit.file.malformed(f"the ranges of the entry at {entry.offset:#x} cannot be understood")
 
 
-def list_offset(unit: EntryUnit, name: str, attribute: int, index: int) -> int:
+def list_offset(unit: Unit, name: str, attribute: int, index: int) -> int:
     """Return where a list of a unit begins in its section, by its number; ``attribute`` is that of the first one."""
     base = unit.base(attribute)
     size = unit.sizes.offset
@@ -152,45 +146,6 @@ def list_offset(unit: EntryUnit, name: str, attribute: int, index: int) -> int:
     if place + size > section.end:
         raise IndexError("a list outside of its section")
     return base + int.from_bytes(section.data[place : place + size], unit.sizes.order)
-
-
-def _old_ranges(unit: EntryUnit, place: int | None) -> Sequence[AddressRange]:
-    if place is None:
-        return ()
-    section, size = unit.file.section(".debug_ranges"), unit.sizes.address
-    position, base = section.start + place, unit.low_pc
-    found: list[AddressRange] = []
-    while len(found) < _RANGES_MAX:
-        if position + 2 * size > section.end:
-            raise IndexError("a list outside of its section")
-        bounds = old_bounds_at(unit, section.data, position, base)
-        if bounds is None:
-            break
-        begin, end, base, position = bounds
-        if begin is not None and begin < end:
-            found.append((begin, end))
-    return found
-
-
-def _new_ranges(unit: EntryUnit, place: int | None) -> Sequence[AddressRange]:
-    if place is None:
-        return ()
-    section = unit.file.section(".debug_rnglists")
-    data, position, base = section.data, section.start + place, unit.low_pc
-    found: list[AddressRange] = []
-    while len(found) < _RANGES_MAX:
-        if position >= section.end:
-            raise IndexError("a list outside of its section")
-        kind = data[position]
-        if not kind:  # end_of_list
-            break
-        begin, end, base, position = bounds_at(unit, data, position + 1, kind, base)
-        if begin is not None and begin < end:
-            found.append((begin, end))
-    return found
-
-
-_ENTRIES_MAX = 1 << 14
 
 
 class ListedExpression(NamedTuple):
@@ -211,100 +166,97 @@ def listed_expressions(entry: Entry, attribute: int) -> Sequence[ListedExpressio
         if place is None:
             return None
         if unit.sizes.version >= 5:
-            return unit.file.read_at(".debug_loclists", place, lambda section: _new_locations(unit, section, place))
-        read = _split_list if unit.is_split else _old_locations
-        return unit.file.read_at(".debug_loc", place, lambda section: read(unit, section, place))
+            name, bounds_of, size_of = ".debug_loclists", _location_bounds, _long_size
+        else:
+            name, bounds_of, size_of = ".debug_loc", _split_bounds if unit.is_split else _old_bounds, _short_size
+
+        def read(section: SectionBytes) -> Sequence[ListedExpression]:
+            return list(islice(_entries(unit, section, place, bounds_of, size_of), _ENTRIES_MAX))
+
+        return unit.file.read_at(name, place, read)
     except UNREADABLE:
         unit.file.malformed(f"the locations of the entry at {entry.offset:#x} cannot be understood")
 
 
-def _old_locations(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
-    size, order = unit.sizes.address, unit.sizes.order
+def _entries(
+    unit: Unit,
+    section: SectionBytes,
+    place: int,
+    bounds_of: Callable[[Unit, SectionBytes, int, int], ListedBounds | None],
+    size_of: Callable[[Unit, FileBytes, int], tuple[int, int]] | None = None,
+) -> Iterator[ListedExpression]:
+    """
+    Give the entries of a list, with their expressions if ``size_of`` reads how long these are.
+
+    ``bounds_of`` reads what else an entry has; None is the end of the list.
+    """
     data, position, base = section.data, section.start + place, unit.low_pc
-    found: list[ListedExpression] = []
-    while len(found) < _ENTRIES_MAX:
-        if position + 2 * size > section.end:
+    while True:
+        if position >= section.end:
             raise IndexError("a list outside of its section")
-        bounds = old_bounds_at(unit, data, position, base)
+        bounds = bounds_of(unit, section, position, base)
         if bounds is None:
-            break
+            return
         begin, end, base, position = bounds
-        if begin is not None:
-            length = int.from_bytes(data[position : position + 2], order)
-            position += 2
-            found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
-            position += length
-    return found
+        if begin is None:
+            continue
+        expression = b""
+        if size_of is not None:
+            size, position = size_of(unit, data, position)
+            expression = bytes(data[position : position + size])
+            position += size
+            if len(expression) < size:
+                raise IndexError("an expression outside of its section")
+        yield ListedExpression(None if begin == _ELSEWHERE else begin, end, expression)
 
 
-def _split_list(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
-    order, file = unit.sizes.order, unit.file
-    data, position, base = section.data, section.start + place, unit.low_pc
-    found: list[ListedExpression] = []
-    while len(found) < _ENTRIES_MAX:
-        if position >= section.end:
-            raise IndexError("a list outside of its section")
-        kind = data[position]
-        position += 1
-        match kind:
-            case 0:  # end of list
-                break
-            case 1:  # base address selection
-                index, position = unsigned_at(data, position)
-                base = file.indexed_address(unit, index)
-                continue
-            case 2:  # start and end
-                index, position = unsigned_at(data, position)
-                second, position = unsigned_at(data, position)
-                begin, end = file.indexed_address(unit, index), file.indexed_address(unit, second)
-            case 3:  # start and length
-                index, position = unsigned_at(data, position)
-                begin = file.indexed_address(unit, index)
-                end = begin + int.from_bytes(data[position : position + 4], order)
-                position += 4
-            case 4:  # pair of offsets
-                begin = base + int.from_bytes(data[position : position + 4], order)
-                end = base + int.from_bytes(data[position + 4 : position + 8], order)
-                position += 8
-            case _:
-                raise ValueError(f"a location of kind {kind}")
-        length = int.from_bytes(data[position : position + 2], order)
-        position += 2
-        found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
-        position += length
-    return found
+def _short_size(unit: Unit, data: FileBytes, position: int) -> tuple[int, int]:
+    return int.from_bytes(data[position : position + 2], unit.sizes.order), position + 2
 
 
-def _new_locations(unit: EntryUnit, section: SectionBytes, place: int) -> Sequence[ListedExpression]:
-    data, position, base = section.data, section.start + place, unit.low_pc
-    found: list[ListedExpression] = []
-    while len(found) < _ENTRIES_MAX:
-        if position >= section.end:
-            raise IndexError("a list outside of its section")
-        kind = data[position]
-        position += 1
-        begin: int | None = None
-        end = 0
-        match kind:
-            case 0:  # end_of_list
-                break
-            case 5:  # default_location
-                pass
-            case 9:  # GNU_view_pair: which of several states of one instruction
-                _, position = unsigned_at(data, position)
-                _, position = unsigned_at(data, position)
-                continue
-            case _:
-                begin, end, base, position = bounds_at(unit, data, position, kind if kind < 5 else kind - 1, base)
-                if begin is None:
-                    continue
-        length, position = unsigned_at(data, position)
-        found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
-        position += length
-    return found
+def _long_size(unit: Unit, data: FileBytes, position: int) -> tuple[int, int]:  # noqa: ARG001 - as the other one
+    return unsigned_at(data, position)
 
 
-def _block(data: bytes, length: int) -> bytes:
-    if len(data) < length:
-        raise IndexError("an expression outside of its section")
-    return bytes(data)
+def _old_bounds(unit: Unit, section: SectionBytes, position: int, base: int) -> ListedBounds | None:
+    if position + 2 * unit.sizes.address > section.end:
+        raise IndexError("a list outside of its section")
+    return old_bounds_at(unit, section.data, position, base)
+
+
+def _range_bounds(unit: Unit, section: SectionBytes, position: int, base: int) -> ListedBounds | None:
+    kind = section.data[position]
+    return bounds_at(unit, section.data, position + 1, kind, base) if kind else None
+
+
+def _location_bounds(unit: Unit, section: SectionBytes, position: int, base: int) -> ListedBounds | None:
+    data, kind = section.data, section.data[position]
+    match kind:
+        case 0:  # end_of_list
+            return None
+        case 5:  # default_location
+            return ListedBounds(_ELSEWHERE, 0, base, position + 1)
+        case 9:  # GNU_view_pair: which of several states of one instruction
+            _, position = unsigned_at(data, position + 1)
+            return ListedBounds(None, 0, base, unsigned_at(data, position)[1])
+    return bounds_at(unit, data, position + 1, kind if kind < 5 else kind - 1, base)
+
+
+def _split_bounds(unit: Unit, section: SectionBytes, position: int, base: int) -> ListedBounds | None:
+    data, kind, order = section.data, section.data[position], unit.sizes.order
+    position += 1
+    match kind:
+        case 0:  # end of list
+            return None
+        case 1 | 2:  # base address selection, start and end
+            return bounds_at(unit, data, position, kind, base)
+        case 3:  # start and length
+            index, position = unsigned_at(data, position)
+            begin = unit.file.indexed_address(unit, index)
+            length = int.from_bytes(data[position : position + 4], order)
+            return ListedBounds(begin, begin + length, base, position + 4)
+        case 4:  # pair of offsets
+            begin, end = (int.from_bytes(data[at : at + 4], order) for at in (position, position + 4))
+            return ListedBounds(base + begin, base + end, base, position + 8)
+        case _:
+            raise ValueError(f"a location of kind {kind}")

@@ -8,7 +8,9 @@ that is wanted may have it: no index is made.
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dwarf.address_lists import covers
@@ -18,9 +20,10 @@ from dprobes.dwarf.dwarf_numbers import At, Form, Tag
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from dprobes.dwarf.debug_entries import Entry, EntryShape, EntryUnit, FormSizes
-    from dprobes.dwarf.debug_file import DebugFile, Unit
-    from dprobes.dwarf.debug_sections import SectionBytes
+    from dprobes.dwarf.debug_entries import Entry, Unit
+    from dprobes.dwarf.debug_file import DebugFile
+    from dprobes.dwarf.entry_shapes import EntryShape, FormSizes
+    from dprobes.target.elf.debug_sections import SectionBytes
 
 __all__ = [
     "Scoped",
@@ -31,25 +34,22 @@ __all__ = [
     "function_at",
     "imported_units",
     "is_c",
+    "may_have",
     "plausible_places",
+    "references_to",
     "scopes_of",
     "strings_with",
     "type_units_of",
     "units_with",
 ]
 
-# Which bytes in front of a name may be the beginning of an entry that is wanted.
-#
-# So a number that is there by chance, or an entry of another kind, is known without reading all that is before it.
 
-
-def plausible_places(
-    unit: EntryUnit, places: Sequence[int], tags: Collection[int], *, declarations: bool
-) -> Sequence[int]:
+def plausible_places(unit: Unit, places: Sequence[int], tags: Collection[int], *, declarations: bool) -> Sequence[int]:
     """
-    Return those places of a name in a unit where an entry with one of the ``tags`` may have it.
+    Return those places of a name in a unit where an entry with one of the ``tags`` may have it, by the bytes before it.
 
-    Without ``declarations`` entries that only declare something do not count.
+    Without ``declarations`` entries that only declare something do not count. So a number that is there by chance, or
+    an entry of another kind, is known without reading all that is before it.
     """
     heads: dict[int, set[bytes]] = {}
     for code, shape in _shapes_with(unit, tags):
@@ -73,7 +73,7 @@ def _only_declares(shape: EntryShape) -> bool:
     return all(each.form not in _FIXED_PLACES for each in shape.attributes if each.attribute == At.LOCATION)
 
 
-def _shapes_with(unit: EntryUnit, tags: Collection[int]) -> list[tuple[int, EntryShape]]:
+def _shapes_with(unit: Unit, tags: Collection[int]) -> list[tuple[int, EntryShape]]:
     try:
         return list(unit.shapes.with_tags(tags))
     except UNREADABLE:
@@ -118,12 +118,6 @@ def _unsigned(number: int) -> bytes:
     return bytes(found)
 
 
-# Where debug information may refer to a text: the units whose bytes hold the text itself, or its offset.
-#
-# Linkers let a text that others end with share the bytes of one of these. Which one that is nobody says: GNU ld takes
-# the first one, if all are sorted from their ends. If nothing refers to that, any of them may be it.
-
-
 _STRINGS_MAX = 256
 """Strings of a file that are looked for as one; linkers write none twice."""
 _TAILS_MAX = 1 << 16
@@ -143,6 +137,9 @@ def units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int
     Give the units whose bytes may have a name, and where, as they are found: whoever has enough does not search on.
 
     A unit may come several times, with other places; without places all of it may have the name.
+
+    Linkers let a text that others end with share the bytes of one of these. Which one that is nobody says: GNU ld takes
+    the first one, if all are sorted from their ends. If nothing refers to that, any of them may be it.
     """
     whole, tails = _text_offsets(file.section(".debug_str"), raw)
     yield from _units_referring(file, whole, tails)
@@ -214,8 +211,27 @@ def _refers(unit: Unit, place: int, offset: int) -> bool:
     while entry is not None:
         if any(form in _TEXT_FORMS and value == offset for form, value in entry.attributes.values()):
             return True
-        entry = next((child for child in entry.children() if child.offset <= place < child.following()), None)
+        entry = entry_around(entry, place)
     return False
+
+
+def entry_around(parent: Entry, place: int) -> Entry | None:
+    """Return the entry in another one that has the byte at an offset, with what is in it."""
+    return next((child for child in parent.children() if child.offset <= place < child.following()), None)
+
+
+def may_have(places: Sequence[int] | None, entry: Entry) -> bool:
+    """Return whether one of ``places`` is in an entry, or in the entries in it; None: they are not known."""
+    if places is None:
+        return True
+    number = bisect_left(places, entry.offset)
+    return number < len(places) and places[number] < entry.following()
+
+
+def references_to(file: DebugFile, entry: Entry) -> Iterator[int]:
+    """Give the offsets in a file at which another entry may refer to this one by its offset in the section."""
+    needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
+    return _places(file.section(".debug_info"), needle, sys.maxsize)
 
 
 def _units_of(
@@ -400,7 +416,7 @@ class _Search:
             tag = entry.tag
             if tag not in self._tags and tag not in self._spaces:
                 continue
-            if not self._may_have(entry):
+            if not may_have(self._places, entry):
                 continue
             around = scopes
             if not scopes and (declared := entry.reference(At.SPECIFICATION)) is not None:
@@ -409,13 +425,6 @@ class _Search:
                 yield Scoped(entry, around)
             if tag in self._spaces and entry.has_children:
                 yield from self.in_entry(entry, (*around, _scope(entry)))
-
-    def _may_have(self, entry: Entry) -> bool:
-        """Return whether a place is in an entry, or in the entries in it."""
-        if self._places is None:
-            return True
-        number = bisect_left(self._places, entry.offset)
-        return number < len(self._places) and self._places[number] < entry.following()
 
 
 def _scope(entry: Entry) -> Scope:
@@ -432,7 +441,7 @@ def scopes_of(entry: Entry) -> tuple[Scope, ...]:
     found: list[Scope] = []
     around = entry.unit.root
     for _ in range(_DEPTH_MAX):
-        inner = next((each for each in around.children() if each.offset <= entry.offset < each.following()), None)
+        inner = entry_around(around, entry.offset)
         if inner is None or inner.offset == entry.offset:
             break
         if inner.tag in _SPACES | _CLASSES:
@@ -443,23 +452,15 @@ def scopes_of(entry: Entry) -> tuple[Scope, ...]:
 
 def definitions_of(file: DebugFile, entry: Entry) -> Iterator[Entry]:
     """Give the entries of other units that complete one, which is their origin: of what a linker has joined (LTO)."""
-    section = file.section(".debug_info")
-    needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
-    place = section.data.find(needle, section.start, section.end)
-    for _ in range(_REFERENCES_MAX):
-        if place < 0:
-            return
-        offset = place - section.start
-        unit = file.unit_of(offset)
-        inner: Entry | None = unit.root
+    for offset in islice(references_to(file, entry), _REFERENCES_MAX):
+        inner: Entry | None = file.unit_of(offset).root
         while inner is not None:
             if inner.tag == entry.tag and inner.reference(At.ABSTRACT_ORIGIN) == entry:
                 yield inner
-            inner = next((each for each in inner.children() if each.offset <= offset < each.following()), None)
-        place = section.data.find(needle, place + 1, section.end)
+            inner = entry_around(inner, offset)
 
 
-def imported_units(unit: EntryUnit) -> Sequence[EntryUnit]:
+def imported_units(unit: Unit) -> Sequence[Unit]:
     """Return a unit, and those whose entries belong to it as well: what it shares with others (dwz), or was joined."""
     found = [unit]
     for each in found:
@@ -472,9 +473,9 @@ def imported_units(unit: EntryUnit) -> Sequence[EntryUnit]:
     return found
 
 
-def type_units_of(unit: EntryUnit) -> Sequence[EntryUnit]:
+def type_units_of(unit: Unit) -> Sequence[Unit]:
     """Return the units of the types that entries of a unit refer to, and those that these refer to."""
-    found: dict[int, EntryUnit] = {}
+    found: dict[int, Unit] = {}
     waiting = [unit]
     while waiting and len(found) < _IMPORTS_MAX:
         each = waiting.pop()
@@ -494,6 +495,6 @@ def _signatures_in(parent: Entry) -> Iterator[int]:
         waiting += entry.children()
 
 
-def is_c(unit: EntryUnit) -> bool:
+def is_c(unit: Unit) -> bool:
     """Return whether a unit is made of C: no function of it is declared apart from its definition."""
     return unit.root.number(At.LANGUAGE) in _C_LANGUAGES

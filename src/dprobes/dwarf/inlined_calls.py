@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dwarf.address_lists import ranges_of
 from dprobes.dwarf.dwarf_numbers import At, Tag
-from dprobes.dwarf.entry_search import entries_named, is_c
+from dprobes.dwarf.entry_search import entries_named, is_c, may_have, references_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.dwarf.debug_entries import Entry, EntryUnit
+    from dprobes.dwarf.debug_entries import Entry, Unit
     from dprobes.dwarf.debug_file import DebugFile
 
 __all__ = ["InlinedCall", "inlined_calls_in", "inlined_calls_of"]
@@ -106,7 +105,7 @@ class _Search:
         for entry in parent.children():
             if not entry.has_children and entry.tag != Tag.INLINED_SUBROUTINE:
                 continue
-            if not self._may_have(entry):
+            if not may_have(self._places, entry):
                 continue
             is_call = entry.tag == Tag.INLINED_SUBROUTINE and function is not None
             if is_call and entry.origin == self._abstract:
@@ -115,26 +114,16 @@ class _Search:
             inner = entry if entry.tag == Tag.SUBPROGRAM else function
             yield from self.calls_in(entry, inner, depth + is_call, level + 1)
 
-    def _may_have(self, entry: Entry) -> bool:
-        if self._places is None:
-            return True
-        number = bisect_left(self._places, entry.offset)
-        return number < len(self._places) and self._places[number] < entry.following()
 
-
-def _references(file: DebugFile, holder: DebugFile, entry: Entry) -> Iterator[tuple[EntryUnit, Sequence[int] | None]]:
+def _references(file: DebugFile, holder: DebugFile, entry: Entry) -> Iterator[tuple[Unit, Sequence[int] | None]]:
     """Give the units of a file that may refer to an entry, of the same file or its alternate, and where they may."""
     own = entry.unit.offset if holder is file else None
     if own is not None:
         yield entry.unit, None  # by distances in the unit, which dwz writes with as few bytes as it can
-    section = file.section(".debug_info")
-    needle = entry.offset.to_bytes(entry.unit.sizes.offset, file.order)
     by_unit: dict[int, list[int]] = {}
-    place = section.data.find(needle, section.start, section.end)
-    while place >= 0:
-        unit = file.unit_of(place - section.start)
+    for place in references_to(file, entry):
+        unit = file.unit_of(place)
         if unit.offset != own:
-            by_unit.setdefault(unit.offset, []).append(place - section.start)
-        place = section.data.find(needle, place + 1, section.end)
+            by_unit.setdefault(unit.offset, []).append(place)
     for offset, places in by_unit.items():
         yield file.unit_at(offset), places

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.dwarf.address_lists import AddressRange
-    from dprobes.dwarf.debug_entries import Entry, EntryUnit
+    from dprobes.dwarf.debug_entries import Entry, Unit
     from dprobes.target.unwind.dwarf_expressions import Location, Node
 
 __all__ = ["Frame", "frame_at", "is_listed", "known_ranges", "location_at", "location_of"]
@@ -56,12 +56,12 @@ class Frame(NamedTuple):
     base: Callable[[], Location]
 
 
-def location_of(expression: bytes, unit: EntryUnit, frame: Frame) -> Location:
+def location_of(expression: bytes, unit: Unit, frame: Frame) -> Location:
     """Return where an expression says that a variable is; IndexError or ValueError if it cannot be understood."""
     return executed(expression, _expressible(unit, frame)) if expression else Unavailable("optimized out")
 
 
-def _expressible(unit: EntryUnit, frame: Frame) -> Expressible:
+def _expressible(unit: Unit, frame: Frame) -> Expressible:
     """Return what expressions of a unit can be about."""
     word, file = unit.sizes.address, unit.file
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.arch.usdt_arguments import parse_arguments
 from dprobes.diagnostics import near_names
 from dprobes.globs import compile_glob, is_pattern
+from dprobes.target.elf.elf_headers import notes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +39,6 @@ __all__ = ["UsdtSite", "is_semaphore", "matching_sites", "near_probes", "usdt_si
 
 _SECTION, _BASE_SECTION = ".note.stapsdt", ".stapsdt.base"
 _OWNER, _TYPE = b"stapsdt\0", 3
-_HEADER = 12
-"""Bytes of a note before its owner: three words of 32 bits, the sizes of owner and description, and the type."""
 
 _PF_W = 2
 """The flag of segments that programs may write."""
@@ -97,20 +97,11 @@ def _sites_of(elf: ElfFile) -> tuple[UsdtSite, ...]:
 
 def _sites_in(elf: ElfFile, data: bytes, base: int | None) -> Iterator[UsdtSite]:
     words = struct.Struct(f"{elf.struct_prefix}3{'Q' if elf.word_size == 8 else 'I'}")
-    header = struct.Struct(f"{elf.struct_prefix}3I")
-    place, count = 0, 0
-    while place + _HEADER <= len(data) and count < _SITES_MAX:
-        owner_size, size, kind = header.unpack_from(data, place)
-        start = place + _HEADER + _aligned(owner_size)
-        end = start + size
-        if end > len(data):
-            return
-        owner = data[place + _HEADER : place + _HEADER + owner_size]
-        place, count = start + _aligned(size), count + 1
-        if kind != _TYPE or owner != _OWNER or size < words.size:
+    for kind, owner, description in islice(notes_in(data, elf.struct_prefix), _SITES_MAX):
+        if kind != _TYPE or owner != _OWNER or len(description) < words.size:
             continue
-        address, linked_base, semaphore = words.unpack_from(data, start)
-        strings = data[start + words.size : end].split(b"\0")
+        address, linked_base, semaphore = words.unpack_from(description)
+        strings = description[words.size :].split(b"\0")
         if len(strings) >= 3 and all(strings[:2]) and max(map(len, strings[:2])) <= _NAME_MAX:
             moved = base - linked_base if base is not None and linked_base else 0
             yield _site(elf, address + moved, semaphore + moved if semaphore else 0, strings)
@@ -119,10 +110,6 @@ def _sites_in(elf: ElfFile, data: bytes, base: int | None) -> Iterator[UsdtSite]
 def is_semaphore(elf: ElfFile, address: int) -> bool:
     """Return whether a file has memory at a link address that can be counted in: engines write there."""
     return any(s.flags & _PF_W and 0 <= address - s.vaddr < s.memsz - 1 for s in elf.load_segments)
-
-
-def _aligned(size: int) -> int:
-    return size + 3 & -4
 
 
 def _site(elf: ElfFile, address: int, semaphore: int, strings: Sequence[bytes]) -> UsdtSite:

@@ -11,7 +11,7 @@ from unit.dwarf.conftest import read
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.dwarf.debug_file import Unit
+    from dprobes.dwarf.debug_entries import Unit
 
 BASE = 0x1000
 

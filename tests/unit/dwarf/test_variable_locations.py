@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from dprobes.dwarf.debug_file import Unit
+    from dprobes.dwarf.debug_entries import Unit
     from dprobes.target.unwind.dwarf_expressions import Location, Node
 
 MASK = (1 << 64) - 1

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.modules.debug_module import DebugModule
     from dprobes.dpc.modules.debug_values import DebugTypes, Machine
     from dprobes.dpc.types.c_types import CType, Member
-    from dprobes.dwarf.debug_entries import Entry, EntryUnit
+    from dprobes.dwarf.debug_entries import Entry, Unit
     from dprobes.dwarf.debug_file import DebugFile
     from dprobes.dwarf.entry_search import Scoped
     from dprobes.target.unwind.dwarf_expressions import Location
@@ -212,7 +212,7 @@ class ProbeNames:
         blocks = [self._function] if self._at_return else self._blocks()
         number = next((n for n, each in enumerate(blocks) if each.tag == Tag.INLINED_SUBROUTINE), len(blocks) - 1)
         inner = blocks[number]
-        units: list[EntryUnit] = []
+        units: list[Unit] = []
         for unit in (inner.origin.unit, self._function.unit):
             if all(unit is not known for known in units):
                 units.append(unit)

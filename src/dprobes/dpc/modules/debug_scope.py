@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from dprobes.dpc.types.c_types import CType
-    from dprobes.dwarf.debug_entries import Entry, EntryUnit
-    from dprobes.dwarf.debug_file import DebugFile, Unit
+    from dprobes.dwarf.debug_entries import Entry, Unit
+    from dprobes.dwarf.debug_file import DebugFile
 
 __all__ = ["NameScope", "ScopedTypes", "ambiguity", "definition_of"]
 
@@ -61,7 +61,7 @@ class NameScope:
     def __init__(
         self,
         file: DebugFile,
-        units: Sequence[EntryUnit] = (),
+        units: Sequence[Unit] = (),
         around: Entry | None = None,
         blocks: Sequence[Entry] = (),
     ) -> None:
@@ -112,10 +112,10 @@ class NameScope:
                 ]
             yield from self._sorted(found, scopes)
 
-    def _found_in(self, unit: EntryUnit, name: str, tags: Collection[int]) -> Iterator[Scoped]:
+    def _found_in(self, unit: Unit, name: str, tags: Collection[int]) -> Iterator[Scoped]:
         file = cast("DebugFile", unit.file)
         for spelling in self._spellings(file, name):
-            yield from found_in(file, cast("Unit", unit), spelling, tags)
+            yield from found_in(file, unit, spelling, tags)
 
     def _spellings(self, file: DebugFile, name: str) -> Sequence[str]:
         """Return how a file writes a name: there are several ways to write the arguments of a template."""

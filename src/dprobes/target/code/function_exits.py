@@ -8,8 +8,6 @@ tells. What cannot be decided is an error: a return that is missed would be wors
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -22,7 +20,8 @@ if TYPE_CHECKING:
 
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.probed_module import Module
-    from dprobes.target.unwind.exception_frames import FrameAddress, Row
+    from dprobes.target.unwind.exception_frames import FrameAddress
+    from dprobes.target.unwind.frame_tables import CodeRules
 
 __all__ = ["CallFrames", "Exit", "ExitKind", "Exits", "function_exits"]
 
@@ -36,7 +35,7 @@ class CallFrames:
 
     def __init__(self, elf: ElfFile) -> None:
         self._elf = elf
-        self._tables: dict[int, list[Row] | None] = {}
+        self._tables: dict[int, CodeRules | None] = {}
 
     def is_at_entry(self, address: int) -> bool | None:
         """
@@ -58,22 +57,12 @@ class CallFrames:
         if description is None:
             return None
         if description not in self._tables:
-            self._tables[description] = _rows(self._elf, description)
-        rows = self._tables[description]
-        if rows is None:
-            return None
-        number = bisect_right([row.start for row in rows], address) - 1
-        return rows[number].frame if number >= 0 else None
+            from dprobes.target.unwind.frame_tables import code_rules
 
-
-def _rows(elf: ElfFile, description: int) -> list[Row] | None:
-    """Return the rows of a function in order; None if its description cannot be read."""
-    from dprobes.target.unwind.exception_frames import read_description, rows_of
-
-    try:
-        return rows_of(read_description(elf, description), elf.word_size)
-    except (TargetError, struct.error, IndexError, ValueError):
-        return None
+            self._tables[description] = code_rules(self._elf, description)
+        rules = self._tables[description]
+        row = rules.row_at(address) if rules is not None else None
+        return None if row is None else row.frame
 
 
 class ExitKind(Enum):

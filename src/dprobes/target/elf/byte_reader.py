@@ -1,4 +1,4 @@
-"""Numbers and texts as DWARF and unwind tables have them: of fixed size, LEB128 (DWARF 5, 7.6), and up to a NUL."""
+"""Numbers and strings as DWARF and unwind tables have them: of fixed size, LEB128 (DWARF 5, 7.6), and up to a NUL."""
 
 from __future__ import annotations
 

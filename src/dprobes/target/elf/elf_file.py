@@ -20,6 +20,7 @@ from dprobes.target.elf.file_contents import file_contents
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from dprobes.arch import ByteOrder
     from dprobes.target.elf.elf_headers import Headers, LoadSegment, Section
@@ -38,9 +39,7 @@ __all__ = ["CODE_PREFIX", "Dynamic", "ElfFile", "FrameTable", "module_identity"]
 _ROWS_MAX = 1 << 22
 """Functions of a table; the largest programs have a million."""
 
-_UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
 _PCREL_SDATA4 = 0x1B
-_POINTER_SIZES = {0x00: 0, 0x01: -1, 0x02: 2, 0x03: 4, 0x04: 8, 0x09: -1, 0x0A: 2, 0x0B: 4, 0x0C: 8}
 
 
 class Image(Protocol):
@@ -48,6 +47,7 @@ class Image(Protocol):
 
     data: Contents
     word_size: int
+    byte_order: ByteOrder
     struct_prefix: str
     type: str
     sections: tuple[Section, ...]
@@ -75,29 +75,18 @@ class FrameTable:
         try:
             if header is None:
                 return cls._walk(elf)
-            address, size = header
-            return cls._parse(elf, address, min(size, len(elf.data)))
-        except (TargetError, struct.error):
+            from dprobes.target.unwind.exception_frames import search_table
+
+            address, mask = header[0], (1 << 8 * elf.word_size) - 1
+            numbers = search_table(elf, address)
+        except (TargetError, struct.error, ValueError):
             return cls()
+        return cls._sorted((address + a & mask, address + b & mask) for a, b in zip(*[iter(numbers)] * 2, strict=True))
 
     @classmethod
-    def _parse(cls, elf: Image, address: int, size: int) -> FrameTable:
-        data = elf.read(address, size)
-        version, pointer, count_encoding, table_encoding = struct.unpack_from("4B", data)
-        pointer_size = _POINTER_SIZES.get(pointer & 0x0F, -1) or elf.word_size
-        if version != 1 or count_encoding != _UDATA4 or table_encoding != _DATAREL_SDATA4 or pointer_size < 0:
-            return cls()
-        prefix = elf.struct_prefix
-        (count,) = struct.unpack_from(f"{prefix}I", data, 4 + pointer_size)
-        if count > _ROWS_MAX:
-            return cls()
-        table = data[8 + pointer_size : 8 + pointer_size + 8 * count]
-        if len(table) != 8 * count:
-            return cls()
-        mask = (1 << 8 * elf.word_size) - 1
-        pairs = struct.iter_unpack(f"{prefix}2i", table)
-        rows = sorted(((address + start) & mask, (address + description) & mask) for start, description in pairs)
-        return cls(tuple(start for start, _ in rows), tuple(description for _, description in rows))
+    def _sorted(cls, rows: Iterable[tuple[int, int]]) -> FrameTable:
+        in_order = sorted(rows)
+        return cls(tuple(start for start, _ in in_order), tuple(description for _, description in in_order))
 
     @classmethod
     def _walk(cls, elf: Image) -> FrameTable:
@@ -113,12 +102,11 @@ class FrameTable:
             if length in (0, 0xFFFFFFFF):
                 break
             if kind == 0:
-                encodings[position] = _pointer_encoding(data, position + 8)
+                encodings[position] = _pointer_encoding(data[position + 8 : position + 4 + length], elf)
             elif encodings.get(position + 4 - kind) == _PCREL_SDATA4:
                 rows.append((section.address + position + 8 + begin, section.address + position))
             position += 4 + length
-        rows.sort()
-        return cls(tuple(start for start, _ in rows), tuple(description for _, description in rows))
+        return cls._sorted(rows)
 
     def covering(self, elf: Image, link_address: int) -> int | None:
         """Return the start of the function whose frame description covers ``link_address``, if one does."""
@@ -154,27 +142,15 @@ class FrameTable:
         return int(length) if description + 8 + begin == self.starts[index] else None
 
 
-def _pointer_encoding(data: bytes, position: int) -> int | None:
-    """Return how the frame descriptions of a common entry, which begins at its version, encode addresses."""
-    end = data.find(b"\0", position + 1)
-    augmentation = data[position + 1 : end]
-    if end < 0 or augmentation[:1] != b"z" or len(data) < end + 16:
+def _pointer_encoding(entry: bytes, elf: Image) -> int | None:
+    """Return how the frame descriptions of a common entry encode addresses; ``entry`` begins at its version."""
+    from dprobes.target.elf.byte_reader import ByteReader
+    from dprobes.target.unwind.exception_frames import common_entry
+
+    try:
+        return common_entry(ByteReader(entry, elf.byte_order), elf.word_size).encoding
+    except (ValueError, IndexError):
         return None
-    position = end + 1
-    for _ in range(4):  # code and data alignment, the return address's column, the length of what follows
-        while data[position] & 0x80:
-            position += 1
-        position += 1
-    for letter in augmentation[1:].decode("latin-1"):
-        if letter == "R":
-            return data[position]
-        if letter == "P":
-            size = _POINTER_SIZES.get(data[position] & 0x0F, -1)
-            if size <= 0:
-                return None
-            position += size
-        position += letter in "LP"
-    return None
 
 
 READ_MAX = 512 << 20

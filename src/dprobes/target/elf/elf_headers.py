@@ -10,17 +10,30 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from dprobes.arch import ByteOrder
     from dprobes.target.elf.file_contents import Contents
 
-__all__ = ["SHT_DYNSYM", "SHT_SYMTAB", "Headers", "LoadSegment", "Section", "parse_headers"]
+__all__ = [
+    "SHT_DYNSYM",
+    "SHT_SYMTAB",
+    "Headers",
+    "LoadSegment",
+    "Section",
+    "build_id_among",
+    "notes_in",
+    "parse_headers",
+    "symbol_layout",
+    "symbol_rows",
+]
 
 SHT_SYMTAB, SHT_DYNSYM = 2, 11
 _SHT_NOTE, _SHT_NOBITS = 7, 8
@@ -46,6 +59,8 @@ _OVERLAP_SIZE = 1 << 20
 _PAGE = 4096
 _NT_GNU_BUILD_ID = 3
 
+# Elf32_Sym: st_name, value, size, info, other, shndx; Elf64_Sym: st_name, info, other, shndx, value, size
+_SYMBOL = {4: "IIIBBH", 8: "IBBHQQ"}
 # Elf32_Shdr, Elf64_Shdr: sh_name, type, flags, addr, offset, size, link, info, addralign, entsize
 _SECTION = {4: "IIIIIIIIII", 8: "IIQQQQIIQQ"}
 # Elf32_Phdr: p_type, offset, vaddr, paddr, filesz, memsz, flags, align; in Elf64_Phdr the flags come second
@@ -210,6 +225,9 @@ class _Parser:
             eh_frame_header=None if debug_only else frames,
         )
 
+    def _malformed(self, detail: str) -> TargetError:
+        return TargetError(f"'{self._path}' is a malformed ELF file: {detail}")
+
     def _number(self, offset: int, size: int) -> int:
         return int.from_bytes(self._data[offset : offset + size], self._byte_order)
 
@@ -237,13 +255,9 @@ class _Parser:
             if not offset or not count:
                 continue
             if size != expected:
-                raise TargetError(
-                    f"'{self._path}' is a malformed ELF file: {name} headers of {size} bytes, expected {expected}"
-                )
+                raise self._malformed(f"{name} headers of {size} bytes, expected {expected}")
             if count * size > {"program": _PROGRAM_HEADERS_MAX, "section": _SECTIONS_MAX * section}[name]:
-                raise TargetError(
-                    f"'{self._path}' is a malformed ELF file: {count} {name} headers are more than are read"
-                )
+                raise self._malformed(f"{count} {name} headers are more than are read")
             if offset + count * size > len(self._data):
                 raise TargetError(
                     f"'{self._path}' is truncated: its {name} headers end at byte {offset + count * size} "
@@ -267,21 +281,11 @@ class _Parser:
         if names == _SHN_XINDEX:
             names = rows[0][6]
         start = rows[names][4] if names else -1
-        return tuple(
-            Section(
-                self._string(start + name) if names else "",
-                kind,
-                flags,
-                address,
-                place,
-                size,
-                link,
-                entry_size,
-                alignment,
-                info,
-            )
-            for name, kind, flags, address, place, size, link, info, alignment, entry_size in rows
-        )
+        found = []
+        for name, kind, flags, address, place, size, link, info, alignment, entry_size in rows:
+            text = self._string(start + name) if names else ""
+            found.append(Section(text, kind, flags, address, place, size, link, entry_size, alignment, info))
+        return tuple(found)
 
     def _string(self, offset: int) -> str:
         end = self._data.find(b"\0", offset, max(0, offset) + _SECTION_NAME_MAX)
@@ -290,16 +294,14 @@ class _Parser:
     def _check_loaded(self, segments: tuple[LoadSegment, ...], *, in_file: bool) -> None:
         # Segments may share a page or so; were they all the whole file, everything would be done once for each.
         if in_file and sum(segment.filesz for segment in segments) > 2 * len(self._data) + _OVERLAP_SIZE:
-            raise TargetError(f"'{self._path}' is a malformed ELF file: its segments hold more than the file")
+            raise self._malformed("its segments hold more than the file")
         for segment in segments:
             end = segment.offset + segment.filesz
             if in_file and end > len(self._data):
                 raise TargetError(f"'{self._path}' is truncated: a segment ends at byte {end} of {len(self._data)}")
             if segment.vaddr + max(segment.memsz, segment.filesz) > 1 << 8 * self._word_size:
-                raise TargetError(
-                    f"'{self._path}' is a malformed ELF file: a segment at address 0x{segment.vaddr:x} has no room "
-                    f"for its 0x{max(segment.memsz, segment.filesz):x} bytes"
-                )
+                size = max(segment.memsz, segment.filesz)
+                raise self._malformed(f"a segment at address 0x{segment.vaddr:x} has no room for its 0x{size:x} bytes")
 
     def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
         """
@@ -327,20 +329,53 @@ class _Parser:
 
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
         """Return the build-id that is among the notes in these ranges of the file."""
-        head = struct.Struct(self._order + "III")
-        left = _NOTES_MAX
-        for start, size in holders:
-            if not left:
-                return None
-            notes = self._data[start : start + size]
-            position = 0
-            while left and position + head.size <= len(notes):
-                left -= 1
-                name_size, description_size, kind = head.unpack_from(notes, position)
-                name = position + head.size
-                description = name + (name_size + 3 & ~3)
-                end = description + description_size
-                if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == b"GNU\0" and end <= len(notes):
-                    return notes[description:end].hex()
-                position = end + 3 & ~3
-        return None
+        notes = (note for start, size in holders for note in notes_in(self._data[start : start + size], self._order))
+        return build_id_among(islice(notes, _NOTES_MAX))
+
+
+Note = tuple[int, bytes, bytes]
+"""Type, owner and description of a note."""
+
+
+def notes_in(data: bytes, prefix: str) -> Iterator[Note]:
+    """
+    Give the notes in some bytes, up to one that does not lie in them.
+
+    ::
+
+        u32 size of the owner | u32 size of the description | u32 type | owner | description     padded to four bytes
+    """
+    head = struct.Struct(f"{prefix}III")
+    place = 0
+    while place + head.size <= len(data):
+        owner_size, size, kind = head.unpack_from(data, place)
+        owner = place + head.size
+        start = owner + (owner_size + 3 & ~3)
+        if start + size > len(data):
+            return
+        yield kind, data[owner : owner + owner_size], data[start : start + size]
+        place = start + size + 3 & ~3
+
+
+def build_id_among(notes: Iterable[Note]) -> str | None:
+    """Return the first build-id, in hex, of some notes."""
+    found = (data for kind, owner, data in notes if kind == _NT_GNU_BUILD_ID and owner == b"GNU\0")
+    return next((data.hex() for data in found), None)
+
+
+Symbol = tuple[int, int, int, int, int, int]
+"""Name offset, info, other, section, value and size of a symbol."""
+
+
+def symbol_layout(prefix: str, word_size: int) -> struct.Struct:
+    """Return how a symbol is packed; in 32-bit files its numbers come in another order than in ``symbol_rows``."""
+    return struct.Struct(prefix + _SYMBOL[word_size])
+
+
+def symbol_rows(table: bytes | memoryview, prefix: str, word_size: int) -> Iterator[Symbol]:
+    """Give the symbols of a table."""
+    layout = symbol_layout(prefix, word_size)
+    rows = layout.iter_unpack(table[: len(table) - len(table) % layout.size])
+    if word_size == 8:
+        return rows
+    return ((name, info, other, section, value, size) for name, value, size, info, other, section in rows)

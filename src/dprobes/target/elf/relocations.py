@@ -8,8 +8,6 @@ other sections, and offsets of variables of threads. A section has the address t
 
     REL     word place | word info
     RELA    word place | word info | word addend       info: symbol << 32 | kind, in 32-bit files symbol << 8 | kind
-    symbol  u32 name | u8 info | u8 other | u16 section | u64 value | u64 size
-            u32 name | u32 value | u32 size | u8 info | u8 other | u16 section
 
 Rules: System V ABI chapter 4, "Relocation", and the supplements of the processors.
 """
@@ -20,6 +18,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
+from dprobes.target.elf.elf_headers import SHT_SYMTAB, symbol_layout, symbol_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.target.elf.elf_file import ElfFile
     from dprobes.target.elf.elf_headers import Section
 
-__all__ = ["code_pointers", "has_relocations", "relocated", "restartable_sections", "written_words"]
+__all__ = ["code_pointers", "has_relocations", "relocated", "restartable_sections", "targets_in", "written_words"]
 
 _RELA, _REL = 4, 9
 _THREAD = 6  # STT_TLS: a symbol whose value counts from where the variables of a thread begin
@@ -95,7 +94,6 @@ class _Relocations:
         if not 0 < table.link < len(elf.sections):
             elf.malformed(f"the relocations of section '{name}' have no symbols")
         symbols = elf.sections[table.link]
-        self._symbol = struct.Struct(f"{prefix}IBBHQQ" if self.word_size == 8 else f"{prefix}IIIBBH")
         self._symbols = elf.bytes_at(symbols.offset, symbols.size, "a symbol table") if symbols.in_file else b""
 
     def __len__(self) -> int:
@@ -111,10 +109,11 @@ class _Relocations:
         size = self._sizes.get(kind)
         if size is None:
             self.elf.malformed(f"section '{self.name}' has a relocation of kind {kind}, which is not known")
-        if not 0 <= index < len(self._symbols) // self._symbol.size:
+        symbol_size = symbol_layout(self.elf.struct_prefix, self.word_size).size
+        if not 0 <= index < len(self._symbols) // symbol_size:
             self.elf.malformed(f"section '{self.name}' has a relocation with symbol {index}, which is not there")
-        row = self._symbol.unpack_from(self._symbols, index * self._symbol.size)
-        form, section, value = (row[1], row[3], row[4]) if self.word_size == 8 else (row[3], row[5], row[1])
+        row = self._symbols[index * symbol_size : (index + 1) * symbol_size]
+        _, form, _, section, value, _ = next(symbol_rows(row, self.elf.struct_prefix, self.word_size))
         if section == _ABSOLUTE or (section and form & 15 == _THREAD):
             return _Field(value, size)
         if section == 0 or section >= _RESERVED:
@@ -145,6 +144,20 @@ def _apply(relocations: _Relocations, data: bytearray) -> None:
         writer = writers[size]
         addend = row[2] if has_addends else writer.unpack_from(data, place)[0]
         writer.pack_into(data, place, value + addend & masks[size])
+
+
+def targets_in(elf: ElfFile, name: str) -> Iterator[tuple[int, int, int]]:
+    """Give the place of each relocation of a section, the section of its symbol, and where in that; of 64-bit files."""
+    table = next((each for each in elf.sections if each.name == f".rela{name}"), None)
+    names = next((each for each in elf.sections if each.type == SHT_SYMTAB), None)
+    if table is None or names is None:
+        return
+    symbols = list(symbol_rows(elf.bytes_at(names.offset, names.size, names.name), elf.struct_prefix, 8))
+    size = table.size - table.size % _POINTER_RELA.size
+    for place, info, addend in _POINTER_RELA.iter_unpack(elf.bytes_at(table.offset, size, table.name)):
+        if info >> 32 < len(symbols):
+            _, _, _, section, value, _ = symbols[info >> 32]
+            yield place, section, value + addend
 
 
 # Addresses in the data of a file that lead into its code: what relocations write, and what stands there already.

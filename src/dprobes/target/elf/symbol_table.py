@@ -11,7 +11,7 @@ import struct
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.target.elf.elf_headers import SHT_DYNSYM, SHT_SYMTAB
+from dprobes.target.elf.elf_headers import SHT_DYNSYM, SHT_SYMTAB, symbol_layout, symbol_rows
 from dprobes.target.module_symbols import Symbol
 
 if TYPE_CHECKING:
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ElfSymbols", "FunctionDescriptors", "elf_symbols", "gnu_hash"]
 
-# Function descriptors: in the older calling convention of 64-bit PowerPC (ELFv1) a function's symbol is not its code.
-#
-# The symbol, and the entry of a program, are the address of three words in the section ``.opd``: the address of the
-# code, that of the function's table of addresses (TOC), and one for other languages. Source: 64-bit PowerPC ELF ABI
-# Supplement 1.9, section 3.2.5.
-
-
-_SECTION = ".opd"
+_DESCRIPTORS = ".opd"
 _WORD = 8
 
 
 class FunctionDescriptors(NamedTuple):
-    """The descriptors of a file: the section's bytes, which are at a link address."""
+    """
+    The function descriptors of a file: the section's bytes, which are at a link address.
+
+    In the older calling convention of 64-bit PowerPC (ELFv1) the symbol of a function, and the entry of a program, are
+    the address of three words: the address of the code, that of the function's table of addresses (TOC), and one for
+    other languages. Source: 64-bit PowerPC ELF ABI Supplement 1.9, section 3.2.5.
+    """
 
     address: int
     data: bytes
@@ -44,7 +43,7 @@ class FunctionDescriptors(NamedTuple):
         """Return those of a file, None if it has none."""
         if elf.machine != "ppc64" or elf.byte_order != "big" or elf.type == "rel" or elf.is_debug_only:
             return None
-        section = next((each for each in elf.sections if each.name == _SECTION and each.in_file), None)
+        section = next((each for each in elf.sections if each.name == _DESCRIPTORS and each.in_file), None)
         if section is None:
             return None
         return cls(section.address, bytes(elf.bytes_at(section.offset, section.size, "the function descriptors")))
@@ -58,9 +57,7 @@ class FunctionDescriptors(NamedTuple):
 
 
 # The hash tables over ``.dynsym``: names without a scan, and the number of symbols where section headers are gone.
-#
-# Knows symbol indices and nothing else about symbols. Rules: System V ABI chapter 5, "Hash Table"; ``DT_GNU_HASH`` as
-# binutils writes it and glibc's ``dl-lookup.c`` reads it.
+# Rules: System V ABI chapter 5, "Hash Table"; ``DT_GNU_HASH`` as binutils writes it and glibc's ``dl-lookup.c`` reads.
 
 
 def gnu_hash(name: bytes) -> int:
@@ -193,20 +190,12 @@ def _without_sections(elf: ElfFile) -> ElfSymbols | None:
         count = sysv_hash_count(elf, sysv_hash)
     else:
         return None
-    size = count * (24 if elf.word_size == 8 else 16)
+    size = count * symbol_layout("=", elf.word_size).size
     string_size = min(elf.dynamic.values.get(_DT_STRSZ, 0), len(elf.data) - strings)
     versions = places.get(_DT_VERSYM)
     return ElfSymbols(
         elf, (symbols, size), (strings, string_size), complete=False, versions=versions, gnu_hash=gnu_hash
     )
-
-
-def _descriptors_of(elf: ElfFile) -> FunctionDescriptors | None:
-    """Return what stands between functions and their symbols; nothing does on most processors."""
-    if elf.machine != "ppc64":
-        return None
-
-    return FunctionDescriptors.of(elf)
 
 
 class ElfSymbols:
@@ -231,7 +220,7 @@ class ElfSymbols:
         self._complete = complete
         prefix = elf.struct_prefix
         self._wide = elf.word_size == 8
-        self._entry = struct.Struct(f"{prefix}IBBHQQ" if self._wide else f"{prefix}IIIBBH")
+        self._entry = symbol_layout(prefix, elf.word_size)
         offset, size = table
         self._count = size // self._entry.size
         if self._count > _SYMBOLS_MAX:
@@ -251,7 +240,7 @@ class ElfSymbols:
         self._by_name: dict[bytes, list[int]] | None = None
         self._files: list[int] | None = None
         self._hash = GnuHash(elf, gnu_hash) if gnu_hash is not None else None
-        self._descriptors = _descriptors_of(elf)
+        self._descriptors = FunctionDescriptors.of(elf)
 
     @property
     def complete(self) -> bool:
@@ -347,10 +336,7 @@ class ElfSymbols:
 
     def _rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         """Give name offset, info, other, section, value and size of every symbol."""
-        if self._wide:
-            return self._entry.iter_unpack(self._table)
-        rows = self._entry.iter_unpack(self._table)
-        return ((name, info, other, section, value, size) for name, value, size, info, other, section in rows)
+        return symbol_rows(self._table, self._elf.struct_prefix, self._elf.word_size)
 
     def _row(self, index: int) -> tuple[int, int, int, int, int, int]:
         row = self._entry.unpack_from(self._table, index * self._entry.size)

@@ -6,17 +6,16 @@ A file counts only if its build-id is that of what runs.
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
 import struct
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import near_names
 from dprobes.errors import TargetError, reason_of
 from dprobes.target.elf.elf_file import ElfFile
+from dprobes.target.elf.elf_headers import build_id_among, notes_in
 from dprobes.target.elf.file_contents import file_contents
 from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY, find_debug_file
 from dprobes.target.elf.symbol_table import elf_symbols
@@ -44,14 +43,8 @@ __all__ = [
     "sources_in_module",
 ]
 
-# The build-ids of what runs: the kernel's own, and those of the modules that are loaded.
-
-
 KERNEL_NOTES = Path("/sys/kernel/notes")
 _MODULE_NOTES = "/sys/module/{}/notes/.note.gnu.build-id"
-
-# Elf64_Nhdr: u32 namesz, descsz, type, then the name and the description, each padded to four bytes
-_GNU_BUILD_ID = b"\x03\0\0\0GNU\0"
 
 
 def running_build_id(module: str) -> str:
@@ -72,12 +65,7 @@ def build_id_of_notes(path: Path) -> str:
 
 def build_id_in(notes: bytes) -> str | None:
     """Return the build-id, in hex, that is among some notes; None if there is none."""
-    start = notes.find(_GNU_BUILD_ID)
-    if start < 4:
-        return None
-    size = int.from_bytes(notes[start - 4 : start], "little")
-    description = start + len(_GNU_BUILD_ID)
-    return notes[description : description + size].hex()
+    return build_id_among(notes_in(notes, "<"))
 
 
 # Files of the kernel as distributions install them: compressed, and the image in a wrapper of its own.
@@ -102,6 +90,9 @@ _SETUP_SECTORS, _MAGIC, _PAYLOAD = 0x1F1, 0x202, 0x248
 _SECTOR = 512
 _SIZE = 4  # bytes behind the payload
 
+_SIZE_MAX = 512 << 20
+"""Bytes of an image or a module's file, unpacked: the largest ones, with debug information, have half of it."""
+
 _GZIP_WINDOW = 31  # zlib: any window, with the header of gzip
 
 
@@ -114,7 +105,7 @@ def open_packed(path: Path) -> ElfFile:
         data = data[start + offset : start + offset + length]
         if not data.startswith((_GZIP, _ELF)):
             data = data[:-_SIZE]
-    return ElfFile.of_bytes(path, data if data.startswith(_ELF) else _unpacked(path, data))
+    return ElfFile.of_bytes(path, _unpacked(path, data))
 
 
 def _unpacked(path: Path, data: bytes) -> bytes:
@@ -123,13 +114,15 @@ def _unpacked(path: Path, data: bytes) -> bytes:
     import lzma
     import zlib
 
+    if data.startswith(_ELF):
+        return data
     try:
         if data.startswith(_GZIP):
-            return zlib.decompressobj(_GZIP_WINDOW).decompress(data)
+            return zlib.decompressobj(_GZIP_WINDOW).decompress(data, _SIZE_MAX)
         if data.startswith((_XZ, _LZMA)):
-            return lzma.LZMADecompressor().decompress(data)
+            return lzma.LZMADecompressor().decompress(data, _SIZE_MAX)
         if data.startswith(_BZIP2):
-            return bz2.BZ2Decompressor().decompress(data)
+            return bz2.BZ2Decompressor().decompress(data, _SIZE_MAX)
     except (zlib.error, lzma.LZMAError, OSError) as error:
         raise TargetError(f"'{path}' cannot be unpacked: {error}") from error
     if data.startswith(_ZSTD) and (unpacked := _by_package(data)) is not None:
@@ -167,16 +160,8 @@ def _unpacked_by(tool: str, path: Path, data: bytes) -> bytes:
     return done.stdout
 
 
-# The files of the kernel's modules: where the one of a module is, and its bytes, which may be compressed.
-#
-# depmod(8) lists the files of a kernel in ``modules.dep``, those that are a part of it in ``modules.builtin``.
-
-
+# depmod(8) lists the files of modules in ``modules.dep``, what is a part of the kernel in ``modules.builtin``.
 _MODULES = Path("/lib/modules")
-_SIZE_MAX = 512 << 20
-"""Bytes of a module's file: the largest ones, with debug information, have a tenth."""
-
-_MODULE_XZ, _MODULE_GZIP, _MODULE_ZSTD = b"\xfd7zXZ\x00", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def module_name(name: str) -> str:
@@ -233,38 +218,12 @@ def _lines(path: Path) -> list[str]:
 
 def open_module_file(path: Path) -> ElfFile:
     """Return the file of a module, unpacked; raise ``TargetError`` if it is none."""
-    elf = ElfFile.of_bytes(path, _unpacked_module(path, bytes(file_contents(path, "a module of the kernel"))))
+    elf = ElfFile.of_bytes(path, _unpacked(path, bytes(file_contents(path, "a module of the kernel"))))
     if elf.type != "rel" or not any(section.name == ".gnu.linkonce.this_module" for section in elf.sections):
         raise TargetError(
             f"'{path}' is not a module of the kernel", hint="modules are relocatable ELF files whose names end in '.ko'"
         )
     return elf
-
-
-def _unpacked_module(path: Path, data: bytes) -> bytes:
-    try:
-        if data.startswith(_MODULE_XZ):
-            return lzma.LZMADecompressor().decompress(data, _SIZE_MAX)
-        if data.startswith(_MODULE_GZIP):
-            return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _SIZE_MAX)
-    except (lzma.LZMAError, zlib.error) as error:
-        raise TargetError(f"'{path}' cannot be unpacked: {error}") from error
-    return _unpacked_by_zstd(path, data) if data.startswith(_MODULE_ZSTD) else data
-
-
-def _unpacked_by_zstd(path: Path, data: bytes) -> bytes:
-    """Unpack a file by zstd(1), which Python has only since 3.14."""
-    import subprocess
-
-    try:
-        done = subprocess.run(["zstd", "-dcq", "-M512MB"], input=data, capture_output=True, check=False)
-    except OSError as error:
-        raise TargetError(
-            f"'{path}' cannot be unpacked: zstd: {reason_of(error)}", hint="install the package 'zstd'"
-        ) from error
-    if done.returncode:
-        raise TargetError(f"'{path}' cannot be unpacked: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
 
 
 _START = "_text"

@@ -7,13 +7,12 @@ file, the ``System.map`` beside it, or a file that the user names. A module's fi
 
 from __future__ import annotations
 
-import struct
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError, reason_of
-from dprobes.target.elf.elf_headers import SHT_SYMTAB
+from dprobes.target.elf.elf_headers import SHT_SYMTAB, symbol_rows
 from dprobes.target.elf.file_contents import file_contents
 from dprobes.target.elf.symbol_sources import DEBUG_DIRECTORY, find_debug_file
 from dprobes.target.kernel.kernel_files import open_packed, source_files
@@ -97,7 +96,6 @@ _END = "_end"
 
 _BANNER, _BANNER_TEXT = "linux_banner", b"Linux version "
 
-_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: st_name, st_info, st_other, st_shndx, st_value, st_size
 _NAMING = (0, 1, 2)  # STT_NOTYPE, STT_OBJECT, STT_FUNC
 _FUNC = 2
 _LOCAL = 0  # STB_LOCAL
@@ -271,8 +269,8 @@ def _symbols_of(elf: ElfFile, module: str = "") -> Iterator[KernelSymbol]:
         return
     strings = sections[table.link]
     names = elf.bytes_at(strings.offset, strings.size, "a string table")
-    rows = elf.bytes_at(table.offset, table.size // _SYMBOL.size * _SYMBOL.size, "a symbol table")
-    for name, info, _, index, value, _ in _SYMBOL.iter_unpack(rows):
+    rows = symbol_rows(elf.bytes_at(table.offset, table.size, "a symbol table"), "<", 8)
+    for name, info, _, index, value, _ in rows:
         if info & 0xF not in _NAMING or (index != _ABSOLUTE and not 0 < index < len(sections)):
             continue
         text = names[name : names.find(b"\0", name)].decode(errors="replace")

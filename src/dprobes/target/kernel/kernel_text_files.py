@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
+from dprobes.target.elf.relocations import targets_in
 from dprobes.target.kernel.kernel_files import build_id_of_notes, open_packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from dprobes.target.code.machine_code import DecodedInstruction
     from dprobes.target.elf.elf_file import ElfFile
@@ -44,10 +45,6 @@ _REPLACEMENTS = ".altinstr_replacement"
 #   Add alt_instr.flags") (in v6.3)
 _SIZES = (12, 14)
 _LENGTH_BEFORE_END = 2
-
-# Elf64_Rela: r_offset, r_info (symbol, type), r_addend; Elf64_Sym: name, info, other, shndx, value, size
-_RELA = struct.Struct("<QQq")
-_SYMBOL = struct.Struct("<IBBHQQ")
 
 _SHORT_NOP = b"\x66\x90"
 """Decoded as ``xchg ax, ax``."""
@@ -80,14 +77,10 @@ def alternatives(elf: ElfFile) -> list[tuple[int, int]] | None:
     for size in _SIZES:
         if len(data) % size == 0 and _fits(elf, section, data, size, linked):
             starts = range(0, len(data), size)
-            sites = zip(_sites(section, data, size, linked), starts, strict=True)
-            return sorted({(site, data[start + size - _LENGTH_BEFORE_END]) for site, start in sites})
+            lengths = data[size - _LENGTH_BEFORE_END :: size]
+            sites = (_target(section, data, start, linked) for start in starts)
+            return sorted(set(zip(sites, lengths, strict=True)))
     return None
-
-
-def _sites(section: Section, data: bytes, size: int, linked: dict[int, int] | None) -> Iterator[int]:
-    for start in range(0, len(data), size):
-        yield _target(section, data, start, linked)
 
 
 def _target(section: Section, data: bytes, position: int, linked: dict[int, int] | None) -> int:
@@ -115,19 +108,13 @@ def _fits(elf: ElfFile, section: Section, data: bytes, size: int, linked: dict[i
 
 def _relocated(elf: ElfFile, section: Section) -> dict[int, int]:
     """Return what the relocations of a section in an object file lead to, by their position in it."""
-    index = elf.sections.index(section)
-    found: dict[int, int] = {}
-    for relocations in elf.sections:
-        if relocations.type != 4 or relocations.name != f".rela{section.name}":  # SHT_RELA
-            continue
-        symbols = elf.sections[relocations.link]
-        rows = elf.bytes_at(relocations.offset, relocations.size // _RELA.size * _RELA.size, relocations.name)
-        table = elf.bytes_at(symbols.offset, symbols.size, symbols.name)
-        for position, info, addend in _RELA.iter_unpack(rows):
-            _, _, _, shndx, value, _ = _SYMBOL.unpack_from(table, (info >> 32) * _SYMBOL.size)
-            if 0 < shndx < len(elf.sections) and shndx != index:
-                found[position] = elf.sections[shndx].address + value + addend
-    return found
+    index, sections = elf.sections.index(section), elf.sections
+    found = targets_in(elf, section.name)
+    return {
+        place: sections[number].address + where
+        for place, number, where in found
+        if 0 < number < len(sections) and number != index
+    }
 
 
 _TEXT = ".text"

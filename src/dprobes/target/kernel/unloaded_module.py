@@ -15,13 +15,13 @@ become ``nop`` at once, other instructions as the processor needs it (``layout_s
 from __future__ import annotations
 
 import os
-import struct
 from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
-from dprobes.target.elf.elf_headers import SHT_SYMTAB
+from dprobes.target.elf.elf_headers import SHT_SYMTAB, symbol_rows
+from dprobes.target.elf.relocations import targets_in
 from dprobes.target.kernel.kernel_files import find_module_file, module_name, open_module_file, source_files
 from dprobes.target.kernel.kernel_symbols import Kallsyms
 from dprobes.target.kernel.running_kernel import KernelText, LoadedModule, RunningKernel
@@ -38,13 +38,10 @@ __all__ = ["UnloadedModule", "open_unloaded_module"]
 _REGION = 1 << 30
 _CODE, _INIT_CODE, _DATA = range(3)
 
-_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: st_name, info, other, shndx, value, size
-_RELOCATION = struct.Struct("<QQq")  # Elf64_Rela: r_offset, info, addend
 _SHF_WRITE, _SHF_ALLOC = 1, 2
 _SHT_NOBITS = 8
 _STB_LOCAL = 0
 _NAMELESS = (3, 4)  # STT_SECTION, STT_FILE
-_SHN_LORESERVE = 0xFF00
 
 _NOP5 = bytes.fromhex("0f1f440000")
 _FTRACE_CALLS = "__mcount_loc"
@@ -88,23 +85,15 @@ class ModuleImage:
             yield number, base
 
     @cached_property
-    def _rows(self) -> tuple[Section, list[tuple[int, int, int, int, int, int]]] | None:
-        """The table of symbols, and its strings."""
-        for section in self._elf.sections:
-            if section.type == SHT_SYMTAB and section.link < len(self._elf.sections):
-                size = section.size - section.size % _SYMBOL.size
-                table = self._elf.bytes_at(section.offset, size, "the symbol table")
-                return self._elf.sections[section.link], list(_SYMBOL.iter_unpack(table))
-        return None
-
-    @cached_property
     def symbols(self) -> list[ModuleSymbol]:
         """All symbols that have an address and a name."""
-        if self._rows is None:
+        sections = self._elf.sections
+        table = next((each for each in sections if each.type == SHT_SYMTAB and each.link < len(sections)), None)
+        if table is None:
             return []
-        strings, rows = self._rows
+        strings, data = sections[table.link], self._elf.bytes_at(table.offset, table.size, "the symbol table")
         found = []
-        for name, info, _, number, value, _ in rows:
+        for name, info, _, number, value, _ in symbol_rows(data, "<", 8):
             if number not in self._bases or info & 15 in _NAMELESS:
                 continue
             text = self._elf.string_at(strings.offset + name, strings.offset + strings.size)
@@ -166,18 +155,9 @@ class ModuleImage:
 
     def _targets(self, table: str) -> Iterator[int]:
         """Give the addresses that the entries of a table stand for: where its relocations lead to."""
-        sections = self._elf.sections
-        relocations = next((section for section in sections if section.name == f".rela{table}"), None)
-        if relocations is None or self._rows is None:
-            return
-        rows = self._rows[1]
-        size = relocations.size - relocations.size % _RELOCATION.size
-        data = self._elf.bytes_at(relocations.offset, size, f"the relocations of '{table}'")
-        for _, info, addend in _RELOCATION.iter_unpack(data):
-            if info >> 32 < len(rows):
-                _, _, _, number, value, _ = rows[info >> 32]
-                if number < _SHN_LORESERVE and number in self._bases:
-                    yield self._bases[number] + value + addend
+        for _, section, place in targets_in(self._elf, table):
+            if section in self._bases:
+                yield self._bases[section] + place
 
     @cached_property
     def ftrace_calls(self) -> frozenset[int] | None:
@@ -233,17 +213,15 @@ def _letter(section: Section) -> str:
     return "d" if section.flags & _SHF_WRITE else "r"
 
 
-# A module of the kernel that is not loaded, in the place of the running kernel that has it: all is read from its file.
-#
-# Addresses are those of ``unloaded_module``: offsets from where the module will be loaded, for the code that stays. The
-# kernel finds the places in a module that it loads by *anchors*: a symbol's name, and a distance.
-
-
 _NO_FTRACE = "the kernel allows none where ftrace cannot redirect the function (it is not among its __mcount_loc)"
 
 
 class UnloadedModule(RunningKernel):
-    """A module's file as a kernel that has no other code."""
+    """
+    A module's file as a kernel that has no other code.
+
+    The kernel finds the places in a module that it loads by *anchors*: a symbol's name, and a distance.
+    """
 
     is_loaded = False
 

@@ -2,24 +2,31 @@
 What call frame instructions say: at each instruction, where the caller's registers are.
 
 A *row* holds from an address on: the rule for the canonical frame address, which is the caller's stack pointer, and one
-for each register that has moved. Rules: DWARF 5, 6.4.2; the GNU operations in GCC's ``dwarf2.def``.
+for each register that has moved. The code of one function has a *description*; many have a *common entry*::
+
+    common entry       u32 length | u32 0 | version, augmentation, alignments, return address, augmentation data
+                       | instructions
+    description        u32 length | u32 distance back to the common entry | start, size | augmentation data
+                       | instructions
+
+Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF 5, 6.4; the GNU operations in GCC's ``dwarf2.def``. What
+compilers do not write raises ValueError.
 """
 
 from __future__ import annotations
 
 import enum
-import struct
+import sys
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dprobes.errors import TargetError
 from dprobes.target.elf.byte_reader import POINTER_SIZES, ByteReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.arch import ByteOrder
-    from dprobes.target.elf.elf_file import ElfFile
 
 __all__ = [
     "DEBUG_COMMON",
@@ -29,22 +36,11 @@ __all__ = [
     "RegisterRule",
     "Row",
     "RuleKind",
-    "landing_pads",
-    "read_debug_description",
+    "common_entry",
     "read_description",
     "rows_of",
+    "search_table",
 ]
-
-# The entries of ``.eh_frame``: what the code of one function does with the stack, and what many of them have in common.
-#
-# ::
-#
-#     common entry       u32 length | u32 0 | version, augmentation, alignments, return address, augmentation data
-#                        | instructions
-#     description        u32 length | u32 distance back to the common entry | start, size | augmentation data
-#                        | instructions
-#
-# Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF 5, 6.4.1. What compilers do not write raises ValueError.
 
 
 DEBUG_COMMON = 0xFFFFFFFF
@@ -53,6 +49,10 @@ DEBUG_COMMON = 0xFFFFFFFF
 _ENTRY_MAX = 1 << 20
 """Bytes of an entry: the longest ones that compilers write have some thousands."""
 
+_TABLE_MAX = 1 << 22
+"""Functions of a table; the largest programs have a million."""
+
+_UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
 _OMITTED = 0xFF
 """The encoding of a pointer that is not there."""
 
@@ -107,10 +107,20 @@ class FrameDescription:
     landing_table: int = 0
 
 
-def read_description(image: FrameImage, address: int) -> FrameDescription:
-    """Return the description at an address; raise ``TargetError``, ValueError or IndexError if there is none."""
+def read_description(image: FrameImage, address: int, *, is_debug: bool = False) -> FrameDescription:
+    """
+    Return the description at an address, or at a place of ``.debug_frame``, which ``image`` has from 0 on.
+
+    Raise ``TargetError``, ValueError or IndexError if there is none.
+    """
     own, distance = _entry(image, address)
-    common = _common_entry(*_entry(image, address + 4 - distance), image.word_size)
+    data, kind = _entry(image, distance if is_debug else address + 4 - distance)
+    if kind != (DEBUG_COMMON if is_debug else 0):
+        raise ValueError("no common entry")
+    common = common_entry(data, image.word_size)
+    if is_debug:
+        start, size = own.pointer(0, image.word_size), own.pointer(0, image.word_size)
+        return FrameDescription(start, start + size, common, own.rest())
     start = own.pointer(common.encoding, image.word_size)
     size = own.pointer(common.encoding & 0x0F, image.word_size)
     table = 0
@@ -125,14 +135,6 @@ def read_description(image: FrameImage, address: int) -> FrameDescription:
     return FrameDescription(start, start + size, common, own.rest(), table)
 
 
-def read_debug_description(image: FrameImage, address: int) -> FrameDescription:
-    """Return the description at a place of ``.debug_frame``, which ``image`` has from 0 on; raises as the other."""
-    own, place = _entry(image, address)
-    common = _common_entry(*_entry(image, place), image.word_size, DEBUG_COMMON)
-    start, size = own.pointer(0, image.word_size), own.pointer(0, image.word_size)
-    return FrameDescription(start, start + size, common, own.rest())
-
-
 def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
     """Return the bytes of the entry at an address, from behind its id on, and the id."""
     head = ByteReader(image.read(address, 8), image.byte_order)
@@ -142,9 +144,8 @@ def _entry(image: FrameImage, address: int) -> tuple[ByteReader, int]:
     return ByteReader(image.read(address + 8, length - 4), image.byte_order, address + 8), kind
 
 
-def _common_entry(data: ByteReader, kind: int, word_size: int, expected: int = 0) -> CommonEntry:
-    if kind != expected:
-        raise ValueError("no common entry")
+def common_entry(data: ByteReader, word_size: int) -> CommonEntry:
+    """Return the common entry whose bytes from its version on are given; ValueError or IndexError if it is none."""
     version = data.number(1)
     augmentation = data.text()
     if version not in (1, 3, 4):
@@ -176,16 +177,32 @@ def _common_entry(data: ByteReader, kind: int, word_size: int, expected: int = 0
                     pass
                 case _:
                     break
-    return CommonEntry(
-        code_alignment,
-        data_alignment,
-        return_register,
-        encoding,
-        bool(augmentation),
-        is_signal_frame,
-        data.rest(),
-        table_encoding,
-    )
+    numbers = code_alignment, data_alignment, return_register, encoding
+    return CommonEntry(*numbers, bool(augmentation), is_signal_frame, data.rest(), table_encoding)
+
+
+def search_table(image: FrameImage, address: int) -> array[int]:
+    """
+    Return the table of ``.eh_frame_hdr`` at an address: starts and descriptions of functions, counted from there.
+
+    ::
+
+        u8 version 1 | u8 encodings of: the pointer, the count, the table | pointer to .eh_frame
+        | u32 count | rows of s32 start, s32 description, both from the header on, sorted
+
+    ValueError if it has an encoding that linkers do not write, or too many rows; ``TargetError`` if it is not there.
+    """
+    version, pointer, *encodings = image.read(address, 4)
+    size = image.word_size if pointer & 0x0F == 0 else POINTER_SIZES.get(pointer & 0x0F)
+    if version != 1 or encodings != [_UDATA4, _DATAREL_SDATA4] or size is None:
+        raise ValueError("a table of another form")
+    count = int.from_bytes(image.read(address + 4 + size, 4), image.byte_order)
+    if count > _TABLE_MAX:
+        raise ValueError("a table that is too large")
+    numbers = array("i", image.read(address + 8 + size, 8 * count))
+    if sys.byteorder != image.byte_order:
+        numbers.byteswap()
+    return numbers
 
 
 _ADVANCE, _OFFSET, _RESTORE = 1, 2, 3
@@ -368,71 +385,3 @@ class _Machine:
             raise ValueError("too many rows")
         self._found.append(Row(self._position, self._frame, dict(self._rules)))
         self._position += distance
-
-
-# Where exceptions are caught: the landing pads that the tables in ``.gcc_except_table`` name, a table for each
-# function.
-#
-# ::
-#
-#     encoding, start of the landing pads    (0xff: they count from the function's start)
-#     encoding, ULEB128 size of the types    (0xff: none)
-#     encoding, ULEB128 size of what follows
-#         start, length, landing pad | ULEB128 action     for each range of calls; a landing pad of 0 is none
-#
-# An unwinder enters the code there: that is a branch that no instruction shows. Bytes that are not as they should be
-# count as no table. Rules: Itanium C++ ABI, "Exception Handling Tables" (``parse_lsda_header`` of libsupc++).
-
-
-_PAD_OMITTED, _ULEB128 = 0xFF, 0x01
-_UNREADABLE = (TargetError, struct.error, IndexError, ValueError)
-
-
-def landing_pads(elf: ElfFile) -> set[int]:
-    """Return the link addresses of all landing pads of a file."""
-    if elf.sections and not any(section.name == ".gcc_except_table" for section in elf.sections):
-        return set()
-    found: set[int] = set()
-    segments: dict[int, bytes] = {}
-    for description in elf.frames.descriptions:
-        try:
-            function = read_description(elf, description)
-            if function.landing_table:
-                found.update(_landing_pads(elf, function, segments))
-        except _UNREADABLE:
-            continue
-    return found
-
-
-def _landing_pads(elf: ElfFile, function: FrameDescription, segments: dict[int, bytes]) -> list[int]:
-    data = _bytes_from(elf, function.landing_table, segments)
-    base, encoding = function.start, data.number(1)
-    if encoding != _PAD_OMITTED:
-        base = data.pointer(encoding, elf.word_size)
-    if data.number(1) != _PAD_OMITTED:
-        data.unsigned()
-    encoding = data.number(1)
-    end = data.unsigned() + data.position
-    found = []
-    while data.position < end:
-        _, _, pad = (_number(data, encoding, elf.word_size) for _ in range(3))
-        data.unsigned()
-        if pad:
-            found.append(base + pad)
-    return found
-
-
-def _bytes_from(elf: ElfFile, address: int, segments: dict[int, bytes]) -> ByteReader:
-    """Return the bytes from an address to the end of its segment, each of which is read once."""
-    segment = next((s for s in elf.load_segments if 0 <= address - s.vaddr < s.filesz), None)
-    if segment is None:
-        raise TargetError(f"'{elf.path}' has no table at address 0x{address:x}")
-    if segment.vaddr not in segments:
-        segments[segment.vaddr] = elf.read(segment.vaddr, segment.filesz)
-    data = ByteReader(segments[segment.vaddr], elf.byte_order, segment.vaddr)
-    data.skip(address - segment.vaddr)
-    return data
-
-
-def _number(data: ByteReader, encoding: int, word_size: int) -> int:
-    return data.unsigned() if encoding == _ULEB128 else data.pointer(encoding & 0x0F, word_size)

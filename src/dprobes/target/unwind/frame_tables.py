@@ -1,70 +1,67 @@
 """
-Unwind tables that no process has in its memory, or where it cannot find them: those of files.
+The rules for frames by the address of code: from the memory of a process, or from files.
 
-They are ``.eh_frame`` of static programs, which have no table to search it by, and ``.debug_frame``, which compilers
-write where exceptions are switched off, as for Go; it may be in a separate debug file.
+Files have what no process has in its memory, or where it cannot find it: ``.eh_frame`` of static programs, which have
+no table to search it by, and ``.debug_frame``, which compilers write where exceptions are switched off, as for Go; it
+may be in a separate debug file.
 
 ::
 
     .debug_frame    common entry   u32 length | u32 0xffffffff | version, augmentation, … as in .eh_frame
                     description    u32 length | u32 place of the common entry | address, size | instructions
-    compressed      u32 kind (1: zlib) | [u32 in 64-bit files] | word size | word alignment | data
 
-Rules: DWARF 5, 6.4.1; System V ABI, "Section Compression".
+Rules: DWARF 5, 6.4.1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
-import sys
-from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dprobes.errors import TargetError
-from dprobes.target.elf.byte_reader import POINTER_SIZES
+from dprobes.target.elf.byte_reader import ByteReader
+from dprobes.target.elf.debug_sections import section_bytes
 from dprobes.target.elf.symbol_sources import find_debug_file
 from dprobes.target.process_maps import PAGE_SIZE
-from dprobes.target.unwind.exception_frames import DEBUG_COMMON, read_debug_description, read_description, rows_of
+from dprobes.target.unwind.exception_frames import (
+    DEBUG_COMMON,
+    read_description,
+    rows_of,
+    search_table,
+)
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable
 
     from dprobes.arch import ByteOrder
     from dprobes.target.elf.elf_file import ElfFile
-    from dprobes.target.elf.elf_headers import Section
     from dprobes.target.process_maps import Mapping
-    from dprobes.target.unwind.exception_frames import CommonEntry, FrameImage, Row
+    from dprobes.target.unwind.exception_frames import CommonEntry, FrameDescription, FrameImage, Row
 
 __all__ = [
+    "CodeRules",
     "FileFrames",
     "FrameRules",
     "LateFrames",
     "MemoryFrameTable",
     "MovedFrames",
     "bias_of",
+    "code_rules",
     "completed",
+    "landing_pads",
     "moved_to",
 ]
 
-# The unwind table of one module in a process's memory, found by its program headers as the C library finds it.
-#
-# ::
-#
-#     .eh_frame_hdr      u8 version 1 | u8 encodings of: the pointer, the count, the table | pointer to .eh_frame
-#                        | u32 count | rows of s32 start, s32 description, both from the header on, sorted
-#
-# Only the encodings that linkers write are read. Rules: Linux Standard Base 5.0, "Exception Frames"; elf(5).
+# The unwind table of a module in a process's memory, found by its program headers as the C library finds it; elf(5).
 
 
 _PT_LOAD, _PT_GNU_EH_FRAME = 1, 0x6474E550
 _HEADERS_MAX = 64
-_ROWS_MAX = 1 << 22
-"""Functions of a table; the largest programs have a million."""
-
-_UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
 _KEPT_MAX = 1 << 16
 """Rows of functions that are kept, all together."""
 
@@ -106,7 +103,7 @@ class MemoryFrameTable:
         """Return the table of the module whose ELF header lies at an address; None if it has none of the usual form."""
         try:
             header = _table_address(image, base)
-            return None if header is None else cls(image, *_parse(image, header))
+            return None if header is None else cls(image, header, search_table(image, header))
         except (TargetError, struct.error, ValueError):
             return None
 
@@ -127,20 +124,23 @@ class MemoryFrameTable:
             if self._kept >= _KEPT_MAX:
                 self._rules.clear()
                 self._kept = 0
-            read = self._rules[number] = self._read((self._origin + numbers[2 * number + 1]) & self._mask)
+            read = code_rules(self._image, (self._origin + numbers[2 * number + 1]) & self._mask)
+            self._rules[number] = read
             self._kept += 1 if read is None else len(read.rows)
         rules = self._rules[number]
         if rules is None:
             raise ValueError("an unwind table that cannot be understood")
         return rules if rules.start <= address < rules.end else None
 
-    def _read(self, description: int) -> CodeRules | None:
-        try:
-            found = read_description(self._image, description)
-            rows = rows_of(found, self._image.word_size)
-        except (TargetError, struct.error, IndexError, ValueError):
-            return None
-        return CodeRules(found.start, found.end, found.common, [row.start for row in rows], rows)
+
+def code_rules(image: FrameImage, place: int, *, is_debug: bool = False) -> CodeRules | None:
+    """Return what the description at an address says, or at a place of ``.debug_frame``; None if it is unreadable."""
+    try:
+        found = read_description(image, place, is_debug=is_debug)
+        rows = rows_of(found, image.word_size)
+    except (TargetError, struct.error, IndexError, ValueError):
+        return None
+    return CodeRules(found.start, found.end, found.common, [row.start for row in rows], rows)
 
 
 def _table_address(image: FrameImage, base: int) -> int | None:
@@ -172,29 +172,10 @@ def _table_address(image: FrameImage, base: int) -> int | None:
     return int(bias + found) & ((1 << 8 * image.word_size) - 1)
 
 
-def _parse(image: FrameImage, address: int) -> tuple[int, array[int]]:
-    version, pointer, count_encoding, table_encoding = image.read(address, 4)
-    pointer_size = POINTER_SIZES.get(pointer & 0x0F, image.word_size)
-    if version != 1 or count_encoding != _UDATA4 or table_encoding != _DATAREL_SDATA4:
-        raise ValueError("a table of another form")
-    count = int.from_bytes(image.read(address + 4 + pointer_size, 4), image.byte_order)
-    if count > _ROWS_MAX:
-        raise ValueError("a table that is too large")
-    numbers = array("i", image.read(address + 8 + pointer_size, 8 * count))
-    if sys.byteorder != image.byte_order:
-        numbers.byteswap()
-    return address, numbers
-
-
-_SIZE_MAX = 256 << 20
-"""Bytes of a section, decompressed."""
-
 _ENTRIES_MAX = 1 << 18
 """Functions of a file; a program of Go has some tens of thousands."""
 
 _FILES_KEPT_MAX = 4096
-_COMPRESSED = 0x800
-_ZLIB = 1
 
 
 class FrameRules(Protocol):
@@ -223,12 +204,12 @@ class FileFrames:
     """The unwind tables of one file, by its link addresses; they are read when the first address is asked for."""
 
     def __init__(self, elf: ElfFile) -> None:
-        self.elf = self._elf = elf
+        self.elf = elf
         self._rules: OrderedDict[tuple[bool, int], CodeRules | None] = OrderedDict()
 
     def rules_at(self, address: int) -> CodeRules | None:
         """Return the rules of the function that covers a link address; as ``FrameRules``."""
-        frames = self._elf.frames
+        frames = self.elf.frames
         number = bisect_right(frames.starts, address) - 1
         if number >= 0:
             found = self._read(frames.descriptions[number], is_debug=False)
@@ -248,30 +229,25 @@ class FileFrames:
         if key not in self._rules:
             while len(self._rules) >= _FILES_KEPT_MAX:
                 self._rules.popitem(last=False)
-            self._rules[key] = None
-            try:
-                found = read_debug_description(self._debug, place) if is_debug else read_description(self._elf, place)
-                rows = rows_of(found, self._elf.word_size)
-            except (TargetError, struct.error, IndexError, ValueError):
-                return None
-            self._rules[key] = CodeRules(found.start, found.end, found.common, [row.start for row in rows], rows)
+            self._rules[key] = code_rules(self._debug if is_debug else self.elf, place, is_debug=is_debug)
         return self._rules[key]
 
     @cached_property
     def _debug(self) -> _SectionImage:
         """The section ``.debug_frame`` of the file, or of its debug file; empty if there is none."""
-        for elf in (self._elf, find_debug_file(self._elf)):
-            number = _number_of_section(elf) if elf is not None else None
-            if elf is not None and number is not None:
-                return _SectionImage(_relocated(elf, number), elf.word_size, elf.byte_order)
-        return _SectionImage(b"", self._elf.word_size, self._elf.byte_order)
+        for elf in (self.elf, find_debug_file(self.elf)):
+            with contextlib.suppress(TargetError):  # it is damaged
+                if elf is not None and (section := section_bytes(elf, ".debug_frame")).size:
+                    data = bytes(section.data[section.start : section.end])
+                    return _SectionImage(data, elf.word_size, elf.byte_order)
+        return _SectionImage(b"", self.elf.word_size, self.elf.byte_order)
 
     @cached_property
     def _debug_index(self) -> tuple[list[int], list[int]]:
         """Where functions start, sorted, and where in the section their descriptions are."""
         image, position = self._debug, 0
         found: list[tuple[int, int]] = []
-        head = struct.Struct(f"{self._elf.struct_prefix}II")
+        head = struct.Struct(f"{self.elf.struct_prefix}II")
         while position + head.size <= len(image.data) and len(found) < _ENTRIES_MAX:
             length, kind = head.unpack_from(image.data, position)
             if not 4 <= length <= len(image.data) - position:
@@ -283,41 +259,6 @@ class FileFrames:
             position += 4 + length
         found.sort()
         return [start for start, _ in found], [place for _, place in found]
-
-
-def _number_of_section(elf: ElfFile) -> int | None:
-    return next((n for n, each in enumerate(elf.sections) if each.name == ".debug_frame" and each.in_file), None)
-
-
-def _relocated(elf: ElfFile, number: int) -> bytes:
-    """Return the bytes of a section with its addresses, which those of object files lack; none if it is damaged."""
-    data = _contents(elf, elf.sections[number])
-    if elf.type != "rel" or not data:
-        return data
-    from dprobes.target.elf.relocations import relocated
-
-    try:
-        return relocated(elf, number, data, lambda each: elf.sections[each].address)
-    except TargetError:
-        return b""
-
-
-def _contents(elf: ElfFile, section: Section) -> bytes:
-    """Return the bytes of a section as they were before a linker compressed them; none if they are damaged."""
-    data = bytes(elf.data[section.offset : section.offset + min(section.size, _SIZE_MAX)])
-    if not section.flags & _COMPRESSED:
-        return data
-    import zlib
-
-    # Elf64_Chdr: type, reserved, size, alignment; Elf32_Chdr: type, size, alignment
-    header = struct.Struct(f"{elf.struct_prefix}I4xQQ" if elf.word_size == 8 else f"{elf.struct_prefix}III")
-    try:
-        kind, size, _ = header.unpack_from(data)
-        if kind != _ZLIB or size > _SIZE_MAX:
-            return b""
-        return zlib.decompressobj().decompress(data[header.size :], size)
-    except (struct.error, zlib.error):
-        return b""
 
 
 class MovedFrames:
@@ -391,3 +332,70 @@ def bias_of(elf: ElfFile, mapping: Mapping) -> int | None:
         if segment.executable and first <= mapping.offset < segment.offset + segment.filesz:
             return mapping.start - mapping.offset + segment.offset - segment.vaddr
     return None
+
+
+# Where exceptions are caught: the landing pads that the tables in ``.gcc_except_table`` name, a table for each
+# function.
+#
+# ::
+#
+#     encoding, start of the landing pads    (0xff: they count from the function's start)
+#     encoding, ULEB128 size of the types    (0xff: none)
+#     encoding, ULEB128 size of what follows
+#         start, length, landing pad | ULEB128 action     for each range of calls; a landing pad of 0 is none
+#
+# An unwinder enters the code there: that is a branch that no instruction shows. Bytes that are not as they should be
+# count as no table. Rules: Itanium C++ ABI, "Exception Handling Tables" (``parse_lsda_header`` of libsupc++).
+
+
+_PAD_OMITTED, _ULEB128 = 0xFF, 0x01
+
+
+def landing_pads(elf: ElfFile) -> set[int]:
+    """Return the link addresses of all landing pads of a file."""
+    if elf.sections and not any(section.name == ".gcc_except_table" for section in elf.sections):
+        return set()
+    found: set[int] = set()
+    segments: dict[int, bytes] = {}
+    for description in elf.frames.descriptions:
+        try:
+            function = read_description(elf, description)
+            if function.landing_table:
+                found.update(_landing_pads(elf, function, segments))
+        except (TargetError, struct.error, IndexError, ValueError):
+            continue
+    return found
+
+
+def _landing_pads(elf: ElfFile, function: FrameDescription, segments: dict[int, bytes]) -> list[int]:
+    data = _bytes_from(elf, function.landing_table, segments)
+    base, encoding = function.start, data.number(1)
+    if encoding != _PAD_OMITTED:
+        base = data.pointer(encoding, elf.word_size)
+    if data.number(1) != _PAD_OMITTED:
+        data.unsigned()
+    encoding = data.number(1)
+    end = data.unsigned() + data.position
+    found = []
+    while data.position < end:
+        _, _, pad = (_number(data, encoding, elf.word_size) for _ in range(3))
+        data.unsigned()
+        if pad:
+            found.append(base + pad)
+    return found
+
+
+def _bytes_from(elf: ElfFile, address: int, segments: dict[int, bytes]) -> ByteReader:
+    """Return the bytes from an address to the end of its segment, each of which is read once."""
+    segment = next((s for s in elf.load_segments if 0 <= address - s.vaddr < s.filesz), None)
+    if segment is None:
+        raise TargetError(f"'{elf.path}' has no table at address 0x{address:x}")
+    if segment.vaddr not in segments:
+        segments[segment.vaddr] = elf.read(segment.vaddr, segment.filesz)
+    data = ByteReader(segments[segment.vaddr], elf.byte_order, segment.vaddr)
+    data.skip(address - segment.vaddr)
+    return data
+
+
+def _number(data: ByteReader, encoding: int, word_size: int) -> int:
+    return data.unsigned() if encoding == _ULEB128 else data.pointer(encoding & 0x0F, word_size)

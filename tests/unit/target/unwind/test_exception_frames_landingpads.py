@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.target.elf.elf_file import ElfFile
-from dprobes.target.unwind.exception_frames import landing_pads
+from dprobes.target.unwind.frame_tables import landing_pads
 
 if TYPE_CHECKING:
     from pathlib import Path

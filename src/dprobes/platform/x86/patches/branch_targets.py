@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 from dprobes.target.code.machine_code import prepare_decoder
 from dprobes.target.elf.relocations import code_pointers, restartable_sections
-from dprobes.target.unwind.exception_frames import landing_pads
+from dprobes.target.unwind.frame_tables import landing_pads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

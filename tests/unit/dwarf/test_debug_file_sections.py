@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.dwarf import debug_file, debug_sections
+from dprobes.dwarf import debug_file
 from dprobes.dwarf.address_lists import listed_expressions
-from dprobes.dwarf.debug_sections import NO_SECTION, has_debug_information, section_bytes, section_source
 from dprobes.dwarf.dwarf_numbers import At, Form, Tag
 from dprobes.dwarf.entry_search import function_at
 from dprobes.errors import TargetError
+from dprobes.target.elf import debug_sections
+from dprobes.target.elf.debug_sections import NO_SECTION, has_debug_information, section_bytes, section_source
 from dprobes.target.elf.elf_file import ElfFile
 from unit.dwarf.conftest import compiled, read
 from unit.dwarf.test_debug_entries import below

@@ -25,7 +25,7 @@ from dprobes.errors import TargetError
 from dprobes.target.elf.elf_file import ElfFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dprobes.target.elf.elf_headers import Section
     from dprobes.target.elf.file_contents import FileBytes
@@ -48,6 +48,9 @@ _ZLIB, _ZSTD = 1, 2
 
 _INFLATED_MAX = 1 << 30
 """Bytes of a section, decompressed: ten times those of a large library."""
+
+_FRAMES_MAX = 256 << 20
+"""Bytes of unwind tables, decompressed: they are read for stacks, which records wait for."""
 
 _RATIO_MAX = 200
 """How many bytes one compressed byte may become: real sections stay below 20."""
@@ -218,15 +221,8 @@ class _Joined:
         section = self._elf.sections[number]
         if section.flags & _ALLOCATED:
             return section.address
-        before = [
-            each for each in _numbers_of(self._elf, section.name.replace(".zdebug", ".debug", 1)) if each < number
-        ]
-        return sum(_source_of(self._elf, self._elf.sections[each]).size for each in before)
-
-
-def present(section: SectionBytes) -> SectionSource:
-    """Return what gives a section that is there."""
-    return _Present(section)
+        parts = _numbers_of(self._elf, section.name.replace(".zdebug", ".debug", 1))
+        return sum(_source_of(self._elf, self._elf.sections[each]).size for each in parts if each < number)
 
 
 def _source_of(elf: ElfFile, section: Section) -> SectionSource:
@@ -268,7 +264,8 @@ def _decompressed(elf: ElfFile, section: Section) -> SectionSource:
 
 
 def _check_size(elf: ElfFile, section: Section, size: int) -> None:
-    if size > min(_INFLATED_MAX, _RATIO_MAX * section.size):
+    most = _FRAMES_MAX if section.name.endswith("_frame") else _INFLATED_MAX
+    if size > min(most, _RATIO_MAX * section.size):
         elf.malformed(f"section '{section.name}' says that its {section.size} bytes become {size}")
 
 
@@ -304,22 +301,14 @@ def _unpacked(elf: ElfFile, section: Section, data: bytes, size: int) -> bytes:
 
 _SECTIONS = {
     2: {
-        1: ".debug_info.dwo",
-        2: ".debug_types.dwo",
-        3: ".debug_abbrev.dwo",
-        4: ".debug_line.dwo",
-        5: ".debug_loc.dwo",
+        1: ".debug_info.dwo", 2: ".debug_types.dwo", 3: ".debug_abbrev.dwo", 4: ".debug_line.dwo", 5: ".debug_loc.dwo",
         6: ".debug_str_offsets.dwo",
     },
     5: {
-        1: ".debug_info.dwo",
-        3: ".debug_abbrev.dwo",
-        4: ".debug_line.dwo",
-        5: ".debug_loclists.dwo",
-        6: ".debug_str_offsets.dwo",
-        8: ".debug_rnglists.dwo",
+        1: ".debug_info.dwo", 3: ".debug_abbrev.dwo", 4: ".debug_line.dwo", 5: ".debug_loclists.dwo",
+        6: ".debug_str_offsets.dwo", 8: ".debug_rnglists.dwo",
     },
-}
+}  # fmt: skip
 """The sections of columns, by the version of the index."""
 
 _WHOLE = ".debug_str.dwo"
@@ -351,29 +340,15 @@ class Package:
         self.elf = elf
         self._sections: dict[str, SectionBytes] = {}
 
-    def unit(self, signature: int) -> PackagedPart | None:
-        """Return the part of a unit by the number that its skeleton has; None if it is not there."""
-        return self._part(self._units, signature)
-
-    def type_unit(self, signature: int) -> PackagedPart | None:
-        """Return the part of a type that has a unit of its own; None if it is not there."""
-        return self._part(self._types, signature)
-
-    def types(self) -> Iterator[PackagedPart]:
-        """Give the parts of all types that have units of their own."""
-        return (PackagedPart(self, row) for row in self._types.values())
-
-    def _part(self, rows: Mapping[int, _Row], signature: int) -> PackagedPart | None:
-        row = rows.get(signature)
-        return None if row is None else PackagedPart(self, row)
+    @cached_property
+    def units(self) -> Mapping[int, PackagedPart]:
+        """The parts of units, by the numbers that their skeletons have."""
+        return self._parts(".debug_cu_index")
 
     @cached_property
-    def _units(self) -> Mapping[int, _Row]:
-        return self._rows(".debug_cu_index")
-
-    @cached_property
-    def _types(self) -> Mapping[int, _Row]:
-        return self._rows(".debug_tu_index")
+    def types(self) -> Mapping[int, PackagedPart]:
+        """The parts of types that have units of their own, by their signatures."""
+        return self._parts(".debug_tu_index")
 
     def section(self, name: str) -> SectionBytes:
         """Return a whole section."""
@@ -381,13 +356,13 @@ class Package:
             self._sections[name] = section_bytes(self.elf, name)
         return self._sections[name]
 
-    def _rows(self, name: str) -> Mapping[int, _Row]:
+    def _parts(self, name: str) -> Mapping[int, PackagedPart]:
         section = self.section(name)
         if not section.size:
             return {}
         data = bytes(section.data[section.start : section.end])
         try:
-            return self._rows_of(data)
+            return {signature: PackagedPart(self, row) for signature, row in self._rows_of(data).items()}
         except (struct.error, IndexError, ValueError, KeyError):
             self.elf.malformed(f"its index '{name}' cannot be understood")
 
@@ -425,15 +400,12 @@ class PackagedPart:
 
     def source(self, name: str) -> SectionSource:
         """Return what gives the unit's part of a section; an empty one if it has none."""
-        return present(self._section(name))
-
-    def _section(self, name: str) -> SectionBytes:
         whole = self.package.section(name)
         if name == _WHOLE:
-            return whole
+            return _Present(whole)
         if name not in self._row:
-            return NO_SECTION
+            return _Present(NO_SECTION)
         offset, size = self._row[name]
         if offset + size > whole.size:
             self.package.elf.malformed(f"a unit lies outside of section '{name}'")
-        return SectionBytes(whole.data, whole.start + offset, whole.start + offset + size)
+        return _Present(SectionBytes(whole.data, whole.start + offset, whole.start + offset + size))
